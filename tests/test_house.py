@@ -57,6 +57,43 @@ PLAIN_IN_A_FUNCTION: Final = frozenset({"lines", "place", "route", "look up", "s
 VAGUE_PEOPLE: Final = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
 """Pronouns where the program has a noun: a recipient, a sender, an account, a process."""
 
+WAITS: Final = frozenset({"create_task", "ensure_future", "call_later", "call_at"})
+"""What makes a timer or a task; `asyncio.sleep` and `time.sleep` count with them."""
+VERB: Final = "the tasks of one verb, which ends with them"
+OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
+    "broker/embedded.py": (2, "waits for the child to end, or for the stop, whichever is first"),
+    "broker/verify.py": (3, "a check of a broker: what must not arrive is given a moment to arrive"),
+    "cli/bad_network.py": (4, "a network that delays frames and lets some overtake others"),
+    "cli/chat.py": (2, VERB),
+    "cli/common.py": (1, "`poll`, the one wait of the command line for what a hub does not tell by itself"),
+    "cli/demo.py": (1, "the pace at which a person presses buttons"),
+    "cli/device.py": (3, VERB),
+    "cli/node.py": (5, f"{VERB}, and the moment that a broker has before a verb complains"),
+    "cli/sentinel.py": (4, VERB),
+    "cli/up.py": (3, VERB),
+    "clients/chat_positions.py": (1, "acknowledges many lines at once, a little later"),
+    "clients/node/mailbox.py": (1, "the moment in which another process may claim the mailbox"),
+    "clients/node/outgoing.py": (1, "stores many receipts at once, a little later"),
+    "clients/node/peers.py": (1, "lets the refusals of one moment be written together"),
+    "clients/node/tasks.py": (1, "the caller's own limit for its wait"),
+    "run_once.py": (1, "a write that a cancelled caller must not cut short"),
+    "runtime/backoff.py": (1, "the pause between two tries"),
+    "runtime/engine.py": (6, "the timer of all machines, and the task that drives them"),
+    "runtime/refusal_tally.py": (1, "the pause between two records, in a job of the supervisor"),
+    "runtime/tasks.py": (5, "the supervisor"),
+    "storage/item_loader.py": (1, "one read for all that ask in one turn of the loop"),
+    "storage/postgres/ledger.py": (1, "looks for what a lost notification would have told"),
+    "storage/postgres/watch.py": (5, "notices a database that does not answer"),
+    "transports/connections.py": (2, "limits of a connection: time to log in, time to read the last answer"),
+    "transports/http/fast_path.py": (1, "one task for a request; it ends with its connection"),
+    "transports/http/messages.py": (1, "the caller's own limit for its wait"),
+    "transports/mqtt/link.py": (2, "waits for several things, whichever is first"),
+    "transports/mqtt/session.py": (1, "the keepalive of one connection"),
+    "transports/websocket.py": (3, "the writer of one connection, and the limit for its close"),
+}
+"""Where tasks and timers are made outside of `testing/`, how many, and why not by the engine or the
+supervisor."""
+
 EXCEPTIONS: Final[dict[str, dict[str, int]]] = {
     "foreign_privates": {
         "cli/common.py": 1,
@@ -289,6 +326,29 @@ def stray_heaps() -> Iterator[tuple[str, int, str]]:
             yield file, uses, f"imports heapq; timers and queues are in {' and '.join(sorted(HEAPS))}"
 
 
+@cache
+def waits(file: str) -> list[str]:
+    """The places of a file that make a task or a timer, or sleep."""
+    return [
+        f"{ast.unparse(node)} in line {node.lineno}"
+        for node in ast.walk(tree(file))
+        if isinstance(node, ast.Attribute)
+        and (node.attr in WAITS or ast.unparse(node) in ("asyncio.sleep", "time.sleep"))
+    ]
+
+
+def unexplained_waits() -> Iterator[tuple[str, int, str]]:
+    """Work that goes on is the supervisor's, and what is due later the engine's: so it is logged, counted,
+    restarted and stopped. Anything else needs a reason."""
+    for file in FILES:
+        if file.startswith(("testing/", COPIED_WHOLE)):
+            continue
+        allowed, _ = OWN_WAITS.get(file, (0, ""))
+        if len(waits(file)) > allowed:
+            found = ", ".join(waits(file))
+            yield file, len(waits(file)), f"has tasks or timers of its own, {allowed} with a reason: {found}"
+
+
 def ignored_types() -> Iterator[tuple[str, int, str]]:
     for file in (*FILES, *TYPED_TOO):
         bare = []
@@ -319,6 +379,7 @@ RULES: Final[tuple[Rule, ...]] = (
     vague_people,
     foreign_privates,
     stray_heaps,
+    unexplained_waits,
     ignored_types,
     uses_of_any,
 )
@@ -349,6 +410,12 @@ def test_no_exception_is_larger_than_it_has_to_be(rule: Rule) -> None:
         if found.get(place, 0) < allowed
     ]
     assert not stale, "\n".join(["", *stale])
+
+
+def test_every_reason_for_a_wait_is_still_needed() -> None:
+    needed = {file: len(waits(file)) if file in FILES else 0 for file in OWN_WAITS}
+    assert needed == {file: number for file, (number, _) in OWN_WAITS.items()}
+    assert list(OWN_WAITS) == sorted(OWN_WAITS)
 
 
 def test_the_exceptions_are_sorted_and_belong_to_a_rule() -> None:

@@ -175,7 +175,9 @@ class EmbeddedBroker:
         self.clients = BrokerClients(users or UserList(), on_refused, self._tasks)
         self._logged = Quota(LOGGED)
         self._own_port = 0
-        self._hurry = asyncio.Event()
+        self._soon: SupervisedTask | None = None
+        """a check of the rates that does not wait for the next regular one"""
+        self._checking = asyncio.Lock()
         self._lock: int | None = None
         self._log: logging.Logger | None = None
         self._process: asyncio.subprocess.Process | None = None
@@ -219,7 +221,7 @@ class EmbeddedBroker:
             raise
         self._stopping.clear()
         self._watching = self._tasks.spawn("broker", self._supervise)
-        self._counting = self._tasks.spawn("broker rates", self._watch)
+        self._counting = self._tasks.every("broker rates", WATCH_EVERY, self._check)
 
     async def stop(self) -> None:
         """Stop the broker and wait until it has closed its files."""
@@ -227,9 +229,10 @@ class EmbeddedBroker:
         if self._watching is not None:
             await self._watching.finish()
             self._watching = None
-        if self._counting is not None:
-            await self._counting.stop()
-            self._counting = None
+        for work in (self._counting, self._soon):
+            if work is not None:
+                await work.stop()
+        self._counting = self._soon = None
         await self._end_child()
         self.clients.keep(self._folder / CLIENT_IDS)
         self._release()
@@ -252,18 +255,16 @@ class EmbeddedBroker:
 
     def hurry(self) -> None:
         """Check soon how much each client publishes, since there is more to read than usual."""
-        self._hurry.set()
+        if self._soon is None and self._counting is not None:
+            self._soon = self._tasks.after("broker rates", HURRY_EVERY, self._check_soon)
 
-    async def _watch(self) -> None:
-        """Check regularly which clients publish too fast, and store which account each client id belongs
-        to."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_EVERY):
-                    await self._hurry.wait()
-            if self._hurry.is_set():
-                self._hurry.clear()
-                await asyncio.sleep(HURRY_EVERY)
+    async def _check_soon(self) -> None:
+        await self._check()
+        self._soon = None
+
+    async def _check(self) -> None:
+        """Disconnect clients that publish too fast, and store which account each client id belongs to."""
+        async with self._checking:
             if self.pid is not None:
                 with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
                     await self.clients.check_rates()

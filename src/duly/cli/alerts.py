@@ -21,6 +21,7 @@ from duly.cli.common import (
     box_of,
     clock,
     note,
+    poll,
     print_json,
     say,
     table,
@@ -234,21 +235,21 @@ def _waited(event: str, ack: JsonObject | None) -> _Told:
 
 def _insist(hub: HubClient, event: str, patience: float) -> _Told:
     """Waits until a person is told of a critical alert, at most `patience` seconds."""
-    until = time.monotonic() + patience
-    while True:
-        alert = _reported(hub, event)
-        states = [one["state"] for one in alert["deliveries"]]
-        if "done" in states:
-            return _Told(True)
-        open_ = alert.get("falls_back") or not {"accepted", "sent", "unknown"}.isdisjoint(states)
-        if not open_ and alert["state"] not in ("accepted", "sent", "delivered"):
-            why = alert.get("detail") or "its profile names no recipient"
-            return _Told(False, f"NO RECIPIENT WAS TOLD of this critical alert: {why}")
-        if time.monotonic() > until:
-            return _Told(
-                None, f"no recipient is known to be told yet; 'duly alert show {event}' says how it goes on"
-            )
-        time.sleep(0.1)
+    return poll(lambda: _judged(_reported(hub, event)), patience) or _Told(
+        None, f"no recipient is known to be told yet; 'duly alert show {event}' says how it goes on"
+    )
+
+
+def _judged(alert: JsonObject) -> _Told | None:
+    """Judges a critical alert; None while its recipients are still being told."""
+    states = [one["state"] for one in alert["deliveries"]]
+    if "done" in states:
+        return _Told(True)
+    open_ = alert.get("falls_back") or not {"accepted", "sent", "unknown"}.isdisjoint(states)
+    if open_ or alert["state"] in ("accepted", "sent", "delivered"):
+        return None
+    why = alert.get("detail") or "its profile names no recipient"
+    return _Told(False, f"NO RECIPIENT WAS TOLD of this critical alert: {why}")
 
 
 def _reported(hub: HubClient, event: str) -> JsonObject:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 
 import typer
 
@@ -55,6 +55,7 @@ __all__ = [
     "note",
     "open_to_read",
     "pad",
+    "poll",
     "print_json",
     "say",
     "settings_of",
@@ -67,6 +68,9 @@ __all__ = [
 """With the printing functions of `output`: a verb imports both from here."""
 
 ASK_SECONDS: Final = 30.0
+POLL_SECONDS: Final = 0.1
+
+Found = TypeVar("Found")
 
 JsonObject: TypeAlias = dict[str, Any]
 """A JSON object, as a hub answers it."""
@@ -226,6 +230,15 @@ class HubClient:
     def temporary_token(self, name: str) -> str:
         """Returns a token of this account that ends with the hub, or when it is not used for a while."""
         return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
+
+
+def poll(look: Callable[[], Found | None], within: float) -> Found | None:
+    """Looks until there is something to return, at most for so many seconds and at least once; None if there
+    was nothing. A verb waits in this way for what the hub cannot tell it by itself."""
+    until = time.monotonic() + within
+    while (found := look()) is None and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
+    return found
 
 
 class HubUnreachable(CommandFailed):

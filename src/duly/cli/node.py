@@ -83,9 +83,11 @@ async def begun(node: Node, meanwhile: str) -> AsyncIterator[Node]:
 
 async def _complain(node: Node, meanwhile: str) -> None:
     await asyncio.sleep(SILENCE)
+    if node.situation == "connecting":
+        note(f"duly: no answer from the broker; {meanwhile}")
     async for now in _situations(node):
-        if now != "online":
-            note(f"duly: {'no answer from the broker' if now == 'connecting' else now}; {meanwhile}")
+        if now not in ("connecting", "online"):
+            note(f"duly: {now}; {meanwhile}")
 
 
 async def _situations(node: Node) -> AsyncIterator[str]:
@@ -95,7 +97,7 @@ async def _situations(node: Node) -> AsyncIterator[str]:
         if node.situation != before:
             before = node.situation
             yield before
-        await asyncio.sleep(0.2)
+        await node.changes.wait()
 
 
 # ── node ─────────────────────────────────────────────────────────────────────────────────────────

@@ -24,6 +24,7 @@ import msgspec
 from duly.core.retry import RetryPolicy
 from duly.core.units import seconds
 from duly.errors import ConnectionLost, ConnectionRefused, DulyError, SenderError
+from duly.runtime.changes import Changes
 from duly.runtime.clock import Clock
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
@@ -74,6 +75,7 @@ class Mailbox:
         heartbeat: float = HEARTBEAT,
         serve: bool = True,
         clean: bool = False,
+        changes: Changes,
     ) -> None:
         self.name = fd.check_username(name)
         self.prefix = fd.check_prefix(prefix)
@@ -81,6 +83,7 @@ class Mailbox:
         """which other process this one stands by for, in a sentence; empty when it does not"""
         self.about = FdStatus()
         """what the status says besides that the node is online"""
+        self._changes = changes
         self._clock, self._signatures, self._identity = clock, signatures, identity
         self._heard, self._up, self._others = heard, up, status
         self._heartbeat, self._serve = heartbeat, serve
@@ -124,6 +127,7 @@ class Mailbox:
             before=self._claim if serve else None,
             clean=clean,
             stable=STABLE,
+            changes=self._changes,
         )
 
     def topic(self, username: str, kind: FdKind) -> str:
@@ -143,15 +147,16 @@ class Mailbox:
         loop = asyncio.get_running_loop()
         until = None if within is None else loop.time() + within
         while not self._ours.is_set():
-            with suppress(TimeoutError):
-                async with asyncio.timeout(0.1):
-                    await self._ours.wait()
             if self.link.refused:
                 raise ConnectionRefused(self.link.problem)
-            if self.standby:
-                until = None if within is None else loop.time() + within
-            if until is not None and loop.time() > until:
-                raise self.link.lost()
+            waits = self.standby
+            try:
+                async with asyncio.timeout_at(None if waits else until):
+                    await self._changes.wait()
+            except TimeoutError:
+                raise self.link.lost() from None
+            if waits and within is not None:
+                until = loop.time() + within
 
     @property
     def is_ours(self) -> bool:
@@ -308,6 +313,7 @@ class Mailbox:
     def _settled(self) -> None:
         self._sure = True
         self._ours.set()
+        self._changes.tell()
         self._up(self._present)
         self._open()
 
@@ -354,6 +360,7 @@ class Mailbox:
             await self._until_free(observer, statuses)
         finally:
             self.standby = ""
+            self._changes.tell()
             await observer.stop()
 
     async def _until_free(
@@ -395,6 +402,7 @@ class Mailbox:
                     wait = ANSWER_WITHIN
                 else:
                     self.standby = f"another process is at the mailbox of {self.name}"
+                    self._changes.tell()
                     wait = ASK_EVERY
 
     async def _ask(self, observer: MqttLink) -> None:

@@ -47,6 +47,7 @@ from duly.errors import (
 )
 from duly.identity.keyring import load
 from duly.runtime.backoff import Backoff
+from duly.runtime.changes import Changes
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.storage.ledger import Ledger
 from duly.transports.mqtt.address import BrokerAddress
@@ -148,6 +149,8 @@ class Node(Lifecycle):
         self._lanes = LanePolicy(serial=True, width=concurrency)
         self._actions: dict[str, Action] = {}
         self._ledger: Ledger | None = None
+        self.changes = Changes()
+        """tells when `situation` may have changed"""
         self._begun = asyncio.Event()
         self._standby = ""
         self.tasks = Supervisor()
@@ -223,6 +226,7 @@ class Node(Lifecycle):
         self._housekeeping = Housekeeping(ledger, self._budget)
         self._statuses = Statuses(ledger.clock, self._signatures, self._heartbeat, self._listen, self._ignore)
         self._ledger = ledger
+        self.changes.tell()
         try:
             if ledger.sole:
                 await self._begin()
@@ -271,6 +275,7 @@ class Node(Lifecycle):
                     if not serve:
                         raise
                     self._standby = f"another process of {self.name} writes {self._store}"
+                    self.changes.tell()
                     await backoff.wait()
         finally:
             self._standby = ""
@@ -303,6 +308,7 @@ class Node(Lifecycle):
             heartbeat=self._heartbeat,
             serve=serve,
             clean=not serve and self._store is None,
+            changes=self.changes,
         )
 
     async def _begin(self) -> None:

@@ -22,6 +22,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, Overloaded, ProgramError
 from duly.runtime.backoff import Backoff
+from duly.runtime.changes import Changes
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.packets import TEXT_LIMIT, text
@@ -77,6 +78,7 @@ class MqttLink:
         stable: float = STABLE,
         in_flight: int = IN_FLIGHT,
         tasks: Supervisor | None = None,
+        changes: Changes | None = None,
     ) -> None:
         self.address = BrokerAddress.parse(address) if isinstance(address, str) else address
         if not self.address.client_id:
@@ -108,6 +110,7 @@ class MqttLink:
         self._stopping = asyncio.Event()
         self._tasks = tasks or Supervisor()
         self._life: SupervisedTask | None = None
+        self._changes = changes or Changes()
         self._backoff = Backoff(self._retry, self.address.client_id)
         self._unreachable = True
         """the last attempt led to no connection"""
@@ -274,6 +277,7 @@ class MqttLink:
         if was_up and (self._unreachable or asyncio.get_running_loop().time() - began > self._stable):
             self._backoff.worked()
         self._unreachable = not was_up
+        self._changes.tell()
 
     async def _allowed(self, before: Awaitable[None]) -> bool:
         """Whether we may connect; not if we are told to stop first."""
@@ -294,6 +298,7 @@ class MqttLink:
         self._settled.set()
         if self._on_connect is not None:
             self._call(self._on_connect, session_present)
+        self._changes.tell()
 
     def _arrived(self, arrival: IncomingPublish, topic: str | bytes, payload: bytes, old: bool) -> None:
         if not isinstance(topic, str):

@@ -1,0 +1,25 @@
+"""A signal that something may have changed: the owner tells it, and a task that waits looks again.
+
+The law: a task that reads the state and then waits misses no change, as long as it does not wait for anything
+else in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Changes:
+    """Wakes all tasks that wait, each time that something may have changed."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def tell(self) -> None:
+        """Wake the tasks that wait now; a task that begins to wait later waits for the next change."""
+        self._event.set()
+        self._event.clear()
+
+    async def wait(self) -> None:
+        """Wait for the next change."""
+        await self._event.wait()
