@@ -21,7 +21,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from duly.broker import embedded
+from duly.broker import embedded, publish_rates
 from duly.broker import rules as broker_rules
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
@@ -32,7 +32,7 @@ from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
-from tests.servers import GUARD
+from tests.servers import GUARD, unable
 from tests.stopwatch import Stopwatch
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
@@ -222,18 +222,23 @@ async def test_devices_and_nodes_have_nothing_in_common(broker: EmbeddedBroker) 
         assert (a.heard, lamps.heard) == ([], [])
 
 
+async def flood(client: Client) -> None:
+    """Publishes as fast as it can, until the broker ends the connection."""
+    with suppress(ConnectionLost):
+        async with asyncio.timeout(20):
+            while True:
+                await client.link.publish("nodes/none/pending", b"flood")
+
+
 async def test_who_floods_is_hung_up_on_and_stays_out_and_the_others_do_not(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refused: list[BrokerRefusal] = []
     broker.clients.on_refused = refused.append
-    monkeypatch.setitem(broker.clients._published, NODES, Quota(Rate(100)))
+    monkeypatch.setitem(broker.clients._rates._published, NODES, Quota(Rate(100)))
     await broker.set_users([HUB, node("a"), node("c")])
     async with Client(broker, "a", "secret", "nodes/a/pending") as a, Client(broker, "c", "secret") as c:
-        with suppress(ConnectionLost):
-            async with asyncio.timeout(20):
-                while True:
-                    await c.link.publish("nodes/nobody/pending", b"flood")
+        await flood(c)
         await until(lambda: "not authorised" in c.link.problem)
         async with Client(broker, "hub", "h") as hub:
             await hub.link.publish("nodes/a/pending", b"for a")
@@ -241,6 +246,19 @@ async def test_who_floods_is_hung_up_on_and_stays_out_and_the_others_do_not(
         assert a.link.connections == 1, "undisturbed"
     assert ("c", "flood", "rate_limited") in {(one.user, one.act, one.word) for one in refused}
     assert ("c", "connect", "rate_limited") in {(one.user, one.act, one.word) for one in refused}
+
+
+@pytest.mark.parametrize(("limit", "connections"), [(-1, 2), (publish_rates.BACKLOG, 1)])
+async def test_the_hub_reconnects_if_a_flood_has_left_more_than_the_limit_for_it_to_read(
+    broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, limit: int, connections: int
+) -> None:
+    monkeypatch.setitem(broker.clients._rates._published, NODES, Quota(Rate(100)))
+    monkeypatch.setattr(publish_rates, "BACKLOG", limit)
+    await broker.set_users([HUB, node("c")])
+    async with Client(broker, "hub", "h") as hub, Client(broker, "c", "secret") as c:
+        await flood(c)
+        await until(lambda: "not authorised" in c.link.problem)
+        await until(lambda: hub.link.connections == connections and hub.link.up)
 
 
 async def test_a_password_may_be_a_hash(broker: EmbeddedBroker) -> None:
@@ -432,7 +450,7 @@ def small_disk(place: Path) -> Iterator[Path]:
     """A disk of a few megabytes, where this machine lets us have one."""
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], check=False).returncode:
-        pytest.skip("only root can have a disk of its own")
+        unable("only root can have a disk of its own")
     try:
         yield place
     finally:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import duly.cli
-from duly.cli import output
 from duly.cli.output import note, pad, print_json, rendered, say, style, table, tint, visible
 
 VERBS = [path for path in Path(duly.cli.__file__).parent.glob("*.py") if path.name != "output.py"]
@@ -77,23 +77,20 @@ def test_an_argument_that_is_not_utf_8_can_be_told(capsys: pytest.CaptureFixture
     assert "\\udcff" in capsys.readouterr().out
 
 
-def test_log_lines_are_made_harmless(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    last_resort = logging._StderrHandler(logging.WARNING)  # type: ignore[attr-defined]  # private
-    monkeypatch.setattr(logging, "lastResort", last_resort)
-    output.guard_logs()
-    log = logging.Logger("of a stranger's words")
-    try:
-        raise ValueError("\x1b[2J in an error")
-    except ValueError:
-        record = log.makeRecord("x", logging.ERROR, "f", 1, "said %s", ("\x1b]0;x\x07\nforged",), None)
-        last_resort.handle(record)
-        import sys
-
-        trouble = log.makeRecord("x", logging.ERROR, "f", 1, "bug", (), sys.exc_info())
-        last_resort.handle(trouble)
-    shown = capsys.readouterr().err
-    assert "said �]0;x� ↵ forged\n" in shown
-    assert "ValueError: �[2J in an error" in shown
-    assert "\x1b" not in shown
+def test_log_lines_are_made_harmless() -> None:
+    """In a process of its own: logging keeps the stream that it writes to by default."""
+    program = """
+import logging
+from duly.cli import output
+output.guard_logs()
+log = logging.getLogger("of a stranger's words")
+log.error("said %s", "\\x1b]0;x\\x07\\nforged")
+try:
+    raise ValueError("\\x1b[2J in an error")
+except ValueError:
+    log.exception("bug")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "said �]0;x� ↵ forged\n" in done.stderr
+    assert "ValueError: �[2J in an error" in done.stderr
+    assert "\x1b" not in done.stderr

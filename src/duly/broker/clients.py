@@ -1,10 +1,8 @@
 """The clients of the embedded broker: which of them are let in, and which are disconnected.
 
 A client is let in if `Users` accept its login, if its client id is its own (`duly.core.client_ids`), and
-if its account does not connect too often. An account that publishes faster than `PUBLISHED` is
-disconnected and stays out for `BANISHED` seconds: nats-server has no rate limits, and one client alone can
-keep it and the hub busy. What a device answers to tasks that it was given is allowed besides. Every
-refusal is reported.
+if its account does not connect too often. An account that publishes too fast (`publish_rates`) is
+disconnected and stays out for `BANISHED` seconds. Every refusal is reported.
 """
 
 from __future__ import annotations
@@ -21,7 +19,8 @@ import msgspec
 from msgspec import Struct
 
 from duly.broker.callout import Callout, ConnectingClient
-from duly.broker.rules import DEVICES, NODES, BrokerUser
+from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
+from duly.broker.rules import BrokerUser
 from duly.core.acl import HUB
 from duly.core.client_ids import ClientIds
 from duly.core.quota import Quota, Rate
@@ -33,28 +32,11 @@ from duly.runtime.tasks import Supervisor
 
 LOG: Final = logging.getLogger("duly.broker.embedded")
 
-PUBLISHED: Final = {
-    DEVICES: Rate(1_000, SECOND, burst=2_000),
-    NODES: Rate(20_000, SECOND, burst=40_000),
-}
-"""The messages that a user may publish, by its account of the broker; a large message counts as several.
-The limit for devices is low since the hub reads all of them in one session: each of them waits for what
-any one publishes."""
-
-ANSWERED: Final = 64
-"""Messages that a device may publish besides for each task it is given: acks, and a result with a piece of
-a file."""
-ANSWERED_LATER: Final = 2_000
-"""The most of these messages that a device may save for later."""
-
 CONNECTS: Final = Rate(20, SECOND, burst=500)
 """How often an account may connect."""
 
 BANISHED: Final = 30.0
 """Seconds for which an account that has published too fast stays out."""
-
-BACKLOG: Final = 256 * 1024
-"""Unread bytes for the hub above which it reconnects after a flood instead of reading them."""
 
 
 class BrokerRefusal(Struct, frozen=True):
@@ -111,15 +93,11 @@ class BrokerClients:
         self._connects = Quota(CONNECTS)
         self.takeovers = Takeovers()
         """clients that use one client id and disconnect each other"""
-        self._published = {account: Quota(rate) for account, rate in PUBLISHED.items()}
+        self._rates = PublishRates()
         self._banished: dict[str, float] = {}
         """accounts that have published too fast, with the time until which they stay out"""
         self.given: Callable[[], Mapping[str, int]] = dict
         """returns how many tasks each account was given since the last call"""
-        self._answers: Counter[str] = Counter()
-        """messages that each account may publish besides, as answers"""
-        self._before: dict[int, int] = {}
-        """messages that each connection had published at the last check"""
 
     def restore(self, path: Path) -> None:
         """Read which account each client id belongs to: the broker has kept the sessions of these ids."""
@@ -157,7 +135,7 @@ class BrokerClients:
         """Disconnect a user that was removed or changed."""
         if not self.users.exists(name):
             self._client_ids.forget(name)
-            self._answers.pop(name, None)
+            self._rates.forget(name)
         await self.callout.kick_user(name)
 
     def violated(self, cid: int, act: str, topic: str) -> None:
@@ -169,44 +147,24 @@ class BrokerClients:
         self._refuse(BrokerRefusal(name, act, topic, NotAllowed.word, reason))
 
     async def check_rates(self) -> None:
-        """Disconnect accounts that have published too fast since the last check."""
-        connections, before = await self.callout.connections(), self._before
-        self._before = {one.cid: one.published for one in connections}
-        for name, tasks in self.given().items():
-            self._answers[name] += ANSWERED * tasks
-        flooded = False
-        for one in connections:
-            fresh = one.published - before.get(one.cid, 0)
-            if fresh > 0 and one.account in self._published and one.user != HUB:
-                flooded |= await self._count(one.user, one.account, fresh)
-        for name, left in self._answers.items():
-            self._answers[name] = min(left, ANSWERED_LATER)
-        if flooded:
-            await self._skip_backlog()
+        """Disconnect accounts that have published too fast since the last check, and then the hub, if they
+        have left much for it to read: other devices would wait for that. The hub reconnects at once. Messages
+        of devices at QoS 1 are not lost by this; the rest is repeated."""
+        connections, now = await self.callout.connections(), asyncio.get_running_loop().time()
+        flooding = list(self._rates.flooding(connections, self.given(), seconds(now)))
+        for one in flooding:
+            await self._banish(one.user, one.account, now)
+        if flooding:
+            for cid in backlogged(await self.callout.connections(HUB)):
+                await self.callout.kick(cid)
 
-    async def _count(self, name: str, account: str, fresh: int) -> bool:
-        """Count what an account has published; returns whether it was disconnected for that."""
-        now = asyncio.get_running_loop().time()
-        answers = min(fresh, self._answers[name])
-        if answers:
-            self._answers[name] -= answers
-        if not self._published[account].spend(name, seconds(now), fresh - answers):
-            return False
+    async def _banish(self, name: str, account: str, now: float) -> None:
         if self._banished.get(name, 0.0) <= now:
             rate = f"more than {PUBLISHED[account].amount:,} messages a second"
             reason = f"{name} has published {rate}; it stays out for {BANISHED:.0f} s"
             self._refuse(BrokerRefusal(name, "flood", "", RateLimited.word, reason))
         self._banished[name] = now + BANISHED
         await self.callout.kick_user(name)
-        return True
-
-    async def _skip_backlog(self) -> None:
-        """Disconnect the hub if a flood has left much for it to read: other devices would wait for that.
-        The hub reconnects at once. Messages of devices at QoS 1 are not lost by this; the rest is
-        repeated."""
-        for one in await self.callout.connections(HUB):
-            if one.waiting > BACKLOG:
-                await self.callout.kick(one.cid)
 
     async def _judge(self, client: ConnectingClient) -> BrokerUser:
         """The user as which a client is let in; raises a `DulyError` that says why it is not."""

@@ -8,11 +8,10 @@ import shutil
 import subprocess
 import sys
 
-import pytest
-
 from duly.apps.alerts.channels import open_channel
 from duly.errors import ChannelError
 from tests.apps.alerts.channels.test_address_guard import NOTICE, SERVICES, Inside
+from tests.servers import unable
 
 PUBLIC = "8.8.4.4"
 
@@ -23,7 +22,7 @@ def isolated(*command: str) -> subprocess.CompletedProcess[str]:
 
 def test_no_channel_follows_a_redirect_from_a_public_address_into_our_network() -> None:
     if not shutil.which("unshare") or not shutil.which("ip") or isolated("true").returncode:
-        pytest.skip("a network of one's own needs root, unshare and ip")
+        unable("a network of one's own needs root, unshare and ip")
     done = isolated(sys.executable, "-m", "tests.apps.alerts.channels.test_live_redirect")
     assert done.stderr == ""
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
