@@ -103,10 +103,6 @@ EXCEPTIONS: Final[dict[str, dict[str, int]]] = {
     "large_classes": {
         "storage/queries.py LedgerQueries": 27,
     },
-    "riddles": {
-        "storage/postgres/watch.py": 1,
-        "storage/secret_box.py": 1,
-    },
     "vague_people": {
         "apps/alerts/profiles.py": 3,
         "cli/profiles.py": 2,

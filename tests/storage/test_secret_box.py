@@ -16,28 +16,28 @@ KEY = b"k" * 32
 
 def test_what_is_sealed_opens_at_its_place_and_shows_nothing_of_itself() -> None:
     box = SecretBox(KEY)
-    sealed = box.seal("hunter2", "addresses/home")
+    sealed = box.encrypt("hunter2", "addresses/home")
     assert is_sealed(sealed)
     assert "hunter2" not in sealed
-    assert SecretBox(KEY).open(sealed, "addresses/home") == "hunter2"
-    assert box.seal("hunter2", "addresses/home") != sealed, "the same secret twice cannot be told"
+    assert SecretBox(KEY).decrypt(sealed, "addresses/home") == "hunter2"
+    assert box.encrypt("hunter2", "addresses/home") != sealed, "the same secret twice cannot be told"
 
 
 def test_it_opens_nowhere_else_with_no_other_key_and_not_when_it_was_changed() -> None:
     box = SecretBox(KEY)
-    sealed = box.seal("hunter2", "addresses/home")
+    sealed = box.encrypt("hunter2", "addresses/home")
     with pytest.raises(SecretKeyMissing, match="belongs to another ledger"):
-        box.open(sealed, "addresses/office")
+        box.decrypt(sealed, "addresses/office")
     with pytest.raises(SecretKeyMissing, match="the key at hand is"):
-        SecretBox(b"x" * 32).open(sealed, "addresses/home")
+        SecretBox(b"x" * 32).decrypt(sealed, "addresses/home")
     for at in range(sealed.rindex(":") + 1, len(sealed) - 2):
         changed = sealed[:at] + ("A" if sealed[at] != "A" else "B") + sealed[at + 1 :]
         with pytest.raises(SecretKeyMissing):
-            box.open(changed, "addresses/home")
+            box.decrypt(changed, "addresses/home")
 
 
 def test_what_was_never_sealed_is_read_as_it_is() -> None:
-    assert SecretBox(KEY).open('{"url":"console:"}', "addresses/x") == '{"url":"console:"}'
+    assert SecretBox(KEY).decrypt('{"url":"console:"}', "addresses/x") == '{"url":"console:"}'
 
 
 def test_a_key_is_made_once_and_is_private(tmp_path: Path) -> None:

@@ -257,10 +257,10 @@ class Accounts(AccountDirectory):
     def _encrypt(self, name: str, field: str, value: str) -> str:
         if self._box is None or not value or is_sealed(value):
             return value
-        return self._box.seal(value, f"{PRINCIPALS}/{name}/{field}")
+        return self._box.encrypt(value, f"{PRINCIPALS}/{name}/{field}")
 
     def _decrypt(self, name: str, field: str, value: str) -> str:
-        return value if self._box is None else self._box.open(value, f"{PRINCIPALS}/{name}/{field}")
+        return value if self._box is None else self._box.decrypt(value, f"{PRINCIPALS}/{name}/{field}")
 
     async def encrypt_passwords(self) -> int:
         """Encrypt the hashes that an older version has stored in plain; returns of how many accounts."""

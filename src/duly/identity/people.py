@@ -1,7 +1,7 @@
 """People: accounts that register, log in with a password and have several logins at once.
 
-A password is kept as argon2id, computed in a thread (`hash_queue`). A login is a session with a token of
-its own, of which only the SHA-256 is kept. A session is valid as long as its row exists and its account is
+A password is kept as argon2id, computed in a thread (`password_hashing`). A login is a session with a token
+of its own, of which only the SHA-256 is kept. A session is valid as long as its row exists and its account is
 in the epoch in which the session was made; so one write ends all of them: a new password, or logging out
 everywhere. A wrong name and a wrong password get the same answer and take the same time; `LoginGuard`
 counts every try before its password is checked.
@@ -28,8 +28,8 @@ from duly.core.operations import CheckItem, DropItem, PutItem
 from duly.errors import Conflict, DulyError, Malformed, NotAllowed, NotAuthenticated
 from duly.identity.account_names import NAME, check_account_name
 from duly.identity.accounts import PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
-from duly.identity.hash_queue import HashQueue
 from duly.identity.login_guard import LoginGuard, pair_of
+from duly.identity.password_hashing import PasswordHashing
 from duly.storage.ledger import Ledger
 
 PASSWORD_LEAST: Final = 8
@@ -70,7 +70,7 @@ class People:
         self._guard = guard
         self._open = open_
         self._hasher = hasher or PasswordHasher()
-        self._hashing = HashQueue()
+        self._hashing = PasswordHashing()
         self._ended = ended
         self._version: bytes | None = None
         self._known: dict[bytes, Principal] = {}

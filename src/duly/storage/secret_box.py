@@ -46,25 +46,25 @@ class SecretBox:
         """for names that must be the same for the same secret, and tell nothing of it"""
         self.id = _derive(key, b"id")[:4].hex()
 
-    def seal(self, secret: str, place: str) -> str:
-        """The secret, readable only with this key, and only as what lies at this place."""
+    def encrypt(self, secret: str, place: str) -> str:
+        """Returns the secret encrypted for one place in the ledger: at another place it cannot be read."""
         nonce = secrets.token_bytes(NONCE)
         sealed = self._cipher.encrypt(nonce, secret.encode(), place.encode())
         return f"{PREFIX}{self.id}:{base64.b64encode(nonce + sealed).decode()}"
 
-    def open(self, sealed: str, place: str) -> str:
-        """The secret; what was never sealed is returned as it is."""
+    def decrypt(self, sealed: str, place: str) -> str:
+        """Returns the secret; a value in plain text is returned as it is."""
         from cryptography.exceptions import InvalidTag
 
         if not is_sealed(sealed):
             return sealed
         key, _, text = sealed.removeprefix(PREFIX).partition(":")
         if key != self.id:
-            raise SecretKeyMissing(f"{place} is sealed with key {key}, and the key at hand is {self.id}")
+            raise SecretKeyMissing(f"{place} is encrypted with key {key}, and the key at hand is {self.id}")
         with suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
             raw = base64.b64decode(text, validate=True)
             return self._cipher.decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()
-        raise SecretKeyMissing(f"{place} cannot be opened: it was changed, or belongs to another ledger")
+        raise SecretKeyMissing(f"{place} cannot be decrypted: it was changed, or belongs to another ledger")
 
 
 def is_sealed(value: str) -> bool:
@@ -134,7 +134,7 @@ async def open_box(
         made = True
     box = read_key(path)
     if not needed and not reading:
-        await ledger.write(PutNewItem(BUCKET, NAME, box.seal(NAME, BUCKET).encode()))
+        await ledger.write(PutNewItem(BUCKET, NAME, box.encrypt(NAME, BUCKET).encode()))
         needed = await _needed(ledger)
         if needed != box.id and made:  # another hub was faster, with a key of its own
             path.unlink()
@@ -161,7 +161,7 @@ async def shared_secret(ledger: Ledger, box: SecretBox, name: str, size: int = K
     """A random secret that all hubs on this ledger have, sealed in it; made if there is none of this name."""
     place = f"{SHARED}/{name}"
     fresh = base64.b64encode(secrets.token_bytes(size)).decode()
-    await ledger.write(PutNewItem(SHARED, name, box.seal(fresh, place).encode()))
+    await ledger.write(PutNewItem(SHARED, name, box.encrypt(fresh, place).encode()))
     stored = await ledger.item(SHARED, name)
     assert stored is not None
-    return base64.b64decode(box.open(stored.decode(), place))
+    return base64.b64decode(box.decrypt(stored.decode(), place))

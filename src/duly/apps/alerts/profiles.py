@@ -201,13 +201,13 @@ class Profiles:
 
     def _encrypt(self, label: str, address: ChannelAddress) -> bytes:
         body = msgspec.json.encode(address)
-        return body if self._box is None else self._box.seal(body.decode(), _box_context(label)).encode()
+        return body if self._box is None else self._box.encrypt(body.decode(), _box_context(label)).encode()
 
     def _decrypt(self, label: str, body: bytes) -> ChannelAddress | None:
         """The address; None if it is encrypted and there is no key, so that only its label can be shown."""
         text = body.decode()
         if self._box is not None:
-            text = self._box.open(text, _box_context(label))
+            text = self._box.decrypt(text, _box_context(label))
         elif is_sealed(text):
             return None
         return msgspec.json.decode(text, type=ChannelAddress)

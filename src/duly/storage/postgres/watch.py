@@ -59,7 +59,7 @@ class StatementWatch:
         number = self._count
         self._waiting[number] = (connection, loop.time())
         if self._timer is None:
-            self._timer = loop.call_later(LOOK_SECONDS, self._look)
+            self._timer = loop.call_later(LOOK_SECONDS, self._check)
         try:
             yield
         finally:
@@ -72,7 +72,7 @@ class StatementWatch:
         if self._heartbeat is not None:
             self._heartbeat.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._timer = None
         if not self._waiting:
             return
@@ -83,7 +83,7 @@ class StatementWatch:
             self._last = now
             self._heartbeat = loop.create_task(self._ask())
             self._heartbeat.add_done_callback(report("asking whether PostgreSQL lives"))
-        self._timer = loop.call_later(LOOK_SECONDS, self._look)
+        self._timer = loop.call_later(LOOK_SECONDS, self._check)
 
     async def _ask(self) -> None:
         began = asyncio.get_running_loop().time()

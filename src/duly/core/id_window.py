@@ -1,4 +1,4 @@
-"""Windows: remembering a bounded number of ids without ever running one twice.
+"""Id windows: a bounded memory of ids that never lets one run twice.
 
 The law: **what we no longer remember, we no longer accept.** A plain FIFO of ids forgets, and then runs
 a replay as if it were new. ``CountWindow`` forgets and keeps the newest id it forgot: whatever is not

@@ -28,7 +28,7 @@ PER_NETWORK: Final = 4
 T = TypeVar("T")
 
 
-class HashQueue:
+class PasswordHashing:
     """The password hashes that one hub has to compute."""
 
     def __init__(

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from duly.errors import Overloaded
-from duly.identity.hash_queue import HashQueue
+from duly.identity.password_hashing import PasswordHashing
 
 
 class Work:
@@ -35,7 +35,7 @@ async def settled(work: Work, count: int) -> None:
 
 
 async def test_those_who_were_here_before_go_first_and_are_never_refused_for_strangers() -> None:
-    queue, work = HashQueue(1, 0, waiting=3), Work()
+    queue, work = PasswordHashing(1, 0, waiting=3), Work()
     tasks = [asyncio.create_task(queue.run(partial(work.of, f"stranger{n}"), f"net{n}")) for n in range(6)]
     await settled(work, 1)
     known = asyncio.create_task(queue.run(lambda: work.of("ann"), "home", first=True))
@@ -49,7 +49,7 @@ async def test_those_who_were_here_before_go_first_and_are_never_refused_for_str
 
 
 async def test_one_network_has_only_a_few_places() -> None:
-    queue, work = HashQueue(1, 0, per_network=2), Work()
+    queue, work = PasswordHashing(1, 0, per_network=2), Work()
     tasks = [asyncio.create_task(queue.run(lambda: work.of("x"), "flood")) for _ in range(10)]
     await settled(work, 1)
     other = asyncio.create_task(queue.run(lambda: work.of("y"), "other"))
@@ -65,7 +65,7 @@ async def test_one_network_has_only_a_few_places() -> None:
 
 
 async def test_who_gives_up_leaves_the_thread_to_its_work_and_the_turn_to_the_next() -> None:
-    queue, work = HashQueue(1, 0), Work()
+    queue, work = PasswordHashing(1, 0), Work()
     running = asyncio.create_task(queue.run(lambda: work.of("running"), "a"))
     await settled(work, 1)
     waiting = [asyncio.create_task(queue.run(lambda: work.of("waiting"), f"n{n}")) for n in range(2)]
@@ -83,7 +83,7 @@ async def test_who_gives_up_leaves_the_thread_to_its_work_and_the_turn_to_the_ne
 
 
 async def test_one_thread_is_kept_for_those_who_were_here_before() -> None:
-    queue, work = HashQueue(2, 1), Work()
+    queue, work = PasswordHashing(2, 1), Work()
     strangers = [asyncio.create_task(queue.run(lambda: work.of("stranger"), f"n{n}")) for n in range(3)]
     await settled(work, 1)
     known = asyncio.create_task(queue.run(lambda: work.of("ann"), "home", first=True))
