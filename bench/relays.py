@@ -52,12 +52,17 @@ class Relay:
     async def start(self) -> None:
         pass
 
-    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+    async def welcome(self, request: web.Request) -> tuple[web.WebSocketResponse, str]:
+        """The socket of a client that connects, and its name."""
         socket = web.WebSocketResponse(heartbeat=20, compress=False)
         await socket.prepare(request)
         name = request.headers["Authorization"].removeprefix("Bearer ")
         self.sockets[name] = socket
         await socket.send_frame(b'{"type":"welcome"}', WSMsgType.TEXT)
+        return socket, name
+
+    async def serve(self, request: web.Request) -> web.WebSocketResponse:
+        socket, name = await self.welcome(request)
         async for message in socket:
             frame = decode(message.data)
             if frame.type == "ack":
@@ -148,11 +153,7 @@ class Broadcast(Relay):
     """What one says, everybody else is sent."""
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
-        socket = web.WebSocketResponse(heartbeat=20, compress=False)
-        await socket.prepare(request)
-        name = request.headers["Authorization"].removeprefix("Bearer ")
-        self.sockets[name] = socket
-        await socket.send_frame(b'{"type":"welcome"}', WSMsgType.TEXT)
+        socket, name = await self.welcome(request)
         async for message in socket:
             text = message.data.encode()
             for other, listener in self.sockets.items():

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
@@ -64,6 +67,21 @@ class LocalCluster:
     async def known(self, device: str) -> None:
         """Until every hub knows that a device is there."""
         await until(lambda: all(hub.gateway.online(device) for hub in self.hubs))
+
+
+@asynccontextmanager
+async def rung_or_deaf(
+    request: pytest.FixtureRequest, hubs: int, folder: Path, server: Postgres, **settings: Any
+) -> AsyncIterator[LocalCluster]:
+    """Hubs that hear each other's notifications, or (`deaf`) only look in the ledger from time to time."""
+    deaf = request.param == "deaf"
+    with pytest.MonkeyPatch.context() as patch:
+        if deaf:
+            patch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
+        cluster = LocalCluster(folder, server, **settings)
+        await cluster.start(hubs, deaf=deaf)
+        yield cluster
+        await cluster.stop()
 
 
 async def until(true: Callable[[], bool], seconds: float = 20) -> None:

@@ -226,13 +226,14 @@ async def test_every_request_is_answered_within_five_seconds_for_as_long_as_it_l
     await health(cluster, 200, 10)
 
 
-async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
-    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = postgres_server.create_database(f"t{secrets.token_hex(6)}")
-    async with await PostgresLedger.open(
-        url.replace(f":{postgres_server.port}/", f":{hole.port}/")
-    ) as ledger:
+@contextlib.asynccontextmanager
+async def swallowing_ledger(
+    server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[PostgresLedger]:
+    """A ledger behind the hole that holds message 0; the hole swallows every commit until the patch is
+    undone."""
+    url = server.create_database(f"t{secrets.token_hex(6)}")
+    async with await PostgresLedger.open(url.replace(f":{server.port}/", f":{hole.port}/")) as ledger:
         await ledger.write(admit(message(0)))
         commit = Transaction.commit
 
@@ -241,6 +242,13 @@ async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
             await commit(self)
 
         monkeypatch.setattr(Transaction, "commit", into_the_hole)
+        yield ledger
+
+
+async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
+    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with swallowing_ledger(postgres_server, hole, monkeypatch) as ledger:
         with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
             await ledger.write(admit(message(1)))
         monkeypatch.undo()
@@ -257,18 +265,7 @@ async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked
     postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its bytes are in the hole when it is given up: nothing is read before it has surely failed."""
-    url = postgres_server.create_database(f"t{secrets.token_hex(6)}")
-    async with await PostgresLedger.open(
-        url.replace(f":{postgres_server.port}/", f":{hole.port}/")
-    ) as ledger:
-        await ledger.write(admit(message(0)))
-        commit = Transaction.commit
-
-        async def into_the_hole(self: Transaction) -> None:
-            hole.swallow()
-            await commit(self)
-
-        monkeypatch.setattr(Transaction, "commit", into_the_hole)
+    async with swallowing_ledger(postgres_server, hole, monkeypatch) as ledger:
         began = time.monotonic()
         with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
             await ledger.write(admit(message(1)))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from duly.identity.accounts import Principal, Role
-from tests.end_to_end.many import LocalCluster, until
+from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
 from tests.end_to_end.raw import Json, Peer, curl
 from tests.servers import Postgres
 from tests.stopwatch import Stopwatch
@@ -22,17 +22,10 @@ from tests.stopwatch import Stopwatch
 
 @pytest.fixture(params=["rung", "deaf"])
 async def cluster(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    postgres_server: Postgres,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
 ) -> AsyncIterator[LocalCluster]:
-    if request.param == "deaf":
-        monkeypatch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
-    it = LocalCluster(tmp_path, postgres_server, patience=2)
-    await it.start(3, deaf=request.param == "deaf")
-    yield it
-    await it.stop()
+    async with rung_or_deaf(request, 3, tmp_path, postgres_server, patience=2) as hubs:
+        yield hubs
 
 
 @pytest.fixture

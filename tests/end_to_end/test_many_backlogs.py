@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from duly.identity.accounts import Principal, Role
-from tests.end_to_end.many import LocalCluster, until
+from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
 from tests.end_to_end.raw import Peer
 from tests.end_to_end.test_many import ends
 from tests.servers import Postgres
@@ -18,17 +18,10 @@ from tests.servers import Postgres
 
 @pytest.fixture(params=["rung", "deaf"])
 async def cluster(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    postgres_server: Postgres,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
 ) -> AsyncIterator[LocalCluster]:
-    if request.param == "deaf":
-        monkeypatch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
-    it = LocalCluster(tmp_path, postgres_server, max_queued=1_000)
-    await it.start(2, deaf=request.param == "deaf")
-    yield it
-    await it.stop()
+    async with rung_or_deaf(request, 2, tmp_path, postgres_server, max_queued=1_000) as hubs:
+        yield hubs
 
 
 async def queue(app: Peer, count: int, size: int = 10) -> list[str]:

@@ -11,7 +11,16 @@ from typing import Annotated
 
 import typer
 
-from duly.cli.common import CommandFailed, Exit, JsonObject, box_of, clock, note, print_json, say, table
+from duly.cli.common import (
+    JsonObject,
+    box_of,
+    clock,
+    note,
+    print_json,
+    say,
+    say_changed,
+    table,
+)
 from duly.cli.options import Json, LedgerOptions, grouped
 
 App = Annotated[str, typer.Argument(metavar="APP")]
@@ -83,9 +92,8 @@ def remove(
 ) -> None:
     """Remove an account with all its grants."""
     done = _do("remove", {"name": name}, at)
-    if not done["changed"]:
-        raise CommandFailed(Exit.REFUSED, f"there is no account {name}; 'duly list' shows all accounts")
-    _say(json, done, f"{name} has been removed")
+    missing = f"there is no account {name}; 'duly list' shows all accounts"
+    say_changed(done, f"{name} has been removed", missing, json=json)
 
 
 @grouped
@@ -111,9 +119,8 @@ def revoke(
 ) -> None:
     """Take a grant back."""
     done = _do("revoke", {"app": app, "device": device}, at)
-    if not done["changed"]:
-        raise CommandFailed(Exit.REFUSED, f"{app} had no grant for {device}; 'duly list' shows all grants")
-    _say(json, done, f"{app} may no longer command {device}")
+    missing = f"{app} had no grant for {device}; 'duly list' shows all grants"
+    say_changed(done, f"{app} may no longer command {device}", missing, json=json)
 
 
 @grouped

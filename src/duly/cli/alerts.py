@@ -24,6 +24,7 @@ from duly.cli.common import (
     poll,
     print_json,
     say,
+    say_changed,
     table,
     tint,
 )
@@ -446,14 +447,8 @@ def silence(
 
 def _end_silence(end: str, at: LedgerOptions, *, json: bool) -> None:
     gone = do("alert.unsilence", {"silence": end}, at)
-    if not gone["changed"]:
-        raise CommandFailed(
-            Exit.REFUSED, f"there is no silence {end}; 'duly alert silence --list' shows them"
-        )
-    if json:
-        print_json(gone)
-    else:
-        say(f"silence {end} has ended")
+    missing = f"there is no silence {end}; 'duly alert silence --list' shows them"
+    say_changed(gone, f"silence {end} has ended", missing, json=json)
 
 
 def _show_silences(found: list[JsonObject]) -> None:

@@ -58,6 +58,7 @@ __all__ = [
     "poll",
     "print_json",
     "say",
+    "say_changed",
     "settings_of",
     "state_code",
     "style",
@@ -230,6 +231,16 @@ class HubClient:
     def temporary_token(self, name: str) -> str:
         """Returns a token of this account that ends with the hub, or when it is not used for a while."""
         return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
+
+
+def say_changed(done: JsonObject, sentence: str, missing: str, *, json: bool) -> None:
+    """Prints what a hub has done; fails with the sentence `missing` if there was nothing to change."""
+    if not done["changed"]:
+        raise CommandFailed(Exit.REFUSED, missing)
+    if json:
+        print_json(done)
+    else:
+        say(sentence)
 
 
 def poll(look: Callable[[], Found | None], within: float) -> Found | None:

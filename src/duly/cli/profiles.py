@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from duly.cli.alerts import do
-from duly.cli.common import CommandFailed, Exit, JsonObject, count, note, print_json, say, table
+from duly.cli.common import CommandFailed, Exit, JsonObject, count, note, print_json, say, say_changed, table
 from duly.cli.options import Json, LedgerOptions, duration, grouped, length
 from duly.core import units
 
@@ -179,14 +179,8 @@ def remove_profile(
 ) -> None:
     """Remove a profile. Deliveries under way continue."""
     done = do("profile.remove", {"name": name}, at)
-    if not done["changed"]:
-        raise CommandFailed(
-            Exit.REFUSED, f"there is no profile {name}; 'duly profile list' shows which there are"
-        )
-    if json:
-        print_json(done)
-    else:
-        say(f"profile {name} has been removed")
+    missing = f"there is no profile {name}; 'duly profile list' shows which there are"
+    say_changed(done, f"profile {name} has been removed", missing, json=json)
 
 
 def _show_profile(one: JsonObject) -> None:
