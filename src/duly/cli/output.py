@@ -1,4 +1,4 @@
-"""Where the command line prints, and nowhere else.
+"""All printing of the command line: lines, tables, colours and JSON, harmless for a terminal.
 
 The law: everything that is printed may hold text of other people (names, bodies, reasons, ids), so everything
 is made harmless for a terminal here; no verb has to think of it, and none can forget it. One argument is one

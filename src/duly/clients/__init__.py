@@ -1,1 +1,1 @@
-"""What users import: the app's, the device's side of the wire."""
+"""The clients that users import: app, device, chat, sentinel and node."""

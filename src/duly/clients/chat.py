@@ -1,4 +1,4 @@
-"""`duly.Chat`: talk, and miss nothing.
+"""`duly.Chat`: sends and receives lines of chat, each once and in order.
 
 The laws. A line is stored before it is sent (in memory, or in a file with `store=`), and sent again with the
 same id until the hub has taken or refused it, also across a restart. Lines to one person or group go out one

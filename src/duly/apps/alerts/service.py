@@ -1,5 +1,5 @@
-"""Alerts: the tower. Sentinels report alerts, people are notified, and everyone concerned can see how that
-went.
+"""The tower, the service for alerts: sentinels report them, people are notified, and everyone concerned can
+see how that went.
 
 `server_ack` is sent after the alert and its deliveries are committed, in one transaction. The same id is
 one alert, however often and over however many connections it comes; a repeat gets code 5 and the state.

@@ -1,4 +1,4 @@
-"""The line store is the machine that an engine drives for chat.
+"""The line store: the machine that stores lines of chat, each with its number.
 
 The law: a request is one step, and its end is in the step: the message is admitted, its line has a number,
 and what comes with it is written, or none of it. So nothing is ever under way, a crash leaves nothing

@@ -1,4 +1,4 @@
-"""The numbers of ordered control: a lamp ends in the state that its remote control meant.
+"""The settings of ordered control, validated: a lamp ends in the state that its remote control meant.
 
 The law: per device and order key a sender's commands take effect in its order. Only a gap waits, at most
 the window; what comes later than that is superseded and its sender told. A command older than `max_age`

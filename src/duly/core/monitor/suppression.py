@@ -1,4 +1,6 @@
-"""Suppression: an alarm that comes too often is switched off by its owner, and then it is lost.
+"""Suppression: holds back signals that come too often.
+
+An alarm that goes off too often is switched off by its owner, and then the next real one is lost.
 
 The law: **a signal is held back for a stated reason, for a bounded time, and what the limit held back
 is told afterwards.** For each device, in this order:

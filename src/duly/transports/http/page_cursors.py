@@ -1,4 +1,4 @@
-"""Where the next page of a list begins, as its reader is told.
+"""Page cursors: where the next page of a list begins, encrypted for its reader.
 
 The law: a cursor is opaque, of one length, and good for one list and one account alone. It may stand for a
 row that its reader may not see, so it is encrypted. One that was encrypted with another key, or for another

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1: one link to one broker, that comes back by itself.
+"""A link to an MQTT broker (3.1.1) that reconnects by itself.
 
 The laws. PUBACK is ours to send: it goes out when the handler has called `ack`, in the order of arrival, and
 only on the connection the message came by, since a packet number means nothing on the next one. What was not
