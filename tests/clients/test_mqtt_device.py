@@ -134,7 +134,7 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
     local: MqttHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Its will died too, and what the broker has kept says that it is online."""
-    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 3.0)
     monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
     lamp = await local.hub.accounts.add(Role.DEVICE, "lamp")
     login = f"mqtt://lamp:{lamp}@{local.device_url.partition('@')[2]}"
@@ -159,7 +159,7 @@ async def test_a_device_that_dies_with_an_outside_broker_is_not_believed_in_for_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has forgotten its sessions has forgotten the wills."""
-    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 3.0)
     monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
     broker = Mosquitto("persistence false")
     broker.start()

@@ -16,7 +16,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.apps.gateway.mqtt_devices import GRACE, MqttDevices
+from duly.apps.gateway.mqtt_devices import MqttDevices
+from duly.apps.gateway.mqtt_presence import GRACE
 from duly.broker.users import second_session
 from duly.clients.base import HubLink
 from duly.clients.device import Device
@@ -96,7 +97,8 @@ class MqttHub(GatewayHub):
         )
         devices.reports_link = MqttLink(
             second_session(address), self._heard, subscriptions=devices.reports,
-            on_connect=devices.reports_back, on_disconnect=lambda _: devices.lost(), tasks=tasks,
+            on_connect=devices.reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
+            tasks=tasks,
         )  # fmt: skip
         for link in (devices.link, devices.reports_link):
             await link.start()
@@ -221,7 +223,7 @@ class MqttWorld(GatewayWorld):
         hub = self.nodes[HUB]
         assert isinstance(hub, MqttHub)
         if hub.ready:
-            hub.devices.broker_restarted()
+            hub.devices.presence.broker_restarted()
 
     def overheard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> Callable[[], None]:
         """Called for all that the hub hears. Sometimes the broker dies before it learns that the hub has the
