@@ -85,6 +85,15 @@ def only_wills_are_heard(patch: Patch) -> None:
     patch.setattr(MqttDevices, "sweep", idle)
 
 
+def retained_statuses_are_asked_for_once(patch: Patch) -> None:
+    """What the broker answers to a subscription counts as the newest that it has."""
+
+    async def idle(self: MqttDevices) -> None:
+        return
+
+    patch.setattr(MqttDevices, "_ask_again", idle)
+
+
 def pushes_go_out_at_once(patch: Patch) -> None:
     """A push that its timer repeats goes out before those that wait until the link is up."""
     patch.setattr(MqttDeviceLink, "connected", property(lambda self: True))
@@ -95,6 +104,6 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     for bug in (
         any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
         bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
-        only_wills_are_heard, pushes_go_out_at_once,
+        only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
     )
 }  # fmt: skip

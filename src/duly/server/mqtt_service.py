@@ -112,6 +112,7 @@ class MqttService:
             second_session(address),
             received,
             subscriptions=devices.reports,
+            before=devices.presence.link_connects,
             on_connect=devices.reports_back,
             on_disconnect=lambda _: devices.presence.link_lost(),
             tasks=self._tasks,

@@ -67,6 +67,10 @@ TOLD: Final = Rate(200, SECOND, burst=500)
 TOLD_BYTES: Final = 4_096
 """What counts as one."""
 
+ASK_AGAIN: Final = 0.25
+"""Seconds after which the hub asks once more for the retained statuses: the embedded broker may answer with
+the status before, and not pass the newest on, if that was published while the hub subscribed."""
+
 RUSH: Final = 200
 RUSH_SECONDS: Final = 0.1
 """So many messages within so long are a reason to look who sends them. A large one counts as several."""
@@ -174,7 +178,7 @@ class MqttDevices:
         except SenderError:
             self._foreign.end(topic)
             raise
-        heard = HeardMessage(topic, kind, payload, old, again, ack)
+        heard = HeardMessage(topic, kind, payload, old, again, self.presence.connection, ack)
         if kind is FdKind.STATUS:
             if self._reports(username, len(payload)):
                 self._reader.put(username, heard)
@@ -206,7 +210,7 @@ class MqttDevices:
     async def _handle(self, heard: HeardMessage) -> None:
         if heard.kind is FdKind.STATUS:
             username, _ = fd.parse_topic(self._prefix, heard.topic)
-            await self._status(username, heard.payload, heard.old, heard.again)
+            await self._status(username, heard)
             heard.ack()
         else:
             await self._task_answers.handle(heard)
@@ -230,7 +234,8 @@ class MqttDevices:
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
-    async def _status(self, name: str, payload: bytes, old: bool, again: bool) -> None:
+    async def _status(self, name: str, heard: HeardMessage) -> None:
+        payload, old, again = heard.payload, heard.old, heard.again
         if (
             self._accounts.role_of(name) is None
             and await self._accounts.find_role(name, HUB) is not Role.DEVICE
@@ -253,7 +258,13 @@ class MqttDevices:
         if push is not None and known is not None:
             await self._pushes.store(name, push, old or again)
             return
+        if push is None and not old:
+            self.presence.reported(name, heard.connection)
         kept = push is not None and self._gateway.remote.overhear(name, *push[:4])
+        if old and self.presence.is_overtaken(name, heard.connection):
+            if push is not None and not kept:
+                await self._pushes.store(name, push, again=True)
+            return
         online = status is not None and status.online is not False
         session = status.session if status is not None else ""
         if status is not None and online:
@@ -326,6 +337,12 @@ class MqttDevices:
         """The link for reports is up again."""
         if not session_present:
             self.presence.session_began()
+            self._tasks.after("question for retained statuses", ASK_AGAIN, self._ask_again)
+
+    async def _ask_again(self) -> None:
+        assert self.reports_link is not None
+        with suppress(DulyError):  # the next connection subscribes anew
+            await self.reports_link.subscribe(*self.reports)
 
     async def answers_back(self) -> None:
         """The link for tasks is up again: what was on its way may be lost, so every device gets it again."""

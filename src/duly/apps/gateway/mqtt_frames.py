@@ -21,13 +21,14 @@ from duly.wire.outgoing import ServerAck
 
 class HeardMessage(Struct, frozen=True):
     """A message from the broker; `old` if it may have been said before the broker started, `again` if the
-    broker had kept it or may have sent it before."""
+    broker had kept it or may have sent it before. `connection` is that of the link for reports."""
 
     topic: str
     kind: FdKind
     payload: bytes
     old: bool
     again: bool
+    connection: int
     ack: Callable[[], None]
 
 

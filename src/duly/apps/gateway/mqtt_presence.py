@@ -4,6 +4,9 @@ The laws. A will tells when a device is gone, unless the broker dies with it. So
 it reports is given up after three times that in silence; and one that is not heard of again after the broker
 has forgotten its sessions, or was started anew by the hub, after a while. Of the others the hub knows only
 what the broker says. A will belongs to its own connection: the will of an older one says nothing of a newer.
+
+A retained status says nothing of a device that has reported since the link was connected: the embedded broker
+may pass a status on and then, as the answer to the subscription, the one before it.
 """
 
 from __future__ import annotations
@@ -49,6 +52,10 @@ class MqttPresence:
         """the broker is a new one: what it keeps was said since it started"""
         self._lost = -inf
         """when the broker was lost"""
+        self.connection = 0
+        """which connection of the link for reports this is"""
+        self._reported: dict[str, int] = {}
+        """the connection on which each device has last reported, as far as the broker had not kept that"""
 
     @property
     def online(self) -> list[str]:
@@ -86,6 +93,15 @@ class MqttPresence:
         """A device is offline."""
         self._online.pop(name, None)
 
+    def reported(self, name: str, connection: int) -> None:
+        """A device has reported its status on this connection; the broker had not kept it."""
+        self._reported[name] = connection
+
+    def is_overtaken(self, name: str, connection: int) -> bool:
+        """Whether a status that the broker had kept, and sent on this connection, is older than what the
+        device has reported on it."""
+        return self._reported.get(name) == connection
+
     def ends(self, name: str, session: str) -> bool:
         """Whether the end of this session means that the device is gone: the will of an older connection may
         land after the news of a newer one."""
@@ -111,6 +127,10 @@ class MqttPresence:
         self._doubt(lambda _: True)
         for device in self._online.values():
             device.doubted = True
+
+    async def link_connects(self) -> None:
+        """A connection of the link for reports begins."""
+        self.connection += 1
 
     def link_lost(self) -> None:
         """The link for reports has broken."""
