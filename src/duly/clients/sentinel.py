@@ -22,7 +22,8 @@ from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.machine import OFFSET, SCOPE, SELF, Monitor, event_in
+from duly.core.monitor.machine import OFFSET, SELF, Monitor, event_in
+from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     DISCONNECT,
     EVENT,
