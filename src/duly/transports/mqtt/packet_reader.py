@@ -1,8 +1,8 @@
 """Takes the bytes of an MQTT connection apart into packets.
 
 The laws. What arrives together is taken apart in one pass. At most `RUSH` packets are handled in a row, and
-reading is paused until the rest have had their turn. What is no MQTT is reported once, and nothing after it
-is read.
+reading is paused until the rest have had their turn. What is no MQTT is reported, and nothing that came with
+it is handled any more.
 """
 
 from __future__ import annotations
