@@ -173,6 +173,8 @@ class MqttLog(WorldLog):
         self.blackouts: list[Blackout] = []
         self.last: set[bytes] = set()
         """the commands that were sent long after the calm"""
+        self.subscribed: set[str] = set()
+        """the filters in the hub's sessions when the broker forgot them"""
         self.back: list[str] = []
         """the devices that have come back some time after the broker forgot the hub's session"""
         self.heard: dict[str, float] = {}
@@ -318,6 +320,8 @@ class MqttWorld(GatewayWorld):
         self.loop.call_at(FORGOTTEN + SEEN_WITHIN, self._note_who_is_back)
 
     def _forget_session(self) -> None:
+        for session in self.broker.sessions_of(HUB):
+            self.mqtt_log.subscribed |= session.filters.keys()
         self.broker.subscribes_within = SUBSCRIBES_WITHIN
         self.broker.lose(HUB)
 
@@ -361,10 +365,8 @@ def own_session(world: World) -> Iterator[Finding]:
     hub = world.nodes[HUB]
     assert isinstance(hub, MqttHub)
     ours = {*hub.devices.answers, *hub.devices.reports}
-    for session in world.broker.sessions_of(HUB):
-        for topic in sorted(session.filters.keys() - ours):
-            if world.mqtt_log.heard.get(topic, 0) < CALM:
-                continue
+    for topic in sorted(world.mqtt_log.subscribed - ours):
+        if world.mqtt_log.heard.get(topic, 0) >= CALM:
             yield f"the hub still hears {topic}", b""
 
 
