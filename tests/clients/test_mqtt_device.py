@@ -134,7 +134,7 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
     local: MqttHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Its will died too, and what the broker has kept says that it is online."""
-    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 3.0)
     monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
     lamp = await local.hub.accounts.add(Role.DEVICE, "lamp")
     login = f"mqtt://lamp:{lamp}@{local.device_url.partition('@')[2]}"
@@ -155,11 +155,84 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
         await local.online("lamp")  # it came back, and said so
 
 
+def reporting(session: str, online: bool = True) -> bytes:
+    return msgspec.json.encode({"online": online, "session": session})
+
+
+@pytest.mark.parametrize("local", ["embedded"], indirect=True)
+@pytest.mark.parametrize("late", [reporting("1"), reporting("2", online=False)], ids=["other", "goodbye"])
+async def test_a_status_from_before_that_comes_after_the_newest_says_nothing(
+    local: MqttHub, late: bytes
+) -> None:
+    """The embedded broker may pass a status on, and then answer the subscription with the one before."""
+    assert local.hub.mqtt is not None
+    hear, handled = local.hub.mqtt.links["reports"]._on_message, asyncio.Event()
+    hear("nodes/lock/status", reporting("2"), False, lambda: None)
+    hear("nodes/lock/status", late, True, handled.set)
+    await asyncio.wait_for(handled.wait(), 30)
+    session = local.hub.gateway.sessions.devices["lock"]
+    assert isinstance(session, MqttDevice)
+    assert session.session == "2"
+
+
+@pytest.mark.parametrize("local", ["embedded"], indirect=True)
+async def test_a_push_in_a_status_from_before_is_still_stored(local: MqttHub) -> None:
+    assert local.hub.mqtt is not None
+    hear, handled = local.hub.mqtt.links["reports"]._on_message, asyncio.Event()
+    push = {"type": "event_report", "data": {"battery": 7}}
+    late = msgspec.json.encode({"online": True, "session": "1", "data": push})
+    async with App(local.hub.url, local.phone) as app:
+        pushes = app.pushes()
+        hear("nodes/lock/status", reporting("2", online=False), False, lambda: None)
+        hear("nodes/lock/status", late, True, handled.set)
+        await asyncio.wait_for(handled.wait(), 30)
+        assert not local.hub.gateway.online("lock")
+        async with asyncio.timeout(30):
+            async for told in pushes:
+                if isinstance(told, Push) and told.type == "event_report":
+                    assert told.data == {"battery": 7}
+                    return
+
+
+@pytest.mark.parametrize("local", ["embedded"], indirect=True)
+async def test_a_status_that_the_broker_kept_to_itself_is_asked_for_again(
+    local: MqttHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The embedded broker may not pass a status on that is published while the hub subscribes."""
+    assert local.hub.mqtt is not None
+    link = local.hub.mqtt.links["reports"]
+    hear, subscribe, asked = link._on_message, link.subscribe, asyncio.Event()
+
+    def unheard(topic: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
+        if asked.is_set():
+            hear(topic, payload, old, ack)
+        else:
+            ack()
+
+    async def ask(*filters: str) -> None:
+        asked.set()
+        await subscribe(*filters)
+
+    monkeypatch.setattr(link, "_on_message", unheard)
+    monkeypatch.setattr(link, "subscribe", ask)
+    device = MqttLink(local.device_url, lambda topic, payload, old, ack: ack())
+    await device.start()
+    try:
+        await device.connected()
+        await device.publish("nodes/lock/status", reporting("1"), retain=True)
+        assert not local.hub.gateway.online("lock")
+        monkeypatch.setattr(link, "_clean", True)  # the broker does not know the session of this client
+        link.reconnect("a new session")
+        await local.online("lock")
+    finally:
+        await device.stop()
+
+
 async def test_a_device_that_dies_with_an_outside_broker_is_not_believed_in_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that has forgotten its sessions has forgotten the wills."""
-    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 3.0)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 3.0)
     monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
     broker = Mosquitto("persistence false")
     broker.start()

@@ -15,9 +15,10 @@ import msgspec
 import pytest
 
 from duly.apps.alerts.profiles import ProfileDraft
-from duly.clients.sentinel import FIELD_LIMIT, Sentinel, SentinelNews
+from duly.clients.sentinel import FIELD_LIMIT, Sentinel
+from duly.clients.sentinel_alerts import SentinelNews
 from duly.core.lifecycle import State
-from duly.core.monitor.machine import SCOPE
+from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import SentinelPolicy
 from duly.core.operations import Group, Results
 from duly.core.units import DAY, HOUR, MS, SECOND

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from duly.apps.alerts.operations import Silence
 from duly.apps.alerts.profiles import ProfileDraft
+from duly.apps.alerts.silences import Silence
 from duly.core.messages import key_of
 from duly.identity.accounts import Role
 from tests.end_to_end.many import LocalCluster
@@ -44,7 +44,7 @@ async def test_a_silence_holds_at_once_at_a_hub_where_alerts_keep_coming(
         async with cluster.join(1, "watch") as sentinel:
             for n in range(ROUNDS):
                 await report(sentinel, f"room-{n}")
-                await here.alerts.operations.silence(
+                await here.alerts.operations.silences.add(
                     Silence(until=here.ledger.clock.now() * 2, device=f"room-{n}")
                 )
                 record = await there.ledger.find(key_of("watch", await report(sentinel, f"room-{n}")))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.clients.node.mailbox import Mailbox
+from duly.clients.node.claim import MailboxClaim
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import SentTask, Task
 from duly.core.retry import RetryPolicy
@@ -145,7 +145,7 @@ async def test_a_process_held_up_between_looking_and_connecting_steps_back(
     name, a_name = own_name("B"), own_name("A")
     began: list[str] = []
     go_on, looked, held_up = asyncio.Event(), asyncio.Event(), asyncio.Event()
-    look = Mailbox._claim
+    look = MailboxClaim.wait
 
     def node() -> Node:
         made = Node(server.url(name), name=name)
@@ -158,13 +158,13 @@ async def test_a_process_held_up_between_looking_and_connecting_steps_back(
 
         return made
 
-    async def slow_look(mailbox: Mailbox) -> None:
-        await look(mailbox)
+    async def slow_look(claim: MailboxClaim) -> None:
+        await look(claim)
         if not looked.is_set():
             looked.set()
             await held_up.wait()
 
-    monkeypatch.setattr(Mailbox, "_claim", slow_look)
+    monkeypatch.setattr(MailboxClaim, "wait", slow_look)
     second = node()
     await second.start()
     try:

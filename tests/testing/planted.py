@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
+from duly.apps.gateway.followed_commands import FollowedCommands
 from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
+from duly.apps.gateway.shared_deliveries import SharedDeliveries
 from duly.cluster import registry
 from duly.core import high_water as marks
 from duly.core import horizon as horizons
@@ -309,13 +311,13 @@ def only_apps_are_followed(patch: Patch) -> None:
 
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
-    take_over = GatewayRemoteHubs.take_over
+    take_over = SharedDeliveries.take_over
 
-    async def greedy(self: GatewayRemoteHubs, devices: Any) -> None:
+    async def greedy(self: SharedDeliveries, devices: Any) -> None:
         open_ = await self._ledger.open_deliveries(self._channel)
         await take_over(self, sorted({item.message.recipient for item in open_}))
 
-    patch.setattr(GatewayRemoteHubs, "take_over", greedy)
+    patch.setattr(SharedDeliveries, "take_over", greedy)
 
 
 def no_attempt_fence(patch: Patch) -> None:
@@ -376,10 +378,10 @@ def rings_are_the_only_way(patch: Patch) -> None:
 def ends_are_not_looked_for(patch: Patch) -> None:
     """How a command has ended is known to the hub where it did."""
 
-    async def ignore(self: GatewayRemoteHubs, keys: Any) -> None:
+    async def ignore(self: FollowedCommands, keys: Any) -> None:
         return None
 
-    patch.setattr(GatewayRemoteHubs, "_learn_ends", ignore)
+    patch.setattr(FollowedCommands, "_learn", ignore)
 
 
 def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:

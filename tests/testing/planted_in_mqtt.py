@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from duly.apps.gateway.device_answers import DeviceAnswers
+from duly.apps.gateway.foreign_subscriptions import ForeignSubscriptions
 from duly.apps.gateway.mqtt_devices import MqttDevices
+from duly.apps.gateway.mqtt_presence import MqttPresence
 from duly.clients.mqtt_link import MqttDeviceLink
 from duly.core import acl
 from duly.core.acl import PENDING, AccountClass, Act, Rule, Whose
@@ -66,12 +68,12 @@ def bad_input_ends_a_reader(patch: Patch) -> None:
 
 def foreign_subscriptions_stay(patch: Patch) -> None:
     """What others have subscribed in the hub's session is refused, message by message, and goes on."""
-    patch.setattr(MqttDevices, "_stray", lambda self, topic: None)
+    patch.setattr(ForeignSubscriptions, "end", lambda self, topic: None)
 
 
 def a_repeat_is_news(patch: Patch) -> None:
     """What the broker sends again after its death counts as a word of the device."""
-    patch.setattr(MqttDevices, "_is_repeat", lambda self, name, status: False)
+    patch.setattr(MqttPresence, "is_repeat", lambda self, name, status: False)
 
 
 def only_wills_are_heard(patch: Patch) -> None:
@@ -81,6 +83,15 @@ def only_wills_are_heard(patch: Patch) -> None:
         return
 
     patch.setattr(MqttDevices, "sweep", idle)
+
+
+def retained_statuses_are_asked_for_once(patch: Patch) -> None:
+    """What the broker answers to a subscription counts as the newest that it has."""
+
+    async def idle(self: MqttDevices) -> None:
+        return
+
+    patch.setattr(MqttDevices, "_ask_again", idle)
 
 
 def pushes_go_out_at_once(patch: Patch) -> None:
@@ -93,6 +104,6 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     for bug in (
         any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
         bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
-        only_wills_are_heard, pushes_go_out_at_once,
+        only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
     )
 }  # fmt: skip

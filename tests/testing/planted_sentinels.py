@@ -12,7 +12,7 @@ from duly.apps.alerts.heartbeats import Heartbeats
 from duly.core.heartbeats import HeartbeatWatch, Promise
 from duly.core.ids import event_id
 from duly.core.messages import Message
-from duly.core.monitor import machine as monitors
+from duly.core.monitor import messages
 from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
 from duly.core.monitor.suppression import Ruling, SuppressionDecision, Suppressor
@@ -53,7 +53,7 @@ def id_worked_out_again(patch: Patch) -> None:
     def minted(*, window_start: int, **fields: str) -> str:
         return event_id(window_start=window_start // 60_000_000, **fields)
 
-    patch.setattr(monitors, "event_id", minted)
+    patch.setattr(messages, "event_id", minted)
 
 
 def called_off_in_memory(patch: Patch) -> None:
@@ -104,12 +104,12 @@ def critical_ones_wait(patch: Patch) -> None:
 
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
-    hold = Monitor._hold
+    hold = MonitoredDevices.hold
 
-    def ignore(self: Monitor, signal: Any, device: Any, decision: Any) -> bool:
-        return decision.ruling is not Ruling.COOLING and hold(self, signal, device, decision)
+    def ignore(self: MonitoredDevices, signal: Any, decision: Any) -> bool:
+        return decision.ruling is not Ruling.COOLING and hold(self, signal, decision)
 
-    patch.setattr(Monitor, "_hold", ignore)
+    patch.setattr(MonitoredDevices, "hold", ignore)
 
 
 def return_not_told(patch: Patch) -> None:

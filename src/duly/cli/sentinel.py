@@ -38,7 +38,8 @@ from duly.cli.temporary_token import access_source, check_account, roles
 from duly.errors import DulyError, Malformed
 
 if TYPE_CHECKING:
-    from duly.clients.sentinel import Alert, Sentinel, SentinelNews
+    from duly.clients.sentinel import Sentinel
+    from duly.clients.sentinel_alerts import Alert, SentinelNews
 
 STORED_EVERY = 500
 """Lines between two waits for the disk."""

@@ -9,23 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import deque
 from collections.abc import AsyncIterator
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from duly.clients.base import Client, HubLink, fail, settle
+from duly.clients.base import Client, HubLink
 from duly.clients.http_link import HttpLink
+from duly.clients.sentinel_alerts import Alert, SentinelAlerts, SentinelNews
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
-from duly.core.messages import NAME_LIMIT, Answer, Message, key_of
+from duly.core.messages import NAME_LIMIT, Answer, key_of
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.machine import OFFSET, SCOPE, SELF, Monitor, event_in
+from duly.core.monitor.machine import OFFSET, SELF, Monitor
+from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     DISCONNECT,
-    EVENT,
     HEARTBEAT,
     SUMMARY,
     CancelRequest,
@@ -42,10 +42,7 @@ from duly.core.monitor.signals import (
     Signal,
     SignalRuling,
     StopHeartbeat,
-    event_of,
-    read_event,
 )
-from duly.core.monitor.suppression import Ruling
 from duly.core.operations import PutNewItem
 from duly.core.steps import (
     Answered,
@@ -58,7 +55,7 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import ConnectionLost, Malformed, NotAuthenticated, Stopped, TooLarge
+from duly.errors import ConnectionLost, Malformed, Stopped, TooLarge
 from duly.runtime.engine import Engine
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
@@ -66,146 +63,9 @@ from duly.wire.frames import Frame, ServerCode
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of `meta`, and of `location`, that the tower takes."""
 
-NEWS: Final = 10_000
-"""How many unread news are kept; then the oldest are dropped."""
-
 FINAL: Final = frozenset({"malformed", "too_large", "id_conflict", "stale", "expired", "refused"})
 """Errors of the tower that no further try can change. After any other the event stays in the queue: a revoked
 token, or a wrong clock, may be put right."""
-
-
-class SentEvent(Struct, frozen=True):
-    """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (held back, for
-    `reason`), `superseded`, `expired`, `failed` or `unknown`.
-
-    >>> SentEvent("held", "debounced").done
-    False
-    """
-
-    state: str
-    reason: str = ""
-    event: str = ""
-
-    @property
-    def done(self) -> bool:
-        """Whether the tower has it."""
-        return self.state == State.DONE.word
-
-
-class SentinelNews(Struct, frozen=True, omit_defaults=True):
-    """One thing that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
-    `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline` or `denied`, or how an
-    event ended. Times are in milliseconds."""
-
-    what: str
-    time: int
-    device: str = ""
-    reason: str = ""
-    event: str = ""
-    detail: str = ""
-    until: int = 0
-
-
-class SentinelCounts(Struct):
-    """What a sentinel has done since it was started."""
-
-    signals: int = 0
-    debounced: int = 0
-    cooling: int = 0
-    limited: int = 0
-    cancelled: int = 0
-    sent: int = 0
-    """events that the tower has"""
-    resent: int = 0
-    """transmissions after the first, of anything"""
-
-
-class NewsFeed:
-    """The news of one sentinel, for one reader; the oldest are dropped when they are not read."""
-
-    def __init__(self) -> None:
-        self._news: deque[SentinelNews] = deque(maxlen=NEWS)
-        self._fresh = asyncio.Event()
-        self._closed = False
-
-    def add(self, news: SentinelNews) -> None:
-        """Append a piece of news."""
-        self._news.append(news)
-        self._fresh.set()
-
-    def close(self) -> None:
-        """End the feed, once everything in it is read."""
-        self._closed = True
-        self._fresh.set()
-
-    async def read(self) -> AsyncIterator[SentinelNews]:
-        """Yield the news as they come, until the feed is closed."""
-        while True:
-            while self._news:
-                yield self._news.popleft()
-            if self._closed:
-                return
-            self._fresh.clear()
-            await self._fresh.wait()
-
-
-class Alert:
-    """One signal, and what becomes of it.
-
-    alert = sentinel.trigger("fall", "watch-1")
-    alert.cancel()
-    """
-
-    def __init__(self, sentinel: Sentinel, device: str, reason: str) -> None:
-        loop = asyncio.get_running_loop()
-        self._sentinel = sentinel
-        self.device = device
-        self.reason = reason
-        self.id = ""
-        """the event's id, once it is stored; of a repeat, the id of the event it repeats"""
-        self._cancelled = False
-        self._ruled: asyncio.Future[str] = loop.create_future()
-        self._sent: asyncio.Future[SentEvent] = loop.create_future()
-
-    async def stored(self) -> str:
-        """Wait until the signal is judged and, if it passed, stored. Returns `pass`, or why it was held."""
-        return await asyncio.shield(self._ruled)
-
-    @property
-    def sent(self) -> asyncio.Future[SentEvent]:
-        """Awaiting it waits for the end, and returns it."""
-        return asyncio.shield(self._sent)
-
-    def cancel(self) -> None:
-        """Call it off. If it has gone out already, a correction follows."""
-        if not self._ruled.done():
-            self._cancelled = True
-        elif self.id:
-            self._sentinel.cancel(self.device, self.id)
-
-    def update(
-        self, *, severity: Severity | str | None = None, meta: object = None, location: object = None
-    ) -> None:
-        """Add something newer: it goes out with the event, or after it. Await `stored()` first."""
-        self._sentinel.update(self.id, severity=severity, meta=meta, location=location)
-
-    # ── for the sentinel ─────────────────────────────────────────────────────────────────────────
-
-    def rule(self, event: str, ruling: str) -> None:
-        """The signal is judged."""
-        self.id = event
-        settle(self._ruled, ruling)
-        if self._cancelled:
-            self.cancel()
-
-    def end(self, end: SentEvent) -> None:
-        """The signal has ended."""
-        settle(self._sent, end)
-
-    def abandon(self, problem: Stopped) -> None:
-        """Its end will not be heard."""
-        fail(self._ruled, problem)
-        fail(self._sent, problem)
 
 
 class Sentinel(Client):
@@ -246,14 +106,10 @@ class Sentinel(Client):
         self.policy = policy or SentinelPolicy()
         if heartbeat is not None:
             self.policy = structs.replace(self.policy, heartbeat=heartbeat)
-        self._alerts: dict[str, list[Alert]] = {}
-        self._under_way: dict[bytes, tuple[str, str]] = {}
-        """the kind and the event of everything that was transmitted"""
-        self._causes: dict[str, tuple[str, str]] = {}
-        self._news = NewsFeed()
+        self._alerts = SentinelAlerts(self._now)
+        self.counts = self._alerts.counts
         self._less = asyncio.Event()
         self._last = 0
-        self.counts = SentinelCounts()
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -266,11 +122,9 @@ class Sentinel(Client):
         return Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
 
     def _abandon(self) -> None:
-        self._news.close()
-        closed = Stopped("the sentinel was closed; the event is stored and goes on at its next start")
-        for alerts in self._alerts.values():
-            for alert in alerts:
-                alert.abandon(closed)
+        self._alerts.abandon(
+            Stopped("the sentinel was closed; the event is stored and goes on at its next start")
+        )
 
     def _open_link(self) -> HubLink:
         make: type[WebSocketLink] | type[HttpLink] = WebSocketLink
@@ -278,7 +132,7 @@ class Sentinel(Client):
             make = HttpLink
         return make(
             self._url, self._token, up=self._up, heard=self._heard, down=self._down,
-            denied=self._denied, access=self._access,
+            denied=lambda problem: self._alerts.say("denied", detail=str(problem)), access=self._access,
         )  # fmt: skip
 
     async def _identify(self) -> Identity:
@@ -368,7 +222,7 @@ class Sentinel(Client):
 
     def news(self) -> AsyncIterator[SentinelNews]:
         """Yield what the sentinel does, as it happens, until it is closed."""
-        return self._news.read()
+        return self._alerts.news.read()
 
     async def drained(self) -> None:
         """Wait until everything that was reported has ended."""
@@ -402,99 +256,34 @@ class Sentinel(Client):
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message):
-                self.counts.resent += message.key in self._under_way
-                self._under_way[message.key] = (message.kind, self._about(message))
+                self._alerts.transmitted(message)
                 frame = Frame(
                     message.kind, message.id, data=frames.raw(message.body), time=message.time // MS
                 )
                 self._link.send(frames.encode(frame))
             case ReportOutcome(key=key, state=state, answer=answer):
-                self._ended(key, state, answer)
+                self._less.set()
+                self._alerts.ended(key, state, answer)
             case MachineEffect(what=SignalRuling() as ruled):
-                self._ruled(ruled)
+                self._alerts.ruled(ruled)
             case MachineEffect(what=EventQueued(event=event, device=device, reason=reason)):
-                self._say("queued", device, reason, event)
+                self._alerts.say("queued", device, reason, event)
             case MachineEffect(what=HeartbeatDue()):
                 self._beat(round(self.policy.heartbeat * 1000))
             case MachineEffect(what=NothingToChange(event=event)):
-                self._say("nothing to update", event=event)
+                self._alerts.say("nothing to update", event=event)
             case MachineEffect(what=CancelResult() as called):
                 if not called.dropped and not called.corrected and not called.held:
-                    self._say("nothing to cancel", called.device)
+                    self._alerts.say("nothing to cancel", called.device)
                 for reason in called.held:
-                    self._say("cancelled", called.device, reason, detail="it was held back")
+                    self._alerts.say("cancelled", called.device, reason, detail="it was held back")
                 for event in called.corrected:
-                    self._say("correcting", called.device, event=event)
+                    self._alerts.say("correcting", called.device, event=event)
 
     def _beat(self, every: int) -> None:
         """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back."""
         beat = frames.dump({"profile_id": self._profile, "every": every})
         self._link.send(frames.encode(Frame(HEARTBEAT, data=frames.raw(beat))))
-
-    def _about(self, message: Message) -> str:
-        """Returns the event that a message is about; that of an earlier run is read from its body."""
-        if message.kind != EVENT:
-            return event_of(message.body)
-        if message.id not in self._causes:
-            data = read_event(message.body)
-            self._causes[message.id] = (data.device_address, data.trigger_reason)
-        return message.id
-
-    def _ruled(self, ruled: SignalRuling) -> None:
-        decision = ruled.decision
-        if ruled.event:
-            self._causes.setdefault(ruled.event, (ruled.device, ruled.reason))
-        if decision.passes:
-            counting = ruled.due > self._now()
-            what = SUMMARY if ruled.reason == SUMMARY else "countdown" if counting else "stored"
-            self._say(what, ruled.device, ruled.reason, ruled.event, until=ruled.due // MS if counting else 0)
-        else:
-            until = (decision.until or 0) // MS
-            self._say("held", ruled.device, ruled.reason, ruled.event, decision.ruling.value, until)
-        alert = ruled.origin
-        if not isinstance(alert, Alert):
-            return
-        self._count(decision.ruling)
-        if decision.passes:
-            self._alerts.setdefault(ruled.event, []).append(alert)
-        else:
-            alert.end(SentEvent("held", decision.ruling.value, ruled.event))
-        alert.rule(ruled.event, decision.ruling.value)
-
-    def _count(self, ruling: Ruling) -> None:
-        counts = self.counts
-        counts.signals += 1
-        counts.debounced += ruling is Ruling.DEBOUNCED
-        counts.cooling += ruling is Ruling.COOLING
-        counts.limited += ruling is Ruling.LIMITED
-
-    def _ended(self, key: bytes, state: State, answer: Answer) -> None:
-        self._less.set()
-        id_ = event_in(key)
-        kind, event = self._under_way.pop(key, (EVENT, id_))
-        what = _DONE[kind] if state is State.DONE else state.word
-        device, reason = self._causes.get(event, ("", ""))
-        self._say(what, device, reason, event, answer.reason)
-        if kind != EVENT:
-            return
-        self.counts.sent += state is State.DONE
-        self.counts.cancelled += state is State.CANCELLED
-        self._causes.pop(event, None)
-        for alert in self._alerts.pop(event, ()):
-            alert.end(SentEvent(state.word, answer.reason, event))
-
-    def _say(
-        self,
-        what: str,
-        device: str = "",
-        reason: str = "",
-        event: str = "",
-        detail: str = "",
-        until: int = 0,
-    ) -> None:
-        if event and not device:
-            device, reason = self._causes.get(event, ("", ""))
-        self._news.add(SentinelNews(what, self._now() // MS, device, reason, event, detail, until))
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
@@ -503,21 +292,18 @@ class Sentinel(Client):
         if welcome.time is not None:
             self._offer(MachineEvent(ClockOffset(welcome.time * MS - self._now())))
         self._offer(Reachable(""))
-        self._say("online")
+        self._alerts.say("online")
 
     def _down(self) -> None:
         self._offer(Unreachable(""))
-        self._say("offline")
-
-    def _denied(self, problem: NotAuthenticated) -> None:
-        self._say("denied", detail=str(problem))
+        self._alerts.say("offline")
 
     def _heard(self, frame: Frame) -> None:
         if frame.type != "server_ack":
             return
         if frame.seq_id is None:  # it answers a heartbeat
             if frame.error:
-                self._say("refused", detail=f"the heartbeat: {frame.error}: {frame.detail or ''}")
+                self._alerts.say("refused", detail=f"the heartbeat: {frame.error}: {frame.detail or ''}")
             return
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:
@@ -529,11 +315,8 @@ class Sentinel(Client):
                 reason = f"{frame.error}: {frame.detail or ''}"
                 self._offer(Answered(key, state, Answer(ServerCode.BAD_PARAMETERS, b"", reason)))
             case _:
-                _, event = self._under_way.get(key, ("", frame.seq_id))
-                self._say("refused", event=event, detail=f"{frame.error}: {frame.detail or ''}")
-
-
-_DONE: Final = {EVENT: "sent", "alert_update": "updated", "alert_cancel": "corrected"}
+                event = self._alerts.event_of(key)
+                self._alerts.say("refused", event=event, detail=f"{frame.error}: {frame.detail or ''}")
 
 
 def _name(field: str, value: str) -> str:

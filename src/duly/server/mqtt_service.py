@@ -79,7 +79,7 @@ class MqttService:
             settings.listen,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
-            on_restart=lambda _: devices.broker_restarted(),
+            on_restart=lambda _: devices.presence.broker_restarted(),
             on_refused=lambda refused: record(devices.refusals, refused),
             users=users,
             tasks=self._tasks,
@@ -112,8 +112,9 @@ class MqttService:
             second_session(address),
             received,
             subscriptions=devices.reports,
+            before=devices.presence.link_connects,
             on_connect=devices.reports_back,
-            on_disconnect=lambda _: devices.lost(),
+            on_disconnect=lambda _: devices.presence.link_lost(),
             tasks=self._tasks,
         )
         for link in self.links.values():

@@ -13,7 +13,8 @@ import pytest
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.machine import SCOPE, event_in
+from duly.core.monitor.machine import event_in
+from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     CancelResult,
     ClockOffset,
@@ -508,7 +509,7 @@ def test_events_from_before_the_clock_was_measured_learn_the_offset_before_they_
 def test_the_offset_is_known_after_a_restart() -> None:
     watch = Watch()
     watch.give(MachineEvent(ClockOffset(-7 * SECOND)))
-    assert watch.restarted(online=False).monitor.offset == -7 * SECOND
+    assert watch.restarted(online=False).monitor.messages.offset == -7 * SECOND
 
 
 def test_a_clock_that_is_set_moves_no_countdown() -> None:
@@ -522,7 +523,7 @@ def test_a_clock_that_is_set_moves_no_countdown() -> None:
     assert watch.sent() == []
     watch.wait(1)
     assert len(watch.sent()) == 1
-    assert watch.monitor.offset == -HOUR
+    assert watch.monitor.messages.offset == -HOUR
 
 
 def test_devices_that_are_seen_once_are_forgotten() -> None:

@@ -472,6 +472,30 @@ async def test_says_why_it_is_refused() -> None:
         await link.stop()
 
 
+async def test_a_question_that_is_refused_ends_no_subscription_that_was_granted() -> None:
+    asked: list[bytes] = []
+
+    async def grant_once(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"\x20\x02\x00\x00")
+        for granted in (b"\x01", b"\x80"):
+            packet = await reader.read(100)
+            asked.append(packet[4:])
+            writer.write(b"\x90\x03" + packet[2:4] + granted)
+        await reader.read(100)
+
+    async with fake_broker(grant_once) as (url, _):
+        link = MqttLink(url, Ear(), subscriptions=["news"], retry=QUICK)
+        await link.start()
+        await link.connected(5)
+        with pytest.raises(ConnectionRefused, match="does not let us listen to news"):
+            await link.subscribe("news")
+        link.reconnect("to subscribe anew")
+        await until(lambda: len(asked) > 2)
+        assert set(asked) == {b"\x00\x04news\x01"}
+        await link.stop()
+
+
 async def test_says_in_plain_words_why_a_broker_cannot_be_reached() -> None:
     for host in ("127.0.0.1", "localhost"):
         link = MqttLink(f"mqtt://bob@{host}:{servers.free_port()}", Ear(), retry=RetryPolicy.never())

@@ -6,7 +6,8 @@ import asyncio
 from typing import cast
 
 from duly.transports.mqtt.address import BrokerAddress
-from duly.transports.mqtt.session import RUSH, IncomingPublish, MqttSession
+from duly.transports.mqtt.packet_reader import RUSH
+from duly.transports.mqtt.session import IncomingPublish, MqttSession
 
 CONNACK = b"\x20\x02\0\0"
 

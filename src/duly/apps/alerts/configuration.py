@@ -45,7 +45,7 @@ class AlertConfiguration:
                 return
             version = None if self._ledger.sole else await self._ledger.item(CONFIGURED, VERSION)
             await self._profiles.refresh()
-            self._planner.silences = list((await self._operations.silences()).values())
+            self._planner.silences = list((await self._operations.silences.all()).values())
             self._version = version  # it was read first: what was read after it is this version or newer
 
     async def check_profile(self, message: Message) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from fnmatch import fnmatchcase
 from typing import Final
 
 import msgspec
@@ -26,10 +25,11 @@ from duly.apps.alerts.model import (
     read_status,
     shown,
 )
-from duly.apps.alerts.profiles import Profiles, changed
+from duly.apps.alerts.profiles import Profiles
+from duly.apps.alerts.silences import AlertSilences
 from duly.core.fanout.plan import FIRST_ROUND, PLANNED, TELLING
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, key_of, names_in
+from duly.core.messages import Answer, key_of, names_in
 from duly.core.monitor.signals import EVENT, Severity
 from duly.core.operations import (
     Advance,
@@ -54,9 +54,8 @@ from duly.storage.ledger import NEWEST, Ledger, Record
 
 CHANNEL: Final = "alert"
 STATUSES: Final = "alerts"
-SILENCES: Final = "silences"
 UNTOLD: Final = "untold"
-"""Buckets: the statuses of alerts, silences, and critical alerts that have reached no recipient yet."""
+"""Buckets: the statuses of alerts, and critical alerts that have reached no recipient yet."""
 PAGE: Final = 500
 DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
 """The ends of a delivery after which it is not certain that the recipient was notified."""
@@ -64,34 +63,6 @@ NO_RECIPIENT: Final = "none"
 """The recipient that is shown for an alert without deliveries."""
 SEARCHED: Final = 100_000
 """The newest alerts that are searched for an id or a status."""
-
-
-class Silence(Struct, frozen=True, omit_defaults=True):
-    """A rule that suppresses notifications about some alerts for a while. Its patterns are those of a
-    shell: `*`, `lock-?`. Critical alerts are not suppressed unless `critical` says so."""
-
-    until: int
-    sentinel: str = "*"
-    device: str = "*"
-    reason: str = "*"
-    profile: str = "*"
-    by: str = ""
-    """the account that made it"""
-    note: str = ""
-    claimed: str = ""
-    """the name that the client gave; not checked"""
-    critical: bool = False
-
-    def covers(self, message: Message, event: AlertEvent, now: int) -> bool:
-        """Whether notifications about this alert are suppressed now."""
-        return (
-            now < self.until
-            and (self.critical or event.severity is not Severity.CRITICAL)
-            and fnmatchcase(message.scope, self.sentinel)
-            and fnmatchcase(event.device_address, self.device)
-            and fnmatchcase(event.trigger_reason, self.reason)
-            and fnmatchcase(event.profile_id, self.profile)
-        )
 
 
 class AlertRecord(Struct, frozen=True):
@@ -127,6 +98,7 @@ class AlertOperations:
         self._ledger = ledger
         self._profiles = profiles
         self._changed = changed
+        self.silences = AlertSilences(ledger, changed)
         self.changing = asyncio.Lock()
         """held while a status is replaced by one that depends on it"""
 
@@ -461,31 +433,6 @@ class AlertOperations:
         await self._ledger.write(*writes, Deliver(ref, now, now + self._lasts(alert)))
         await self._changed(alert.key)
         return await self._ledger.deliveries(alert.key)
-
-    # ── silences ─────────────────────────────────────────────────────────────────────────────────
-
-    async def silence(self, silence: Silence) -> str:
-        """Store a silence; returns its name."""
-        existing = await self.silences()
-        now = self._ledger.clock.now()
-        over = [DropItem(SILENCES, old) for old, one in existing.items() if one.until < now]
-        number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
-        body = msgspec.json.encode(silence)
-        while not await self._ledger.apply(PutNewItem(SILENCES, str(number), body), changed(), *over):
-            number += 1  # the number was taken meanwhile
-        await self._changed(b"")
-        return str(number)
-
-    async def unsilence(self, name: str) -> bool:
-        """Remove a silence; returns whether there was one."""
-        gone = await self._ledger.apply(DropItem(SILENCES, name), changed())
-        await self._changed(b"")
-        return gone
-
-    async def silences(self) -> dict[str, Silence]:
-        """All silences by name."""
-        bucket = await self._ledger.bucket(SILENCES)
-        return {name: msgspec.json.decode(body, type=Silence) for name, body in bucket.items()}
 
 
 def _first(alert: AlertRecord, recipient: str, kind: DeliveryKind) -> DeliveryRef:

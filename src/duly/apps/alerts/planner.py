@@ -11,8 +11,9 @@ from typing import Final
 from msgspec import structs
 
 from duly.apps.alerts.model import AlertEvent, AlertState, AlertStatus, read_event, traits_of
-from duly.apps.alerts.operations import Silence, calls_off
+from duly.apps.alerts.operations import calls_off
 from duly.apps.alerts.profiles import Profiles
+from duly.apps.alerts.silences import Silence
 from duly.apps.alerts.unnotified import notes
 from duly.core.fanout.plan import DeliveryPlan, GroupingTraits
 from duly.core.lifecycle import State

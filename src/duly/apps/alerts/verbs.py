@@ -11,8 +11,9 @@ from typing import Final
 import msgspec
 
 from duly.apps.alerts.model import AlertState
-from duly.apps.alerts.operations import AlertOperations, AlertRecord, Silence, named, show, show_delivery
+from duly.apps.alerts.operations import AlertOperations, AlertRecord, named, show, show_delivery
 from duly.apps.alerts.profiles import Profile, ProfileDraft, Profiles
+from duly.apps.alerts.silences import Silence
 from duly.core.units import MS, SECOND
 from duly.errors import Malformed
 
@@ -45,11 +46,11 @@ async def administer(
             until = operations.now() + round(float(wanted["lasts"]) * SECOND)
             chosen |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
             quiet = msgspec.convert(chosen | {"critical": "critical" in wanted}, Silence)
-            return {"silence": await operations.silence(quiet), **_show_silence(quiet)}
+            return {"silence": await operations.silences.add(quiet), **_show_silence(quiet)}
         case "alert.unsilence":
-            return {"changed": await operations.unsilence(wanted["silence"])}
+            return {"changed": await operations.silences.remove(wanted["silence"])}
         case "alert.silences":
-            found = await operations.silences()
+            found = await operations.silences.all()
             return {"silences": [{"silence": name} | _show_silence(one) for name, one in found.items()]}
         case "deliveries.list":
             pairs = await operations.deliveries(

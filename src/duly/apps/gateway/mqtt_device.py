@@ -29,6 +29,10 @@ class DeviceLink(Protocol):
         """Publishes without waiting for the broker."""
         ...
 
+    async def subscribe(self, *filters: str) -> None:
+        """Subscribes; the broker answers with what it retains."""
+        ...
+
     async def unsubscribe(self, *filters: str) -> None:
         """Ends subscriptions."""
         ...

@@ -5,9 +5,11 @@ The law: a device's own words reach the apps as they are; what has no field in a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from duly.errors import Malformed
 from duly.wire import fd
@@ -15,6 +17,19 @@ from duly.wire.fd import FdKind
 from duly.wire.fields import Fields
 from duly.wire.frames import DeviceCode, Frame, ServerCode
 from duly.wire.outgoing import ServerAck
+
+
+class HeardMessage(Struct, frozen=True):
+    """A message from the broker; `old` if it may have been said before the broker started, `again` if the
+    broker had kept it or may have sent it before. `connection` is that of the link for reports."""
+
+    topic: str
+    kind: FdKind
+    payload: bytes
+    old: bool
+    again: bool
+    connection: int
+    ack: Callable[[], None]
 
 
 class MqttPush(NamedTuple):

@@ -1,9 +1,7 @@
 """What a gateway says to the other hubs on its ledger, and asks of them.
 
-The laws. A command for a device at another hub is stored in the ledger, and that hub gets a hint; what
-another hub has stored for a device here is found there. An outcome is committed, then hinted; the hub that
-told an app that its command was taken follows the command until its outcome, at whichever hub that happens.
-What a dead hub held is taken over: attempts are fenced, and devices know what they have done.
+The law: everything is stored in the ledger first, and hinted then. Commands on their way are the matter of
+`duly.apps.gateway.shared_deliveries`, their outcomes that of `duly.apps.gateway.followed_commands`.
 
 `GatewayRemote` names the verbs. `SingleHub` answers them where this hub has its ledger alone,
 `GatewayRemoteHubs` where it shares it.
@@ -11,62 +9,31 @@ What a dead hub held is taken over: attempts are fenced, and devices know what t
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
-import msgspec
-
+from duly.apps.gateway.followed_commands import FollowedCommands
+from duly.apps.gateway.local_gateway import LocalGateway
 from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
 from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
-from duly.apps.gateway.pushes import PushService, stream_of
-from duly.apps.gateway.sessions import GatewaySessions
+from duly.apps.gateway.pushes import stream_of
+from duly.apps.gateway.shared_deliveries import SharedDeliveries
 from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, Word, key_of, names_in
+from duly.core.messages import Message, Verdict, Word
 from duly.core.operations import OpenDelivery
-from duly.core.steps import DeliveriesFound, Origin
-from duly.core.units import SECOND
-from duly.errors import LedgerError, Malformed, Stopped
-from duly.runtime.engine import Engine
+from duly.core.steps import Origin
+from duly.errors import LedgerError, Stopped
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire.fields import Fields
 from duly.wire.frames import DEVICE_STATUS
 
-TO: Final = "to"
-"""The hint that a command was stored for this device."""
-END: Final = "end"
-"""The hint that this command has ended: scope/id."""
 PUSH: Final = "push"
 """The hint that this device has told something."""
-SLACK: Final = 2 * SECOND
-"""How long after its expiry a command that waits is left to the hub that knows it."""
-DOUBTS: Final = 200
-"""Commands of unknown outcome whose late answer is still looked for."""
-
-
-class LocalGateway(Protocol):
-    """What the remote side needs of the gateway that it belongs to."""
-
-    engine: Engine
-    pushes: PushService
-    sessions: GatewaySessions
-
-    def waiting(self) -> Iterable[Message]:
-        """The commands that wait here for their devices."""
-        ...
-
-    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
-        """Tell apps here how a command has ended at another hub."""
-        ...
-
-    async def replaced(self, device: str) -> None:
-        """Close the session of a device that has connected to another hub."""
-        ...
 
 
 class GatewayRemote(RemoteHubs, Protocol):
@@ -252,18 +219,11 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._local = local
         self.registry = HubRegistry(ledger, notifier)
         self._overheard = OverheardPushes(ledger)
-        self._followed: dict[bytes, list[Origin]] = {}
-        """the origins here that wait for the outcome of each command"""
-        self._before: set[bytes] = set()
-        """the commands that were followed at the last refresh"""
-        self._doubts: OrderedDict[bytes, None] = OrderedDict()
         self.tasks = Supervisor()
-        self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch, self.tasks)
-        self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends, self.tasks)
+        self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
+        self._followed = FollowedCommands(ledger, notifier, local, self.tasks)
         self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
-        notifier.listen(TO, self._heard_to)
-        notifier.listen(END, self._heard_end)
         notifier.listen(PUSH, self._pushes.want)
         notifier.listen(HELD, self._moves.want)
 
@@ -291,12 +251,8 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         for device in list(here):
             if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
                 await local.replaced(device)
-        await self.take_over(list(here))
-        still = [key for key in self._followed if key in self._before]
-        self._before = set(self._followed)
-        await self._learn_ends(
-            [*still, *(key for key in self._doubts if names_in(key)[0] in local.sessions.apps)]
-        )
+        await self._deliveries.take_over(list(here))
+        await self._followed.refresh()
         heads = local.pushes.heads()
         lasts = await self._ledger.lasts([stream_of(device) for device in heads])
         await self._learn_pushes([d for d, head in heads.items() if lasts.get(stream_of(d), 0) > head])
@@ -344,8 +300,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def open_deliveries(self) -> list[OpenDelivery]:
         """What is for devices here, and what this hub holds."""
-        others = self.registry.living - {self.registry.me}
-        return await self._strays(list(self._local.sessions.devices), "-", others)
+        return await self._deliveries.ours()
 
     async def waiting_commands(self) -> Iterable[Message]:
         """The commands that wait at any hub."""
@@ -356,74 +311,20 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Whether a command's device may have it from another hub."""
         return record.state is not State.ACCEPTED
 
-    async def take_over(self, devices: Collection[str]) -> None:
-        """Find what other hubs have left: for these devices, or because they are dead."""
-        found = await self._strays(devices, self.registry.me, self.registry.living)
-        if found:
-            await self._local.engine.put(DeliveriesFound(tuple(found)))
-
-    async def _fetch(self, devices: Collection[str]) -> None:
-        """Find what was just stored for these devices: only that, since it happens all the time."""
-        found = await self._ledger.booked(self._channel, devices)
-        if found:
-            await self._local.engine.put(DeliveriesFound(tuple(found)))
-
     async def fetch_for(self, device: str) -> None:
         """Find everything that is on its way to a device here, and how far its lanes have come."""
-        marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
-        found = await self._strays([device], self.registry.me, self.registry.living)
-        await self._local.engine.put(DeliveriesFound(tuple(found), marks))
-
-    async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:
-        over = self._ledger.clock.now() - SLACK
-        return await self._ledger.strays(self._channel, here=devices, worker=me, living=living, now=over)
-
-    def _heard_to(self, device: str) -> None:
-        if device in self._local.sessions.devices:
-            self._deliveries.want(device)
+        await self._deliveries.fetch_for(device)
 
     # ── outcomes ─────────────────────────────────────────────────────────────────────────────────
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
-        if verdict.word not in (Word.FRESH, Word.DUPLICATE):
-            return
-        if verdict.state is not None and verdict.state.terminal:
-            return
-        origins = self._followed.setdefault(message.key, [])
-        if origin is not None and origin not in origins:
-            origins.append(origin)
-        if verdict.word is Word.FRESH and message.recipient not in self._local.sessions.devices:
-            self._notifier.hint(TO, message.recipient)
+        if self._followed.follow(message, verdict, origin) and verdict.word is Word.FRESH:
+            self._deliveries.hint(message.recipient)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Hint to the other hubs that a command ended here; the origins here that followed it."""
-        scope, id_ = names_in(key)
-        self._notifier.hint(END, f"{scope}/{id_}")
-        return self._close(key, state)
-
-    def _close(self, key: bytes, state: State) -> list[Origin]:
-        origins = self._followed.pop(key, [])
-        if state is State.UNKNOWN:
-            self._doubts[key] = None
-            if len(self._doubts) > DOUBTS:
-                self._doubts.popitem(last=False)
-        else:
-            self._doubts.pop(key, None)
-        return origins
-
-    def _heard_end(self, name: str) -> None:
-        scope, _, id_ = name.partition("/")
-        with suppress(Malformed):
-            key = key_of(scope, id_)
-            if key in self._followed or scope in self._local.sessions.apps:
-                self._ends.want(key)
-
-    async def _learn_ends(self, keys: Collection[bytes]) -> None:
-        for record in await self._ledger.find_all(keys):
-            key, state = record.message.key, record.state
-            if state.terminal and not (state is State.UNKNOWN and key in self._doubts):
-                self._local.tell_end(record, self._close(key, state))
+        return self._followed.ended(key, state)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 

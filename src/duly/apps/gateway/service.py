@@ -25,6 +25,7 @@ from duly.apps.gateway.admission import CommandAdmission, not_granted
 from duly.apps.gateway.command_effects import CommandEffects
 from duly.apps.gateway.device_answers import DeviceAnswers, hand_over
 from duly.apps.gateway.device_list import DeviceList
+from duly.apps.gateway.device_takeovers import DeviceTakeovers
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
@@ -47,13 +48,11 @@ from duly.core.steps import (
     Transmit,
     Unreachable,
 )
-from duly.core.takeovers import WORD, Takeovers
-from duly.core.units import MS, seconds
+from duly.core.units import MS
 from duly.errors import DulyError, LedgerError, Malformed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
-from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
@@ -131,8 +130,7 @@ class GatewayService:
             self._inbox, self.engine, ledger, audit, self.remote, self._effects.tell_progress, unaddressed
         )
         self.tasks = Supervisor()
-        self._takeovers = Takeovers()
-        self._refusals = RefusalTally(audit, self.tasks)
+        self._takeovers = DeviceTakeovers(audit, self.tasks)
         self.tasks.adopt(self.pushes.tasks)
         self.tasks.adopt(self.remote.tasks)
 
@@ -157,8 +155,7 @@ class GatewayService:
         await self.engine.stop()
         await self.remote.stop()
         await self.pushes.stop()
-        with suppress(DulyError):  # a ledger that is away
-            await self._refusals.stop()
+        await self._takeovers.stop()
 
     # ── sessions ────────────────────────────────────────────────────────────────────────────────
 
@@ -182,7 +179,7 @@ class GatewayService:
             if before is not None:
                 new = False
                 before.close(REPLACED)
-                self._took_over(who.name)
+                self._takeovers.note(who.name)
             session.push(self._welcome(who, {}))
             try:
                 await self.remote.fetch_for(who.name)
@@ -349,20 +346,11 @@ class GatewayService:
         if session is not None:
             session.close(REPLACED)
             await self.engine.put(Unreachable(device))
-            self._took_over(device)
-
-    def _took_over(self, device: str) -> None:
-        """Count that a connection of a device was closed for a newer one; several in a row are recorded."""
-        reason = (
-            f"two clients use the token of {device}, and each disconnects the other; "
-            f"give each an account of its own"
-        )
-        if self._takeovers.note(device, reason, seconds(asyncio.get_running_loop().time())):
-            self._refusals.note(device, "websocket connect", WORD, reason)
+            self._takeovers.note(device)
 
     def conflicts(self) -> list[str]:
         """A sentence about each device whose token two clients use at the same time."""
-        return self._takeovers.conflicts(seconds(asyncio.get_running_loop().time()))
+        return self._takeovers.conflicts()
 
 
 def _inbox_of(

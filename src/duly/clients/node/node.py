@@ -187,7 +187,7 @@ class Node(Lifecycle):
     @property
     def standby(self) -> str:
         """Which other process this one stands by for, in a sentence; empty when it does not."""
-        return self._standby or (self._mailbox.standby if self._ledger is not None else "")
+        return self._standby or (self._mailbox.claim.standby if self._ledger is not None else "")
 
     @property
     def situation(self) -> str:
@@ -421,7 +421,9 @@ class Node(Lifecycle):
         """Report this node's status, now and at every heartbeat."""
         self._running()
         said = fd.content_of(data, self._form)
-        self._mailbox.about = fd.FdStatus(battery=battery, rssi=rssi, ip=ip, version=version, data=said)
+        self._mailbox.own_status.about = fd.FdStatus(
+            battery=battery, rssi=rssi, ip=ip, version=version, data=said
+        )
         self._mailbox.report()
 
     async def remove_status(self) -> None:

@@ -13,8 +13,14 @@ from typing import Final
 import msgspec
 from msgspec import Struct, structs
 
-from duly.core.monitor.signals import Severity, Signal
-from duly.core.monitor.suppression import DeviceSnapshot, Suppressor, SuppressPolicy
+from duly.core.monitor.signals import DISCONNECT, EventData, Severity, Signal
+from duly.core.monitor.suppression import (
+    DeviceSnapshot,
+    Ruling,
+    SuppressionDecision,
+    Suppressor,
+    SuppressPolicy,
+)
 from duly.core.operations import DropItem, PutItem
 from duly.core.units import DAY, HOUR
 
@@ -150,8 +156,12 @@ class MonitoredDevices:
         """Return the device of an event that may still be called off; empty: there is none."""
         return next((name for name, device in self._devices.items() if event in device.events), "")
 
-    def forget(self, name: str, event: str) -> list[PutItem | DropItem]:
-        """Drop an event that the tower will never get, and return the writes that store that."""
+    def forget(self, data: EventData, event: str, *, settled: bool = False) -> list[PutItem | DropItem]:
+        """Drop an event that the tower will never get, so that the next signal is no repeat of it; but a
+        device that was back in time (`settled`) may still be flapping. Return the writes that store that."""
+        name, critical = data.device_address, data.severity is Severity.CRITICAL
+        if critical or not settled:
+            self.suppressor.forgive(name, data.trigger_reason, critical=critical)
         device = self._devices.get(name)
         if device is None or device.events.pop(event, None) is None:
             return []
@@ -159,7 +169,27 @@ class MonitoredDevices:
             device.covered = ""
         return [self.save(name)]
 
+    def came_back(self, name: str, at: int) -> PutItem | DropItem | None:
+        """Note that a device can be reached again, and return the write that stores that; None: nothing of
+        it is remembered, so nothing depends on it."""
+        device = self._devices.get(name)
+        if device is None or device.back:
+            return None
+        device.back, device.covered = at, ""
+        device.held.pop(DISCONNECT, None)
+        return self.save(name)
+
     # ── what is held back ────────────────────────────────────────────────────────────────────────
+
+    def hold(self, signal: Signal, decision: SuppressionDecision) -> bool:
+        """Hold a signal back if no event reports it; return whether there is something to save. The summary
+        counts what the limit holds back, but a lasting state that still stands becomes an event then."""
+        device, limited = self._devices[signal.device], decision.ruling is Ruling.LIMITED
+        until = self.suppressor.told_by(signal.device) if limited else decision.until
+        told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
+        if not told and until is not None:
+            device.hold(signal, until, limited=limited)
+        return limited or not told
 
     def lapsed(self, now: int) -> list[tuple[str, str, HeldSignal]]:
         """Remove and return the signals whose window is over: device, reason and signal. The caller holds

@@ -22,11 +22,12 @@ from typing import Final
 
 import msgspec
 
-from duly.core.ids import SeqId, SeqIds, event_id
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, key_of, names_in
 from duly.core.monitor.devices import MonitoredDevice, MonitoredDevices
-from duly.core.monitor.pending import PendingEvent, PendingEvents
+from duly.core.monitor.messages import MINTED, SCOPE, EventMessages
+from duly.core.monitor.pending import PendingEvent
+from duly.core.monitor.sender import EventSender
 from duly.core.monitor.signals import (
     CANCEL,
     DISCONNECT,
@@ -40,34 +41,25 @@ from duly.core.monitor.signals import (
     DeviceBack,
     EventChange,
     EventData,
-    EventQueued,
     HeartbeatDue,
     Identity,
     NothingToChange,
     SentinelPolicy,
-    Severity,
     Signal,
     SignalRuling,
     StopHeartbeat,
     SummaryData,
     UpdateData,
-    encode,
     raw,
     read_event,
 )
 from duly.core.monitor.suppression import Ruling, Summary, SuppressionDecision
 from duly.core.operations import (
-    Admit,
-    Advance,
-    Deliver,
-    DropItem,
     Finish,
     Group,
     OpenDelivery,
     PutItem,
-    RaiseMark,
     Results,
-    Withdraw,
     Write,
 )
 from duly.core.outbox import EXPIRED, Outbox, unable
@@ -86,14 +78,11 @@ from duly.core.steps import (
     Todo,
     Unreachable,
 )
-from duly.core.units import FOREVER, MS, seconds
+from duly.core.units import MS, seconds
 
-SCOPE: Final = "sentinel"
-TOWER: Final = "tower"
 SELF: Final = "sentinel"
 OFFSET: Final = "offset"
 """The bucket of what a sentinel knows of itself, and the clock offset on it."""
-MINTED: Final = "ids"
 
 CALLED_OFF: Final = Answer(0, b"", "a person called it off before it went out")
 SETTLED: Final = Answer(0, b"", "the device was back before the countdown ended")
@@ -105,17 +94,14 @@ class Monitor:
 
     def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
         self._policy = policy
-        self._identity = identity
         self._devices = MonitoredDevices(policy.suppress)
+        keep = seconds(policy.keep)
+        self.messages = EventMessages(identity, keep)
         self._outbox = Outbox(policy.outbox, worker, ended=self._ended)
-        self._pending = PendingEvents()
-        self._starting: set[bytes] = set()
+        self._sender = EventSender(self._outbox, keep)
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
         """when the next heartbeat is due; None: the tower cannot be reached, or none was promised"""
-        self._ids = SeqIds()
-        self._reachable = False
-        self.offset: int | None = None
 
     @property
     def channel(self) -> str:
@@ -125,11 +111,11 @@ class Monitor:
     @property
     def keys(self) -> list[bytes]:
         """The keys of the messages that have not ended."""
-        return [*self._outbox.keys, *self._pending]
+        return self._sender.keys
 
     def __len__(self) -> int:
         """Return how much has not ended: messages, and signals that may become one."""
-        return len(self._outbox) + len(self._pending) + len(self._starting) + self._devices.holding
+        return len(self._sender) + self._devices.holding
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
 
@@ -137,7 +123,7 @@ class Monitor:
         """Take over the contents of the buckets."""
         self._devices.remember(devices)
         if offset is not None:
-            self.offset = int(offset)
+            self.messages.offset = int(offset)
 
     def restore(
         self,
@@ -148,18 +134,12 @@ class Monitor:
     ) -> list[Todo]:
         """Start from what the ledger holds: continue, wait again, and report what has ended."""
         before = self._outbox.keys
-        n, ms = marks.get(MINTED, (-1, 0))
-        self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
-        self._pending = PendingEvents()
-        self._starting.clear()
+        self.messages.restore(marks.get(MINTED, (-1, 0)))
         self._devices.bound(now)
         # What was stored together is not kept in order; the signals' own times say what it was.
         open_ = sorted(open_, key=lambda item: item.message.time)
         todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
-        todo += self._outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
-        for item in open_:
-            if not item.delivery.attempt:
-                todo += self._restore_pending(PendingEvent(item.message, item.delivery.due), now)
+        todo += self._sender.restore(open_, now)
         told = {end.key for end in ended}.union(item.message.key for item in open_)
         # What went out and is gone without a trace was withdrawn: the tower has it.
         todo += [ReportOutcome(key, State.DONE, Answer()) for key in before if key not in told]
@@ -172,8 +152,9 @@ class Monitor:
         match event:
             case MachineEvent(what=Signal() as signal):
                 return self._signal(signal, now)
-            case MachineEvent(what=DeviceBack() as back):
-                return self._back(back)
+            case MachineEvent(what=DeviceBack(device=device, at=at)):
+                write = self._devices.came_back(device, at)
+                return [] if write is None else [Step((write,), _nothing)]
             case MachineEvent(what=CancelRequest() as call):
                 return self._call_off(call, now)
             case MachineEvent(what=EventChange() as change):
@@ -181,11 +162,11 @@ class Monitor:
             case MachineEvent(what=ClockOffset(by=by)):
                 return self._measured(by, now)
             case Reachable():
-                self._reachable = True
+                self._sender.reachable = True
                 self._beat_at = now if self._promised else None
                 return self._outbox.reached("", now) + self._advance(now)
             case Unreachable():
-                self._reachable, self._beat_at = False, None
+                self._sender.reachable, self._beat_at = False, None
                 return []
             case MachineEvent(what=StopHeartbeat()):
                 self._promised, self._beat_at = False, None
@@ -205,9 +186,9 @@ class Monitor:
 
     def _measured(self, offset: int, now: int) -> list[Todo]:
         """Store the tower's clock offset, and add it to unsent events: our clock may have started in 1970."""
-        self.offset = offset
+        self.messages.offset = offset
         todo: list[Todo] = [Step((PutItem(SELF, OFFSET, b"%d" % offset),), _nothing)]
-        for waiting in self._pending.all():
+        for waiting in self._sender.pending.all():
             if waiting.data is not None and waiting.data.offset_ms is None:
                 data = msgspec.structs.replace(waiting.data, offset_ms=offset // MS)
                 todo.append(self._rewrite(waiting, data, now))
@@ -220,8 +201,8 @@ class Monitor:
         fell = signal.lasting and device.back != 0
         if fell:
             device.back, device.covered = 0, ""
-        id_ = self._id_of(signal, device)
-        counting = self._pending.counting(signal.device, signal.reason, signal.critical)
+        id_ = self.messages.id_of(signal, device.cancels)
+        counting = self._sender.pending.counting(signal.device, signal.reason, signal.critical)
         changed = fell
         if id_ in device.events:
             decision = SuppressionDecision(Ruling.PASS)  # the same signal again, after a ledger that failed
@@ -235,7 +216,7 @@ class Monitor:
             decision = suppressor.signal(signal.device, signal.at, signal.critical, signal.reason)
             if decision.passes:
                 return [self._pass(signal, device, id_, signal.at, now)]
-            changed |= self._hold(signal, device, decision)
+            changed |= self._devices.hold(signal, decision)
             if decision.ruling is Ruling.LIMITED:  # the summary tells of it, before the limit is free again
                 decision = SuppressionDecision(Ruling.LIMITED, suppressor.told_by(signal.device))
             id_ = ""
@@ -243,16 +224,6 @@ class Monitor:
         if not changed:
             return [ruled]
         return [Step((self._devices.save(signal.device),), lambda results, now: [ruled])]
-
-    def _hold(self, signal: Signal, device: MonitoredDevice, decision: SuppressionDecision) -> bool:
-        """Hold a signal back if no event reports it; return whether there is something to save. The summary
-        counts what the limit holds back, but a lasting state that still stands becomes an event then."""
-        limited = decision.ruling is Ruling.LIMITED
-        until = self._devices.suppressor.told_by(signal.device) if limited else decision.until
-        told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
-        if not told and until is not None:
-            device.hold(signal, until, limited=limited)
-        return limited or not told
 
     def _judge_again(self, now: int) -> list[Todo]:
         """Turn held signals whose window has ended, and that still stand, into events."""
@@ -267,10 +238,10 @@ class Monitor:
             if decision.passes:
                 if held.limited:
                     suppressor.told_apart(name, reason)
-                id_ = self._id_of(signal, device)
+                id_ = self.messages.id_of(signal, device.cancels)
                 todo.append(self._pass(signal, device, id_, now, now))
             else:
-                self._hold(signal, device, decision)
+                self._devices.hold(signal, decision)
                 todo.append(Step((self._devices.save(name),), _nothing))
         return todo
 
@@ -281,7 +252,7 @@ class Monitor:
         if signal.lasting:
             device.covered = id_
         lasts = seconds(self._policy.countdown) if signal.countdown is None else signal.countdown
-        message = self._message(EVENT, id_, signal.at, self._data(signal), now)
+        message = self.messages.event(id_, signal, device.cancels, now)
         due = begins + lasts if lasts else min(begins, now)
         more: Group = tuple(self._devices.sweep(now))
         then: list[Todo] = [
@@ -291,49 +262,15 @@ class Monitor:
                 )
             )
         ]
-        milder = self._pending.counting(signal.device, signal.reason, False) if signal.critical else None
+        milder = (
+            self._sender.pending.counting(signal.device, signal.reason, False) if signal.critical else None
+        )
         if milder is not None:
             key = milder.message.key
-            more = (*more, self._drop(key, State.SUPERSEDED, OVERTAKEN, now))
+            more = (*more, self._sender.drop(key, State.SUPERSEDED, OVERTAKEN, now))
             then.append(ReportOutcome(key, State.SUPERSEDED, OVERTAKEN))
             device.events.pop(event_in(key), None)
-        return self._send(message, due, now, then, (*more, self._devices.save(signal.device)))
-
-    def _data(self, signal: Signal, summary: SummaryData | None = None) -> EventData:
-        return EventData(
-            self._identity.profile,
-            signal.reason,
-            signal.device,
-            self._identity.session,
-            signal.at // MS,
-            signal.severity,
-            self._devices.at(signal.device).cancels,
-            raw(signal.meta),
-            raw(signal.location),
-            None if self.offset is None else self.offset // MS,
-            summary,
-        )
-
-    def _id_of(self, signal: Signal, device: MonitoredDevice) -> str:
-        """Return the id of the event that a signal becomes. Cancels count in it, so that a signal in the
-        same microsecond as one that was called off is another event."""
-        start = signal.at + device.cancels
-        return self._mint(signal.reason, signal.device, start, critical=signal.critical)
-
-    def _mint(self, reason: str, device: str, at: int, *, critical: bool = False) -> str:
-        who = self._identity
-        return event_id(
-            sentinel=who.sentinel, tower=who.tower, profile=who.profile, session=who.session, device=device,
-            reason=f"{reason}, critical" if critical else reason, window_start=at,
-        )  # fmt: skip
-
-    def _back(self, back: DeviceBack) -> list[Todo]:
-        device = self._devices.get(back.device)
-        if device is None or device.back:
-            return []  # nothing of it is remembered, so nothing depends on it
-        device.back, device.covered = back.at, ""
-        device.held.pop(DISCONNECT, None)
-        return [Step((self._devices.save(back.device),), _nothing)]
+        return self._sender.send(message, due, now, then, (*more, self._devices.save(signal.device)))
 
     # ── what a person says ───────────────────────────────────────────────────────────────────────
 
@@ -355,15 +292,15 @@ class Monitor:
         for event in events:
             del device.events[event]
             key = key_of(SCOPE, event)
-            if key in self._pending:
+            if key in self._sender.pending:
                 dropped.append(event)
                 writes += [
-                    self._drop(one, State.CANCELLED, CALLED_OFF, now)
-                    for one in (key, *self._pending.behind(event))
+                    self._sender.drop(one, State.CANCELLED, CALLED_OFF, now)
+                    for one in (key, *self._sender.pending.behind(event))
                 ]
             else:
                 corrected.append(event)
-                steps.append(self._follow(CANCEL, event, call.at, CancelData(event, call.at // MS), now))
+                steps.append(self._follow(CANCEL, call.at, CancelData(event, call.at // MS), now))
         if device.covered in events:
             device.covered = ""
         device.cancels += 1
@@ -376,11 +313,11 @@ class Monitor:
     def _change(self, change: EventChange, now: int) -> list[Todo]:
         if not self._devices.of(change.event):
             return [MachineEffect(NothingToChange(change.event))]
-        waiting = self._pending.get(key_of(SCOPE, change.event))
+        waiting = self._sender.pending.get(key_of(SCOPE, change.event))
         meta, location = raw(change.meta), raw(change.location)
         if waiting is None or waiting.data is None:
             data = UpdateData(change.event, change.severity, meta, location)
-            return [self._follow(UPDATE, change.event, change.at, data, now)]
+            return [self._follow(UPDATE, change.at, data, now)]
         # It has not left: it goes out as it is now.
         old = waiting.data
         data_now = msgspec.structs.replace(
@@ -392,136 +329,39 @@ class Monitor:
         return [self._rewrite(waiting, data_now, now)]
 
     def _rewrite(self, waiting: PendingEvent, data: EventData, now: int) -> Step:
-        message = self._message(EVENT, waiting.event, waiting.message.time, data, now)
-        self._pending.stop_counting(waiting)
-        self._pending.add(PendingEvent(message, waiting.due, queued=waiting.queued))
-        return Step((Withdraw(message.key), self._admit_pending(message, waiting.due, now)), _nothing)
+        message = self.messages.event_of(waiting.event, waiting.message.time, data, now)
+        return self._sender.replace(waiting, message, now)
 
-    def _follow(self, kind: str, event: str, at: int, data: UpdateData | CancelData, now: int) -> Step:
-        minted = self._ids.next(at)
-        message = self._message(kind, str(minted), at, data, now)
-        return self._send(message, at, now, [], (RaiseMark(MINTED, minted.n, minted.ms),))
+    def _follow(self, kind: str, at: int, data: UpdateData | CancelData, now: int) -> Step:
+        message, mark = self.messages.about(kind, at, data, now)
+        return self._sender.send(message, at, now, [], (mark,))
 
-    # ── sending ──────────────────────────────────────────────────────────────────────────────────
-
-    def _message(
-        self, kind: str, id_: str, at: int, data: EventData | UpdateData | CancelData, now: int
-    ) -> Message:
-        critical = isinstance(data, EventData) and data.severity is Severity.CRITICAL
-        expires = 0 if critical else max(at, now) + seconds(self._policy.keep)
-        return Message(SCOPE, id_, kind, TOWER, encode(data), time=at, expires=expires)
-
-    def _send(self, message: Message, due: int, now: int, then: list[Todo], more: Group) -> Step:
-        """Admit a message, and start it in the same commit if nothing prevents that."""
-        waiting = PendingEvent(message, due)
-        at_once = due <= now and self._may_start(waiting)
-        if at_once:
-            self._starting.add(message.key)
-            admit = Admit(message, FOREVER, now, State.SENT, (self._outbox.launch(message, now),))
-        else:
-            if due <= now:
-                then = [*then, *self._queue(waiting)]
-            self._pending.add(waiting)
-            admit = self._admit_pending(message, due, now)
-
-        def done(results: Results, now: int) -> list[Todo]:
-            if not at_once:
-                return then  # it may have been started meanwhile, by a step of its own
-            self._starting.discard(message.key)
-            fresh = results.of(admit).fresh
-            return [*then, self._outbox.launched(message, 1, -1, now)] if fresh else then
-
-        return Step((admit, *more), done)
-
-    def _admit_pending(self, message: Message, due: int, now: int) -> Admit:
-        return Admit(message, FOREVER, now, then=(Deliver(self._outbox.ref(message), due, message.expires),))
-
-    def _may_start(self, waiting: PendingEvent) -> bool:
-        if not self._reachable:
-            return False
-        return waiting.data is not None or not self._open(key_of(SCOPE, waiting.event))
-
-    def _open(self, key: bytes) -> bool:
-        return key in self._pending or key in self._starting or self._outbox.state(key) is not None
-
-    def _start(self, waiting: PendingEvent, now: int) -> Step:
-        message = waiting.message
-        self._pending.remove(waiting)
-        self._starting.add(message.key)
-
-        def done(results: Results, now: int) -> list[Todo]:
-            self._starting.discard(message.key)
-            return [self._outbox.launched(message, 1, -1, now)] if results.of(take) else []
-
-        take = self._outbox.relaunch(message, 0, now)
-        return Step((take, Advance(message.key, State.SENT, now)), done)
-
-    def _drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
-        """Remove a message that was not sent, and return the write that ends it."""
-        waiting = self._pending[key]
-        self._pending.remove(waiting)
-        ref = self._outbox.ref(waiting.message)
-        return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self, waiting: PendingEvent, state: State, answer: Answer, now: int) -> Step:
         """End a message that was not sent, and those that wait for it."""
         keys, data = [waiting.message.key], waiting.data
         if data is not None:
-            keys += self._pending.behind(waiting.event)
-        writes: list[Write] = [self._drop(key, state, answer, now) for key in keys]
+            keys += self._sender.pending.behind(waiting.event)
+        writes: list[Write] = [self._sender.drop(key, state, answer, now) for key in keys]
         if data is not None:
-            writes += self._forget(data, waiting.event, settled=answer is SETTLED)
+            writes += self._devices.forget(data, waiting.event, settled=answer is SETTLED)
         reports: list[Todo] = [ReportOutcome(key, state, answer) for key in keys]
         return Step(tuple(writes), lambda results, now: reports)
-
-    def _forget(self, data: EventData, event: str, *, settled: bool = False) -> list[PutItem | DropItem]:
-        """Forget an event that the tower will not get, so that the next signal is no repeat of it; but a
-        device that was back in time (`settled`) may still be flapping."""
-        critical = data.severity is Severity.CRITICAL
-        if critical or not settled:
-            name, reason = data.device_address, data.trigger_reason
-            self._devices.suppressor.forgive(name, reason, critical=critical)
-        return self._devices.forget(data.device_address, event)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         """Report an end, and start or end what waited for it."""
         todo: list[Todo] = [ReportOutcome(message.key, state, answer)]
         never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
-        if never and (writes := self._forget(read_event(message.body), message.id)):
+        if never and (writes := self._devices.forget(read_event(message.body), message.id)):
             todo.append(Step(tuple(writes), _nothing))
-        for key in self._pending.behind(message.id):
-            waiting = self._pending[key]
+        for key in self._sender.pending.behind(message.id):
+            waiting = self._sender.pending[key]
             if never:
                 todo.append(self._end(waiting, State.CANCELLED, answer, now))
-            elif self._may_start(waiting):
-                todo.append(self._start(waiting, now))
+            elif self._sender.may_start(waiting):
+                todo.append(self._sender.start(waiting, now))
         return todo
-
-    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
-
-    def _restore_pending(self, waiting: PendingEvent, now: int) -> list[Todo]:
-        """Wait again after a restart, and report the event: a person may still call it off."""
-        self._pending.add_again(waiting, seconds(self._policy.keep), now)
-        data = waiting.data
-        if data is None:
-            return []
-        passed = SuppressionDecision(Ruling.PASS)
-        return [
-            MachineEffect(
-                SignalRuling(
-                    None, data.device_address, data.trigger_reason, passed, waiting.event, waiting.due
-                )
-            )
-        ]
-
-    def _queue(self, waiting: PendingEvent) -> list[Todo]:
-        waiting.queued = True
-        data = waiting.data
-        return (
-            []
-            if data is None
-            else [MachineEffect(EventQueued(waiting.event, data.device_address, data.trigger_reason))]
-        )
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -529,7 +369,7 @@ class Monitor:
         """Send, judge again, summarise and expire what is due."""
         todo = self._outbox.wake(now) + self._judge_again(now)
         todo += [self._sum_up(summary, now) for summary in self._devices.suppressor.wake(now)]
-        for waiting in self._pending.due(now):
+        for waiting in self._sender.pending.due(now):
             todo += self._due(waiting, now)
         if self._beat_at is not None and self._beat_at <= now:
             self._beat_at = now + seconds(self._policy.heartbeat)
@@ -547,45 +387,46 @@ class Monitor:
             disconnect = data.trigger_reason == DISCONNECT and self._policy.settle
             if disconnect and device is not None and 0 < device.back <= waiting.due:
                 return [self._end(waiting, State.CANCELLED, SETTLED, now)]
-            self._pending.stop_counting(waiting)
-            todo += self._queue(waiting)
-        if self._may_start(waiting):
-            return [*todo, self._start(waiting, now)]
-        self._pending.rest(waiting)
+            self._sender.pending.stop_counting(waiting)
+            todo += self._sender.queue(waiting)
+        if self._sender.may_start(waiting):
+            return [*todo, self._sender.start(waiting, now)]
+        self._sender.pending.rest(waiting)
         return todo
 
     def _advance(self, now: int) -> list[Todo]:
         """Start every message that is due and may go, in the order they were made."""
         return [
-            todo for waiting in self._pending.all() if waiting.due <= now for todo in self._due(waiting, now)
+            todo
+            for waiting in self._sender.pending.all()
+            if waiting.due <= now
+            for todo in self._due(waiting, now)
         ]
 
     def _sum_up(self, summary: Summary, now: int) -> Step:
         data = SummaryData(summary.held, dict(summary.reasons), summary.since // MS)
-        self._devices.at(summary.device)
-        id_ = self._mint(SUMMARY, summary.device, summary.since)
-        event = self._data(Signal(summary.device, SUMMARY, now), data)
+        device = self._devices.at(summary.device)
+        signal = Signal(summary.device, SUMMARY, now)
+        id_ = self.messages.id_of_summary(summary)
         ruled = MachineEffect(
             SignalRuling(None, summary.device, SUMMARY, SuppressionDecision(Ruling.PASS), id_, now)
         )
-        message = self._message(EVENT, id_, now, event, now)
-        return self._send(message, now, now, [ruled], (self._devices.save(summary.device),))
+        message = self.messages.event(id_, signal, device.cancels, now, data)
+        return self._sender.send(message, now, now, [ruled], (self._devices.save(summary.device),))
 
     def next_wake(self) -> int | None:
         """Return when `wake` has something to do; None: nothing is timed."""
         devices = self._devices
         wakes = (
-            self._outbox.next_wake(), devices.suppressor.next_wake(), devices.next_wake(),
-            self._pending.next_wake(), self._beat_at,
+            self._sender.next_wake(), devices.suppressor.next_wake(), devices.next_wake(), self._beat_at,
         )  # fmt: skip
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
         """Follow a wall clock that was set by this much; the tower's clock did not move."""
-        self._outbox.shift(by)
-        if self.offset is not None:
-            self.offset -= by
-        self._pending.shift(by)
+        self._sender.shift(by)
+        if self.messages.offset is not None:
+            self.messages.offset -= by
         self._devices.shift(by)
         if self._beat_at is not None:
             self._beat_at += by

@@ -4,7 +4,9 @@ It exchanges packets of MQTT 3.1.1 with the production link. It keeps sessions, 
 in memory only: when it dies it forgets everything, as Mosquitto does. When it restarts it remembers sessions
 and retained messages, as NATS does, and what was not acknowledged comes again without a mark that it is a
 repeat. Connections keep order and break; what was not acknowledged is sent again, and sometimes more than
-that. What an account may not publish is confirmed and dropped.
+that. What an account may not publish is confirmed and dropped. A first subscription may take a moment, as it
+does at NATS: what is retained is read at its beginning, and what is retained in that moment is passed on
+before it, or not at all.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class SimSession:
         self.unacknowledged: dict[int, SimPublish] = {}
         self.connection: SimConnection | None = None
         self.number = 0
+        self.beginning: set[str] = set()
+        """the filters to which nothing that is retained is passed on yet"""
         self.unmarked = False
         """the broker has restarted: it does not know what it has sent before"""
 
@@ -83,6 +87,8 @@ class SimBroker:
         self._connections: list[SimConnection] = []
         self.recorded: list[SimPublish] = []
         """all messages that were published"""
+        self.subscribes_within = 0.0
+        """seconds that the first subscription to a filter takes"""
 
     def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
         """Accept a connection."""
@@ -107,6 +113,19 @@ class SimBroker:
         for session in self._sessions.values():
             session.unmarked = True
         self._break_all()
+
+    def lose(self, client: str) -> None:
+        """Lose all connections, and the sessions of this client."""
+        self._world.faults += 1
+        self._world.log.note("broker", f"forgets the sessions of {client}")
+        for session in self.sessions_of(client):
+            session.clean = True
+        for connection in list(self._connections):
+            connection.wire.break_()
+
+    def retained(self, topic: str) -> bytes | None:
+        """The retained message of a topic."""
+        return self._retained.get(topic)
 
     def sessions_of(self, client: str) -> list[SimSession]:
         """The sessions under the client ids of this client."""
@@ -155,7 +174,8 @@ class SimBroker:
             if not payload:
                 del self._retained[topic]
         for session in list(self._sessions.values()):
-            found = [qos for each, qos in session.filters.items() if _matches(each, topic)]
+            missed = session.beginning if retain else set()
+            found = [q for each, q in session.filters.items() if each not in missed and _matches(each, topic)]
             if found:
                 self._hand_out(session, SimPublish(topic, payload), max(found))
 
@@ -166,10 +186,26 @@ class SimBroker:
 
     def subscribed(self, session: SimSession, filter_: str, qos: int) -> None:
         """Add a subscription, and hand out retained messages."""
+        is_first = filter_ not in session.filters
         session.filters[filter_] = qos
-        for topic, payload in list(self._retained.items()):
-            if _matches(filter_, topic):
-                self._hand_out(session, SimPublish(topic, payload, True), qos)
+        kept = [
+            SimPublish(topic, said, True)
+            for topic, said in self._retained.items()
+            if _matches(filter_, topic)
+        ]
+        if not is_first or not self.subscribes_within:
+            self._begin(session, filter_, qos, kept)
+            return
+        if self._world.rng.random() < 0.5:
+            session.beginning.add(filter_)
+        asyncio.get_running_loop().call_later(
+            self.subscribes_within, self._begin, session, filter_, qos, kept
+        )
+
+    def _begin(self, session: SimSession, filter_: str, qos: int, kept: list[SimPublish]) -> None:
+        session.beginning.discard(filter_)
+        for message in kept:
+            self._hand_out(session, message, qos)
 
     def _hand_out(self, session: SimSession, message: SimPublish, qos: int) -> None:
         if session.connection is None or not session.connection.welcomed:

@@ -4,7 +4,8 @@ broker between them.
 The broker is the hub's own: it dies with the hub, remembers sessions, and drops what an account may not
 publish. Devices die with it, and some do not come back. Attackers answer and command in the names of others,
 publish garbage, and subscribe in the hub's session. Long after the calm every app sends a last command to
-every device: whatever was said to the hub, it must still listen.
+every device: whatever was said to the hub, it must still listen. Later, all connections break and the broker
+has forgotten the hub's session, so devices report while the hub subscribes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.apps.gateway.mqtt_devices import GRACE, MqttDevices
+from duly.apps.gateway.mqtt_devices import MqttDevices
+from duly.apps.gateway.mqtt_presence import GRACE
 from duly.broker.users import second_session
 from duly.clients.base import HubLink
 from duly.clients.device import Device
@@ -62,6 +64,12 @@ ATTACKS: Final = 8
 """Attacks in a world with conflicts."""
 LATE: Final = 160.0
 """When each app sends a last command to each device."""
+FORGOTTEN: Final = 200.0
+"""When the broker forgets the hub's session."""
+SUBSCRIBES_WITHIN: Final = 0.2
+"""Seconds that the hub's subscription takes then."""
+SEEN_WITHIN: Final = 10.0
+"""Seconds after which apps know that a device is online that has come back then."""
 BLACKOUT: Final = 0.25
 """The chance that the broker and a device die together when the hub has heard that the device is online."""
 NOTICED: Final = GRACE + 3 * SWEEP_SECONDS
@@ -96,7 +104,8 @@ class MqttHub(GatewayHub):
         )
         devices.reports_link = MqttLink(
             second_session(address), self._heard, subscriptions=devices.reports,
-            on_connect=devices.reports_back, on_disconnect=lambda _: devices.lost(), tasks=tasks,
+            on_connect=devices.reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
+            before=devices.presence.link_connects, tasks=tasks,
         )  # fmt: skip
         for link in (devices.link, devices.reports_link):
             await link.start()
@@ -164,6 +173,10 @@ class MqttLog(WorldLog):
         self.blackouts: list[Blackout] = []
         self.last: set[bytes] = set()
         """the commands that were sent long after the calm"""
+        self.subscribed: set[str] = set()
+        """the filters in the hub's sessions when the broker forgot them"""
+        self.back: list[str] = []
+        """the devices that have come back some time after the broker forgot the hub's session"""
         self.heard: dict[str, float] = {}
         """when the hub last heard something on each topic"""
 
@@ -221,7 +234,7 @@ class MqttWorld(GatewayWorld):
         hub = self.nodes[HUB]
         assert isinstance(hub, MqttHub)
         if hub.ready:
-            hub.devices.broker_restarted()
+            hub.devices.presence.broker_restarted()
 
     def overheard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> Callable[[], None]:
         """Called for all that the hub hears. Sometimes the broker dies before it learns that the hub has the
@@ -303,6 +316,22 @@ class MqttWorld(GatewayWorld):
         super()._calm()
         self._ready.clear()
         self.loop.call_at(LATE, self._send_last)
+        self.loop.call_at(FORGOTTEN, self._forget_session)
+        self.loop.call_at(FORGOTTEN + SEEN_WITHIN, self._note_who_is_back)
+
+    def _forget_session(self) -> None:
+        for session in self.broker.sessions_of(HUB):
+            self.mqtt_log.subscribed |= session.filters.keys()
+        self.broker.subscribes_within = SUBSCRIBES_WITHIN
+        self.broker.lose(HUB)
+
+    def _note_who_is_back(self) -> None:
+        self.broker.subscribes_within = 0.0
+        for name, device in self.nodes.items():
+            said = self.broker.retained(fd.topic_of(fd.PREFIX, name, FdKind.STATUS))
+            status = fd.decode_status(said) if said else None
+            if isinstance(device, BrokeredDevice) and device.alive and status is not None and status.online:
+                self.mqtt_log.back.append(name)
 
     def _send_last(self) -> None:
         for app in list(self.nodes.values()):
@@ -336,10 +365,8 @@ def own_session(world: World) -> Iterator[Finding]:
     hub = world.nodes[HUB]
     assert isinstance(hub, MqttHub)
     ours = {*hub.devices.answers, *hub.devices.reports}
-    for session in world.broker.sessions_of(HUB):
-        for topic in sorted(session.filters.keys() - ours):
-            if world.mqtt_log.heard.get(topic, 0) < CALM:
-                continue
+    for topic in sorted(world.mqtt_log.subscribed - ours):
+        if world.mqtt_log.heard.get(topic, 0) >= CALM:
             yield f"the hub still hears {topic}", b""
 
 
@@ -361,6 +388,16 @@ def missed(world: World) -> Iterator[Finding]:
             yield f"{lost.device} died with the broker, and apps were told that it is back", b""
 
 
+def seen(world: World) -> Iterator[Finding]:
+    """[P5] Apps are told soon that a device is online, also if it reported while the hub subscribed."""
+    assert isinstance(world, MqttWorld)
+    until = FORGOTTEN + SEEN_WITHIN
+    for name in world.mqtt_log.back:
+        told = [online for at, device, online in world.mqtt_log.presence if device == name and at <= until]
+        if not told or not told[-1]:
+            yield f"{name} came back while the hub subscribed, and apps believe that it is offline", b""
+
+
 MQTT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *GATEWAY_CHECKERS, attentive, own_session, missed,
+    *GATEWAY_CHECKERS, attentive, own_session, missed, seen,
 )  # fmt: skip

@@ -37,7 +37,7 @@ from duly.core.monitor.signals import (
     SignalRuling,
     read_event,
 )
-from duly.core.steps import Effect
+from duly.core.steps import Effect, MachineEffect
 from duly.core.units import SECOND
 from duly.errors import DulyError
 from duly.identity.accounts import Principal, Role
@@ -114,15 +114,17 @@ class _SimSentinel(Sentinel):
         return SimLink(self.node, self._up, self._heard, down=self._down)
 
     def _perform(self, effect: Effect) -> None:
-        if self.node.alive:
-            super()._perform(effect)
+        if not self.node.alive:
+            return
+        if isinstance(effect, MachineEffect) and isinstance(effect.what, SignalRuling):
+            self._note(effect.what)
+        super()._perform(effect)
 
-    def _ruled(self, ruled: SignalRuling) -> None:
+    def _note(self, ruled: SignalRuling) -> None:
         what = f"{ruled.device} {ruled.reason}: {ruled.decision.ruling.value}"
         self.node.world.log.note(self.node.name, what, self.node.key(ruled.event) if ruled.event else b"")
         if ruled.origin is not None:
             self.node.world.judged(self.node, ruled)
-        super()._ruled(ruled)
 
 
 class Fact(msgspec.Struct, frozen=True):
@@ -174,8 +176,8 @@ class SimWatcher(SimProcess):
             elif what < 0.9:
                 sentinel.cancel(device)
                 self.world.happened(self, device, "cancel")
-            elif sentinel._alerts:
-                event = self.world.rng.choice(list(sentinel._alerts))
+            elif events := sentinel._alerts.open:
+                event = self.world.rng.choice(events)
                 sentinel.update(event, location={"lat": round(draw(), 3)})
 
 

@@ -205,12 +205,13 @@ class MqttLink:
     async def subscribe(self, *filters: str, latest: bool = False) -> None:
         """Also listen to these. Without a connection they are noted, and asked for when there is one."""
         wanted = _wanted(filters, 0 if latest else 1)
+        new = wanted.keys() - self._filters.keys()
         self._filters |= wanted
         if self._session is not None and self._session.connected:
             try:
                 await self._session.subscribe(wanted)
             except ConnectionRefused:
-                for each in wanted:
+                for each in new:
                     self._filters.pop(each, None)
                 raise
 

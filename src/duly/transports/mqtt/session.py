@@ -1,7 +1,7 @@
 """One MQTT connection, from CONNECT to its end.
 
-The laws are those of `duly.transports.mqtt.link`. What is written in one turn of the loop goes out together,
-and what arrives together is taken apart in one pass.
+The laws are those of `duly.transports.mqtt.link`; `duly.transports.mqtt.packet_reader` takes apart what
+arrives, and `duly.transports.mqtt.packet_writer` writes.
 
 No client library is under it (docs/adr/0014): they acknowledge before a handler has committed, or carry a
 late PUBACK over to the next connection, where it acknowledges another message.
@@ -23,6 +23,8 @@ from msgspec import Struct
 from duly.errors import ConnectionLost, ConnectionRefused, Malformed
 from duly.transports.mqtt import packets
 from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.packet_reader import PacketReader
+from duly.transports.mqtt.packet_writer import PacketWriter
 
 CONNECT_WITHIN: Final = 10.0
 
@@ -30,10 +32,6 @@ CONFIRM_WITHIN: Final = 20.0
 """Seconds the broker has for a PUBACK; after that the connection is given up and made anew."""
 
 CLOSE_WITHIN: Final = 2.0
-
-RUSH: Final = 100
-"""Packets handled in a row; then everything else in the process gets a turn. uvloop reads on for as long as
-there is more, so a broker that has much for us would keep the process from reading all other connections."""
 
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
@@ -86,12 +84,9 @@ class MqttSession(asyncio.Protocol):
         self._clean = clean
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._rest = bytearray()
-        """the beginning of a packet that has not arrived whole"""
-        self._needed = 0
-        self._handling = False
-        """packets wait for their turn, and reading is paused"""
-        self._outgoing: list[bytes] = []
+        self._reader = PacketReader(self._handle, self._no_mqtt)
+        self._writer = PacketWriter()
+        self._write = self._writer.write
         self._arrivals: deque[IncomingPublish] = deque()
         self.waiting: dict[int, tuple[Done | None, float]] = {}
         self._queued: deque[tuple[bytes, bytes, bool, Done | None]] = deque()
@@ -100,7 +95,7 @@ class MqttSession(asyncio.Protocol):
         self._answers: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
         """which kind of packet is waited for under which number"""
         self._number = 0
-        self._heard_at = self._spoke_at = self._loop.time()
+        self._heard_at = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
         self._confirmed_all = asyncio.Event()
         self._gone = asyncio.Event()
@@ -164,7 +159,7 @@ class MqttSession(asyncio.Protocol):
             self._watch.cancel()
         if self._transport is not None:
             self._write(packets.DISCONNECT)
-            self._flush()
+            self._writer.flush()
             self._transport.close()
             try:
                 async with asyncio.timeout(CLOSE_WITHIN):
@@ -193,7 +188,7 @@ class MqttSession(asyncio.Protocol):
         elif now - self._heard_at > 2 * keepalive:
             self.end(f"the broker has been silent for {2 * keepalive} s")
         else:
-            if now - min(self._heard_at, self._spoke_at) >= keepalive / 2:
+            if now - min(self._heard_at, self._writer.wrote_at) >= keepalive / 2:
                 self._write(packets.PINGREQ)
             self._watch = self._loop.call_later(min(CONFIRM_WITHIN, keepalive) / 4, self._watch_socket)
 
@@ -201,7 +196,8 @@ class MqttSession(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport that asyncio has connected."""
-        self._transport = cast("asyncio.Transport", transport)
+        connected = cast("asyncio.Transport", transport)
+        self._transport = self._reader.transport = self._writer.transport = connected
 
     def connection_lost(self, problem: Exception | None) -> None:
         """End the session: the broker or the network has closed the connection."""
@@ -214,62 +210,21 @@ class MqttSession(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Handle the packets that are complete, and keep the rest until more bytes arrive."""
         self._heard_at = self._loop.time()
-        if self._rest:
-            self._rest += data
-            if self._handling or len(self._rest) < self._needed:
-                return
-            data = bytes(self._rest)
-        elif self._handling:
-            self._rest += data
+        self._reader.receive(data)
+
+    def _handle(self, first: int, data: bytes, start: int, end: int) -> None:
+        """Handle a packet, unless the connection has ended."""
+        kind = first & packets.KIND
+        if self._over:
             return
-        self._take(data)
-
-    def _take(self, data: bytes) -> None:
-        """Handle the whole packets in these bytes."""
-        try:
-            found, rest, self._needed = packets.split(data)
-            self._rest = bytearray(data[rest:])
-        except Malformed as problem:
-            self._no_mqtt(problem)
-            return
-        self._handle(data, found, 0)
-
-    def _handle(self, data: bytes, found: Sequence[packets.Packet], at: int) -> None:
-        """Handle these packets from one of them on; at most `RUSH` in a row."""
-        try:
-            for first, start, end in found[at : at + RUSH] if len(found) > RUSH else found:
-                kind = first & packets.KIND
-                if self._over:
-                    return
-                if not self.connected:
-                    self._greeted(kind, data[start:end])
-                elif kind == packets.PUBLISH:
-                    self._published(first, data, start, end)
-                elif kind == packets.PUBACK:
-                    self._confirmed(packets.number(data, start, end))
-                else:
-                    self._answered(kind, data[start:end])
-        except Malformed as problem:
-            self._no_mqtt(problem)
-            return
-        if at + RUSH < len(found):
-            self._pause()
-            self._loop.call_soon(self._handle, data, found, at + RUSH)
-        elif self._handling:
-            self._resume()
-
-    def _pause(self) -> None:
-        if not self._handling:
-            self._handling = True
-            if self._transport is not None and not self._transport.is_closing():
-                self._transport.pause_reading()
-
-    def _resume(self) -> None:
-        self._handling = False
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.resume_reading()
-        if self._rest and len(self._rest) >= self._needed:
-            self._take(bytes(self._rest))
+        if not self.connected:
+            self._greeted(kind, data[start:end])
+        elif kind == packets.PUBLISH:
+            self._published(first, data, start, end)
+        elif kind == packets.PUBACK:
+            self._confirmed(packets.number(data, start, end))
+        else:
+            self._answered(kind, data[start:end])
 
     def _no_mqtt(self, problem: Malformed) -> None:
         self.end(f"{self._address!r} does not speak MQTT: {problem}")
@@ -298,18 +253,6 @@ class MqttSession(asyncio.Protocol):
             if number not in self.waiting and number not in self._answers:
                 self._number = number
                 return number
-
-    def _write(self, data: bytes) -> None:
-        """What is written in one turn of the loop goes out together: a call to the system for all of it."""
-        if not self._outgoing:
-            self._loop.call_soon(self._flush)
-        self._outgoing.append(data)
-
-    def _flush(self) -> None:
-        out, self._outgoing = self._outgoing, []
-        if out and self._transport is not None and not self._transport.is_closing():
-            self._spoke_at = self._loop.time()
-            self._transport.write(b"".join(out))
 
     async def drained(self) -> None:
         """Until everything is confirmed."""

@@ -1,0 +1,36 @@
+"""Checks the signatures of MQTT devices that have a key.
+
+The law: from a device with a key only what it has signed counts; from a device without one, everything.
+"""
+
+from __future__ import annotations
+
+from duly.core.acl import HUB
+from duly.core.signing import Keyring, read_key
+from duly.identity.accounts import Accounts
+from duly.wire import fd
+from duly.wire.fd_signatures import FdSignatures
+
+
+class DeviceSignatures:
+    """The keys of the devices, and what checks a signature with each."""
+
+    def __init__(self, accounts: Accounts, prefix: str) -> None:
+        self._accounts = accounts
+        self._prefix = prefix
+        self._checks: dict[tuple[str, str], FdSignatures] = {}
+
+    def check(self, message: fd.Fd, device: str) -> None:
+        """Refuse what a device with a key has not signed."""
+        key = self._accounts.key_of(device)
+        if not key:
+            return
+        signatures = self._checks.get((device, key))
+        if signatures is None:
+            ring = Keyring(HUB).trust(device, read_key(key))
+            signatures = self._checks[device, key] = FdSignatures(ring, prefix=self._prefix, required=True)
+        signatures.check(message, by=device)
+
+    def required(self, device: str) -> bool:
+        """Whether a device has a key."""
+        return bool(self._accounts.key_of(device))

@@ -1,0 +1,42 @@
+"""Notices two clients that use the token of one device, and disconnect each other in turns.
+
+The law: one newer connection is normal; several in a row are recorded, and named until they have stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from duly.core.takeovers import WORD, Takeovers
+from duly.core.units import seconds
+from duly.errors import DulyError
+from duly.runtime.audit import AuditLog
+from duly.runtime.refusal_tally import RefusalTally
+from duly.runtime.tasks import Supervisor
+
+
+class DeviceTakeovers:
+    """The connections of devices that were closed for newer ones."""
+
+    def __init__(self, audit: AuditLog, tasks: Supervisor) -> None:
+        self._takeovers = Takeovers()
+        self._refusals = RefusalTally(audit, tasks)
+
+    def note(self, device: str) -> None:
+        """Count that a connection of a device was closed for a newer one; several in a row are recorded."""
+        reason = (
+            f"two clients use the token of {device}, and each disconnects the other; "
+            f"give each an account of its own"
+        )
+        if self._takeovers.note(device, reason, seconds(asyncio.get_running_loop().time())):
+            self._refusals.note(device, "websocket connect", WORD, reason)
+
+    def conflicts(self) -> list[str]:
+        """A sentence about each device whose token two clients use at the same time."""
+        return self._takeovers.conflicts(seconds(asyncio.get_running_loop().time()))
+
+    async def stop(self) -> None:
+        """Store what is not recorded yet."""
+        with suppress(DulyError):  # a ledger that is away
+            await self._refusals.stop()

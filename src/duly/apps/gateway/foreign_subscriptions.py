@@ -1,0 +1,64 @@
+"""Ends the subscriptions that another client has planted in the hub's MQTT sessions.
+
+The law: a topic that the hub did not subscribe to is unsubscribed, by every filter that could have matched
+it. If the connection breaks meanwhile, the next message on that topic has it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from itertools import product
+from typing import Final
+
+from duly.apps.gateway.mqtt_device import DeviceLink
+from duly.errors import DulyError
+from duly.runtime.tasks import Supervisor
+
+AT_ONCE: Final = 100
+"""Topics that are unsubscribed at the same time, at most."""
+
+
+class ForeignSubscriptions:
+    """The foreign subscriptions in these links' sessions; `ours` are the filters that stay."""
+
+    def __init__(
+        self, links: Callable[[], Collection[DeviceLink]], ours: Collection[str], tasks: Supervisor
+    ) -> None:
+        self._links = links
+        self._ours = ours
+        self._tasks = tasks
+        self._ending: set[str] = set()
+
+    def end(self, topic: str) -> None:
+        """Begin to end the subscriptions by which this topic was heard."""
+        if topic not in self._ending and len(self._ending) < AT_ONCE:
+            self._ending.add(topic)
+            self._tasks.do("mqtt unsubscription", self._unsubscribe(topic))
+
+    async def _unsubscribe(self, topic: str) -> None:
+        filters = [each for each in _filters(topic) if each not in self._ours]
+        try:
+            for link in self._links():
+                with suppress(DulyError):
+                    await link.unsubscribe(*filters)
+        finally:
+            self._ending.discard(topic)
+
+
+def _filters(topic: str) -> list[str]:
+    """The filters by which a topic may have been subscribed to.
+
+    >>> _filters("a/b")
+    ['a/b', 'a/+', '+/b', '+/+', '#', 'a/#', '+/#', 'a/b/#', 'a/+/#', '+/b/#', '+/+/#']
+    """
+    levels = topic.split("/")
+    if len(levels) > 4:
+        return [topic, "#"]
+    whole = ["/".join(each) for each in product(*((level, "+") for level in levels))]
+    below = [
+        "/".join([*each, "#"])
+        for n in range(len(levels) + 1)
+        for each in product(*((level, "+") for level in levels[:n]))
+    ]
+    return [*whole, *below]

@@ -1,0 +1,127 @@
+"""Answers of MQTT devices to their commands: `ack` means delivered, `complete` is code 0, `failed` its code.
+
+The laws. An answer counts only with the tag under which its device was given the task
+(`duly.wire.task_ids`), and only if the task was handed over; from a device with a key, only with its
+signature. One for a command that is under way needs no look into the ledger; the others are looked up, and
+only so often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from msgspec import Struct
+
+from duly.apps.gateway.device_signatures import DeviceSignatures
+from duly.apps.gateway.mqtt_frames import HeardMessage, data_of, failure_of
+from duly.apps.gateway.service import GatewayService
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, key_of
+from duly.core.quota import Quota, Rate
+from duly.core.steps import Answered, Received
+from duly.core.units import SECOND, seconds
+from duly.errors import Forged, LedgerError, Malformed, Overloaded, RateLimited
+from duly.runtime.fair_reader import FairReader
+from duly.wire import fd, frames
+from duly.wire.frames import DeviceCode
+from duly.wire.task_ids import TaskId, TaskIds, answered_id, read_task_id
+
+LATE: Final = Rate(1, SECOND, burst=10)
+"""How often a command may be answered that is no longer under way: each costs a look into the ledger."""
+
+
+class _TaggedAnswer(Struct, frozen=True):
+    """An answer with a tag of ours, and the key of its command."""
+
+    said: fd.FdAck | fd.FdComplete | fd.FdFailed
+    task: TaskId
+    key: bytes
+
+
+class MqttAnswers:
+    """The answers to the tasks of one hub. `heard` is called with the device of each that is new, and
+    `is_at_another_hub` says whether a device belongs to another hub, which hears its answers as well."""
+
+    def __init__(
+        self,
+        gateway: GatewayService,
+        ids: TaskIds,
+        signatures: DeviceSignatures,
+        reader: FairReader[HeardMessage],
+        heard: Callable[[str], None],
+        is_at_another_hub: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        self._gateway = gateway
+        self._ids = ids
+        self._signatures = signatures
+        self._reader = reader
+        self._heard = heard
+        self._is_at_another_hub = is_at_another_hub
+        self._late = Quota(LATE)
+
+    def sort(self, heard: HeardMessage) -> None:
+        """Hand an answer to a command that is under way to the engine; any other waits for its turn."""
+        task = self._task(heard)
+        device = self._gateway.answers.under_way_to(key_of(task.app, task.seq_id))
+        if device is None:
+            late = f"{task.app}:{task.seq_id}"
+            if self._late.take(late, seconds(asyncio.get_running_loop().time())):
+                raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
+            self._reader.put(late, heard)
+        elif self._reader.busy(device):
+            self._reader.put(device, heard)
+        else:
+            try:
+                self._gateway.engine.offer(self._end(heard, self._read(heard), device), heard.ack)
+            except (Overloaded, LedgerError):
+                self._reader.put(device, heard)
+
+    async def handle(self, heard: HeardMessage) -> None:
+        """Find the command of an answer in the ledger, and hand the answer to the engine."""
+        answer = self._read(heard)
+        device = await self._gateway.answers.handed_to(answer.key)
+        if device is None:
+            name = f"{answer.task.app}:{answer.task.seq_id}"
+            raise Malformed(f"{name} is no task that was handed to a device (any more)")
+        event = self._end(heard, answer, device)
+        if not self._gateway.answers.is_under_way(answer.key) and await self._is_at_another_hub(device):
+            heard.ack()
+        else:
+            await self._gateway.engine.put(event, heard.ack)
+
+    def _task(self, heard: HeardMessage) -> TaskId:
+        """The task that an answer names, if a hub has given it: all that is read of a forged one."""
+        msg_id = answered_id(heard.payload)
+        task = read_task_id(msg_id)
+        if not self._ids.known(task):
+            raise Forged(f"{msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
+        return task
+
+    def _read(self, heard: HeardMessage) -> _TaggedAnswer:
+        task = self._task(heard)
+        said = fd.decode(heard.kind, heard.payload)
+        assert isinstance(said, fd.FdAck | fd.FdComplete | fd.FdFailed)
+        return _TaggedAnswer(said, task, key_of(task.app, task.seq_id))
+
+    def _end(self, heard: HeardMessage, answer: _TaggedAnswer, device: str) -> Received | Answered:
+        """What an answer means, if it is this device's."""
+        if not self._ids.fits(answer.task, device):
+            raise Forged(
+                f"{answer.task.app}:{answer.task.seq_id} was given to {device}, under another msg_id"
+            )
+        self._signatures.check(answer.said, device)
+        if not heard.old:
+            self._heard(device)
+        match answer.said:
+            case fd.FdAck(progress=progress):
+                if progress.data:
+                    self._gateway.answers.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
+                return Received(answer.key)
+            case fd.FdComplete(value=value):
+                done = Answer(DeviceCode.DONE, data_of(value))
+                return Answered(answer.key, State.DONE, done, by=device)
+            case fd.FdFailed(error=error):
+                state, failed = frames.answer_of(failure_of(error))
+                return Answered(answer.key, state, failed, by=device)

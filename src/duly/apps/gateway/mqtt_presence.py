@@ -1,0 +1,161 @@
+"""Which MQTT devices are online, by their own word and by their silence.
+
+The laws. A will tells when a device is gone, unless the broker dies with it. So a device that says how often
+it reports is given up after three times that in silence; and one that is not heard of again after the broker
+has forgotten its sessions, or was started anew by the hub, after a while. Of the others the hub knows only
+what the broker says. A will belongs to its own connection: the will of an older one says nothing of a newer.
+
+A retained status says nothing of a device that has reported since the link was connected: the embedded broker
+may pass a status on and then, as the answer to the subscription, the one before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from math import inf
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.units import SECOND
+from duly.wire.fd import FdStatus
+
+GRACE: Final = 30.0
+"""Seconds that a device has to come back after the broker was started anew."""
+
+MISSED: Final = 3
+"""Heartbeats that may be missed."""
+
+
+class _OnlineDevice(Struct):
+    """A device that is online, by its own word. Times are the loop's."""
+
+    session: str
+    """which of its connections this is"""
+    silence: float
+    """seconds of silence after which it is given up; infinite, if it does not say how often it reports"""
+    heard: float
+    until: float
+    doubted: bool = False
+    """its broker died: only a new connection of the device is news of it"""
+
+
+class MqttPresence:
+    """The MQTT devices that are online."""
+
+    def __init__(self) -> None:
+        self._online: dict[str, _OnlineDevice] = {}
+        self._given_up: dict[str, str] = {}
+        """the session of each device that was silent for too long"""
+        self._new = False
+        """the broker is a new one: what it keeps was said since it started"""
+        self._lost = -inf
+        """when the broker was lost"""
+        self.connection = 0
+        """which connection of the link for reports this is"""
+        self._reported: dict[str, int] = {}
+        """the connection on which each device has last reported, as far as the broker had not kept that"""
+
+    @property
+    def online(self) -> list[str]:
+        """The devices that are online, by name."""
+        return list(self._online)
+
+    def session_of(self, name: str) -> str | None:
+        """The session of a device that is online; None if it is not."""
+        device = self._online.get(name)
+        return None if device is None else device.session
+
+    # ── what devices say ─────────────────────────────────────────────────────────────────────────
+
+    def heard(self, name: str) -> None:
+        """A device has said something, whatever it was."""
+        device = self._online.get(name)
+        if device is not None and not device.doubted:
+            device.heard = asyncio.get_running_loop().time()
+            device.until = device.heard + device.silence
+
+    def came(self, name: str, status: FdStatus, old: bool) -> None:
+        """A device says that it is online; `old` if that may have been said before the broker started."""
+        now, before = asyncio.get_running_loop().time(), self._online.get(name)
+        silence = MISSED * status.heartbeat / SECOND or inf
+        if not old or self._new:
+            until = now + silence
+        elif before is None:  # it may be from before the broker died, and the device with it
+            until = now + GRACE
+        else:
+            until = before.until
+        doubted = old and before is not None and before.doubted
+        self._online[name] = _OnlineDevice(status.session, silence, now, until, doubted)
+
+    def went(self, name: str) -> None:
+        """A device is offline."""
+        self._online.pop(name, None)
+
+    def reported(self, name: str, connection: int) -> None:
+        """A device has reported its status on this connection; the broker had not kept it."""
+        self._reported[name] = connection
+
+    def is_overtaken(self, name: str, connection: int) -> bool:
+        """Whether a status that the broker had kept, and sent on this connection, is older than what the
+        device has reported on it."""
+        return self._reported.get(name) == connection
+
+    def ends(self, name: str, session: str) -> bool:
+        """Whether the end of this session means that the device is gone: the will of an older connection may
+        land after the news of a newer one."""
+        return self.session_of(name) in (None, session) or not session
+
+    def is_repeat(self, name: str, status: FdStatus) -> bool:
+        """Whether a status is from before the broker died. What the hub had not acknowledged by then comes
+        again, and the embedded broker does not always mark it as a repeat."""
+        before = self._online.get(name)
+        return before is not None and before.doubted and status.session == before.session != ""
+
+    def is_given_up(self, name: str, status: FdStatus) -> bool:
+        """Whether a status is from a session that was silent for too long: the broker kept it, and it is no
+        news."""
+        return status.session != "" and status.session == self._given_up.get(name)
+
+    # ── what the broker does ─────────────────────────────────────────────────────────────────────
+
+    def broker_restarted(self) -> None:
+        """Every connection to the broker is gone, with the wills. A device that lives comes back and says so;
+        until then all count as online."""
+        self._new = False
+        self._doubt(lambda _: True)
+        for device in self._online.values():
+            device.doubted = True
+
+    async def link_connects(self) -> None:
+        """A connection of the link for reports begins."""
+        self.connection += 1
+
+    def link_lost(self) -> None:
+        """The link for reports has broken."""
+        self._lost = asyncio.get_running_loop().time()
+
+    def session_began(self) -> None:
+        """The broker did not know the hub's session: a device that was here before is known only by what was
+        kept of it."""
+        self._new = True
+        for device in self._online.values():
+            device.until = device.heard + device.silence
+        self._doubt(lambda device: device.heard < self._lost)
+
+    def _doubt(self, which: Callable[[_OnlineDevice], bool]) -> None:
+        until = asyncio.get_running_loop().time() + GRACE
+        for device in filter(which, self._online.values()):
+            device.until = min(device.until, until)
+
+    # ── silence ──────────────────────────────────────────────────────────────────────────────────
+
+    def silent(self) -> dict[str, str]:
+        """The devices that have been silent for too long, and the session of each."""
+        now = asyncio.get_running_loop().time()
+        return {name: device.session for name, device in self._online.items() if device.until <= now}
+
+    def give_up(self, name: str, session: str) -> None:
+        """What the broker has kept of this session is no news of the device any more."""
+        self._given_up[name] = session

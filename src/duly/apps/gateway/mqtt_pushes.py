@@ -1,0 +1,45 @@
+"""Stores the pushes of MQTT devices, and answers those that have an id.
+
+The law: the answer goes out on the device's own `ack` or `failed`, after the push is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from duly.apps.gateway.mqtt_device import DeviceLink
+from duly.apps.gateway.mqtt_frames import MqttPush, answer_to_push
+from duly.apps.gateway.pushes import PushService
+from duly.errors import DulyError, SenderError
+from duly.wire import fd, outgoing
+from duly.wire.frames import ServerCode
+from duly.wire.outgoing import ServerAck
+
+
+class MqttPushes:
+    """The pushes of all MQTT devices of a hub; `link` returns the link on which they are answered."""
+
+    def __init__(self, pushes: PushService, prefix: str, link: Callable[[], DeviceLink | None]) -> None:
+        self._pushes = pushes
+        self._prefix = prefix
+        self._link = link
+
+    async def store(self, name: str, push: MqttPush, again: bool = False) -> None:
+        """Store a push and answer it; `again` if it may have been stored before."""
+        try:
+            verdict = await self._pushes.store_from_broker(name, *push, again)
+        except SenderError as problem:
+            refused = outgoing.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem))
+            self._answer(name, push.seq_id, refused)
+            raise
+        if verdict is not None:
+            self._answer(name, push.seq_id, outgoing.server_ack(push.seq_id, verdict))
+
+    def _answer(self, name: str, seq_id: str | None, said: ServerAck) -> None:
+        link = self._link()
+        if seq_id is None or link is None:
+            return
+        with suppress(DulyError):  # the device sends it again
+            kind, text = answer_to_push(seq_id, said)
+            link.post(fd.topic_of(self._prefix, name, kind), text)

@@ -1,0 +1,85 @@
+"""The deliveries on a ledger that several hubs share: which of them are this hub's to go on with.
+
+The laws. A command for a device at another hub is stored, and that hub gets a hint; what another hub has
+stored for a device here is found in the ledger. What a dead hub held is taken over: attempts are fenced, and
+devices know what they have done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import msgspec
+
+from duly.apps.gateway.local_gateway import LocalGateway
+from duly.cluster.notifier import Notifier
+from duly.cluster.registry import HubRegistry
+from duly.cluster.remote import CoalescedTask
+from duly.core.operations import OpenDelivery
+from duly.core.steps import DeliveriesFound
+from duly.core.units import SECOND
+from duly.runtime.tasks import Supervisor
+from duly.storage.ledger import Ledger
+
+TO: Final = "to"
+"""The hint that a command was stored for this device."""
+SLACK: Final = 2 * SECOND
+"""How long after its expiry a command that waits is left to the hub that knows it."""
+
+
+class SharedDeliveries:
+    """The deliveries of one channel, as one of its hubs sees them."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        notifier: Notifier,
+        channel: str,
+        registry: HubRegistry,
+        local: LocalGateway,
+        tasks: Supervisor,
+    ) -> None:
+        self._ledger = ledger
+        self._notifier = notifier
+        self._channel = channel
+        self._registry = registry
+        self._local = local
+        self._hinted: CoalescedTask[str] = CoalescedTask(self._fetch, tasks)
+        notifier.listen(TO, self._heard)
+
+    async def ours(self) -> list[OpenDelivery]:
+        """What is for devices here, and what this hub holds."""
+        others = self._registry.living - {self._registry.me}
+        return await self._strays(list(self._local.sessions.devices), "-", others)
+
+    async def fetch_for(self, device: str) -> None:
+        """Find everything that is on its way to a device here, and how far its lanes have come."""
+        marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
+        found = await self._strays([device], self._registry.me, self._registry.living)
+        await self._local.engine.put(DeliveriesFound(tuple(found), marks))
+
+    async def take_over(self, devices: Collection[str]) -> None:
+        """Find what other hubs have left: for these devices, or because they are dead."""
+        found = await self._strays(devices, self._registry.me, self._registry.living)
+        if found:
+            await self._local.engine.put(DeliveriesFound(tuple(found)))
+
+    def hint(self, device: str) -> None:
+        """Tell the hub of a device that a command was stored for it, unless the device is here."""
+        if device not in self._local.sessions.devices:
+            self._notifier.hint(TO, device)
+
+    async def _fetch(self, devices: Collection[str]) -> None:
+        """Find what was just stored for these devices: only that, since it happens all the time."""
+        found = await self._ledger.booked(self._channel, devices)
+        if found:
+            await self._local.engine.put(DeliveriesFound(tuple(found)))
+
+    async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:
+        over = self._ledger.clock.now() - SLACK
+        return await self._ledger.strays(self._channel, here=devices, worker=me, living=living, now=over)
+
+    def _heard(self, device: str) -> None:
+        if device in self._local.sessions.devices:
+            self._hinted.want(device)

@@ -1,0 +1,55 @@
+"""The status of this node: what it says of itself, and the will that says it is gone.
+
+The law: a will names the session of its connection, since its time is that at which the connection began.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+import msgspec
+
+from duly.core.units import seconds
+from duly.runtime.clock import Clock
+from duly.transports.mqtt.session import Will
+from duly.wire.fd import FdStatus
+from duly.wire.fd_signatures import FdSignatures
+
+
+class OwnStatus:
+    """The status that this node publishes on `topic`. `identity` names the ledger behind it: a session of the
+    same identity is one of this node, in this process or an earlier one."""
+
+    def __init__(
+        self, topic: str, clock: Clock, signatures: FdSignatures, identity: str, heartbeat: float
+    ) -> None:
+        self.topic = topic
+        self.about = FdStatus()
+        """what the status says besides that the node is online"""
+        self.session = ""
+        """which connection this is; empty before the first"""
+        self._clock, self._signatures = clock, signatures
+        self._identity, self._heartbeat = identity, heartbeat
+        self._began = clock.now()
+
+    def encode(self, *, online: bool) -> bytes:
+        """Returns the status as it is now."""
+        now = self._clock.now()
+        status = msgspec.structs.replace(
+            self.about,
+            time=now,
+            online=online,
+            uptime=(now - self._began) if online else 0,
+            session=self.session,
+            heartbeat=seconds(self._heartbeat) if online else 0,
+        )
+        return self._signatures.encode(status)
+
+    def new_will(self) -> Will:
+        """Returns the will of the next connection, which is a session of its own."""
+        self.session = f"{self._identity}.{secrets.token_hex(4)}"
+        return Will(self.topic, self.encode(online=False))
+
+    def is_ours(self, status: FdStatus) -> bool:
+        """Whether a status is from this process, or from an earlier one with the same identity."""
+        return status.session.partition(".")[0] == self._identity

@@ -1,0 +1,281 @@
+"""What becomes of a sentinel's alerts: each alert hears its own end, and the sentinel's user the news.
+
+The law: every signal is counted and told of, whether it passed or was held back, and so is every end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Final, Protocol
+
+from msgspec import Struct
+
+from duly.clients.base import fail, settle
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.monitor.machine import event_in
+from duly.core.monitor.signals import EVENT, SUMMARY, Severity, SignalRuling, event_of, read_event
+from duly.core.monitor.suppression import Ruling
+from duly.core.units import MS
+from duly.errors import Stopped
+
+NEWS: Final = 10_000
+"""How many unread news are kept; then the oldest are dropped."""
+
+_DONE: Final = {EVENT: "sent", "alert_update": "updated", "alert_cancel": "corrected"}
+
+
+class SentEvent(Struct, frozen=True):
+    """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (held back, for
+    `reason`), `superseded`, `expired`, `failed` or `unknown`.
+
+    >>> SentEvent("held", "debounced").done
+    False
+    """
+
+    state: str
+    reason: str = ""
+    event: str = ""
+
+    @property
+    def done(self) -> bool:
+        """Whether the tower has it."""
+        return self.state == State.DONE.word
+
+
+class SentinelNews(Struct, frozen=True, omit_defaults=True):
+    """One thing that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
+    `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline` or `denied`, or how an
+    event ended. Times are in milliseconds."""
+
+    what: str
+    time: int
+    device: str = ""
+    reason: str = ""
+    event: str = ""
+    detail: str = ""
+    until: int = 0
+
+
+class SentinelCounts(Struct):
+    """What a sentinel has done since it was started."""
+
+    signals: int = 0
+    debounced: int = 0
+    cooling: int = 0
+    limited: int = 0
+    cancelled: int = 0
+    sent: int = 0
+    """events that the tower has"""
+    resent: int = 0
+    """transmissions after the first, of anything"""
+
+
+class NewsFeed:
+    """The news of one sentinel, for one reader; the oldest are dropped when they are not read."""
+
+    def __init__(self) -> None:
+        self._news: deque[SentinelNews] = deque(maxlen=NEWS)
+        self._fresh = asyncio.Event()
+        self._closed = False
+
+    def add(self, news: SentinelNews) -> None:
+        """Append a piece of news."""
+        self._news.append(news)
+        self._fresh.set()
+
+    def close(self) -> None:
+        """End the feed, once everything in it is read."""
+        self._closed = True
+        self._fresh.set()
+
+    async def read(self) -> AsyncIterator[SentinelNews]:
+        """Yield the news as they come, until the feed is closed."""
+        while True:
+            while self._news:
+                yield self._news.popleft()
+            if self._closed:
+                return
+            self._fresh.clear()
+            await self._fresh.wait()
+
+
+class AlertOwner(Protocol):
+    """What an alert needs of its sentinel."""
+
+    def cancel(self, device: str, event: str = "") -> None:
+        """Call off an event."""
+        ...
+
+    def update(
+        self,
+        event: str,
+        *,
+        severity: Severity | str | None = None,
+        meta: object = None,
+        location: object = None,
+    ) -> None:
+        """Add something newer to an event."""
+        ...
+
+
+class Alert:
+    """One signal, and what becomes of it.
+
+    alert = sentinel.trigger("fall", "watch-1")
+    alert.cancel()
+    """
+
+    def __init__(self, sentinel: AlertOwner, device: str, reason: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._sentinel = sentinel
+        self.device = device
+        self.reason = reason
+        self.id = ""
+        """the event's id, once it is stored; of a repeat, the id of the event it repeats"""
+        self._cancelled = False
+        self._ruled: asyncio.Future[str] = loop.create_future()
+        self._sent: asyncio.Future[SentEvent] = loop.create_future()
+
+    async def stored(self) -> str:
+        """Wait until the signal is judged and, if it passed, stored. Returns `pass`, or why it was held."""
+        return await asyncio.shield(self._ruled)
+
+    @property
+    def sent(self) -> asyncio.Future[SentEvent]:
+        """Awaiting it waits for the end, and returns it."""
+        return asyncio.shield(self._sent)
+
+    def cancel(self) -> None:
+        """Call it off. If it has gone out already, a correction follows."""
+        if not self._ruled.done():
+            self._cancelled = True
+        elif self.id:
+            self._sentinel.cancel(self.device, self.id)
+
+    def update(
+        self, *, severity: Severity | str | None = None, meta: object = None, location: object = None
+    ) -> None:
+        """Add something newer: it goes out with the event, or after it. Await `stored()` first."""
+        self._sentinel.update(self.id, severity=severity, meta=meta, location=location)
+
+    # ── for the sentinel ─────────────────────────────────────────────────────────────────────────
+
+    def rule(self, event: str, ruling: str) -> None:
+        """The signal is judged."""
+        self.id = event
+        settle(self._ruled, ruling)
+        if self._cancelled:
+            self.cancel()
+
+    def end(self, end: SentEvent) -> None:
+        """The signal has ended."""
+        settle(self._sent, end)
+
+    def abandon(self, problem: Stopped) -> None:
+        """Its end will not be heard."""
+        fail(self._ruled, problem)
+        fail(self._sent, problem)
+
+
+class SentinelAlerts:
+    """The alerts of one sentinel, its news and its counts; `now` returns the time."""
+
+    def __init__(self, now: Callable[[], int]) -> None:
+        self._now = now
+        self._alerts: dict[str, list[Alert]] = {}
+        self._under_way: dict[bytes, tuple[str, str]] = {}
+        """the kind and the event of everything that was transmitted"""
+        self._causes: dict[str, tuple[str, str]] = {}
+        """the device and the reason of each event"""
+        self.news = NewsFeed()
+        self.counts = SentinelCounts()
+
+    @property
+    def open(self) -> list[str]:
+        """The events whose end an alert waits for."""
+        return list(self._alerts)
+
+    def transmitted(self, message: Message) -> None:
+        """A message goes out, for the first time or again."""
+        self.counts.resent += message.key in self._under_way
+        self._under_way[message.key] = (message.kind, self._about(message))
+
+    def event_of(self, key: bytes) -> str:
+        """Return the event that a transmitted message is about."""
+        return self._under_way.get(key, ("", event_in(key)))[1]
+
+    def ruled(self, ruled: SignalRuling) -> None:
+        """A signal is judged."""
+        decision = ruled.decision
+        if ruled.event:
+            self._causes.setdefault(ruled.event, (ruled.device, ruled.reason))
+        if decision.passes:
+            counting = ruled.due > self._now()
+            what = SUMMARY if ruled.reason == SUMMARY else "countdown" if counting else "stored"
+            self.say(what, ruled.device, ruled.reason, ruled.event, until=ruled.due // MS if counting else 0)
+        else:
+            until = (decision.until or 0) // MS
+            self.say("held", ruled.device, ruled.reason, ruled.event, decision.ruling.value, until)
+        alert = ruled.origin
+        if not isinstance(alert, Alert):
+            return
+        self._count(decision.ruling)
+        if decision.passes:
+            self._alerts.setdefault(ruled.event, []).append(alert)
+        else:
+            alert.end(SentEvent("held", decision.ruling.value, ruled.event))
+        alert.rule(ruled.event, decision.ruling.value)
+
+    def ended(self, key: bytes, state: State, answer: Answer) -> None:
+        """A message has ended."""
+        kind, event = self._under_way.pop(key, (EVENT, event_in(key)))
+        what = _DONE[kind] if state is State.DONE else state.word
+        device, reason = self._causes.get(event, ("", ""))
+        self.say(what, device, reason, event, answer.reason)
+        if kind != EVENT:
+            return
+        self.counts.sent += state is State.DONE
+        self.counts.cancelled += state is State.CANCELLED
+        self._causes.pop(event, None)
+        for alert in self._alerts.pop(event, ()):
+            alert.end(SentEvent(state.word, answer.reason, event))
+
+    def say(
+        self,
+        what: str,
+        device: str = "",
+        reason: str = "",
+        event: str = "",
+        detail: str = "",
+        until: int = 0,
+    ) -> None:
+        """Add a piece of news."""
+        if event and not device:
+            device, reason = self._causes.get(event, ("", ""))
+        self.news.add(SentinelNews(what, self._now() // MS, device, reason, event, detail, until))
+
+    def abandon(self, problem: Stopped) -> None:
+        """End the news; what is open goes on at the next start of the sentinel."""
+        self.news.close()
+        for alerts in self._alerts.values():
+            for alert in alerts:
+                alert.abandon(problem)
+
+    def _about(self, message: Message) -> str:
+        """Returns the event that a message is about; that of an earlier run is read from its body."""
+        if message.kind != EVENT:
+            return event_of(message.body)
+        if message.id not in self._causes:
+            data = read_event(message.body)
+            self._causes[message.id] = (data.device_address, data.trigger_reason)
+        return message.id
+
+    def _count(self, ruling: Ruling) -> None:
+        counts = self.counts
+        counts.signals += 1
+        counts.debounced += ruling is Ruling.DEBOUNCED
+        counts.cooling += ruling is Ruling.COOLING
+        counts.limited += ruling is Ruling.LIMITED

@@ -1,0 +1,134 @@
+"""Sends the messages of a sentinel to its tower, each when it is due and may go.
+
+The laws. A message is stored before it goes. It goes when its countdown is over and the tower can be reached;
+an update or a cancel, when the tower has its event. What is due at once is stored and started in one commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, key_of
+from duly.core.monitor.messages import SCOPE
+from duly.core.monitor.pending import PendingEvent, PendingEvents
+from duly.core.monitor.signals import EventQueued, SignalRuling
+from duly.core.monitor.suppression import Ruling, SuppressionDecision
+from duly.core.operations import Admit, Advance, Deliver, Finish, Group, OpenDelivery, Results, Withdraw
+from duly.core.outbox import Outbox
+from duly.core.steps import MachineEffect, Step, Todo
+from duly.core.units import FOREVER
+
+
+class EventSender:
+    """What one sentinel sends: what is `pending`, and what the outbox has under way."""
+
+    def __init__(self, outbox: Outbox, keep: int) -> None:
+        self.outbox = outbox
+        self.pending = PendingEvents()
+        self.reachable = False
+        self._keep = keep
+        self._starting: set[bytes] = set()
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The keys of the messages that have not ended."""
+        return [*self.outbox.keys, *self.pending]
+
+    def __len__(self) -> int:
+        return len(self.outbox) + len(self.pending) + len(self._starting)
+
+    def restore(self, open_: Sequence[OpenDelivery], now: int) -> list[Todo]:
+        """Go on with what the ledger holds, and report each event that waits: a person may still call it
+        off."""
+        self.pending = PendingEvents()
+        self._starting.clear()
+        todo = self.outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
+        for item in open_:
+            if not item.delivery.attempt:
+                waiting = PendingEvent(item.message, item.delivery.due)
+                self.pending.add_again(waiting, self._keep, now)
+                data, passed = waiting.data, SuppressionDecision(Ruling.PASS)
+                if data is not None:
+                    device, reason = data.device_address, data.trigger_reason
+                    ruling = SignalRuling(None, device, reason, passed, waiting.event, waiting.due)
+                    todo.append(MachineEffect(ruling))
+        return todo
+
+    def send(self, message: Message, due: int, now: int, then: list[Todo], more: Group) -> Step:
+        """Admit a message, and start it in the same commit if nothing prevents that."""
+        waiting = PendingEvent(message, due)
+        at_once = due <= now and self.may_start(waiting)
+        if at_once:
+            self._starting.add(message.key)
+            admit = Admit(message, FOREVER, now, State.SENT, (self.outbox.launch(message, now),))
+        else:
+            if due <= now:
+                then = [*then, *self.queue(waiting)]
+            self.pending.add(waiting)
+            admit = self._admit(message, due, now)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            if not at_once:
+                return then  # it may have been started meanwhile, by a step of its own
+            self._starting.discard(message.key)
+            fresh = results.of(admit).fresh
+            return [*then, self.outbox.launched(message, 1, -1, now)] if fresh else then
+
+        return Step((admit, *more), done)
+
+    def replace(self, waiting: PendingEvent, message: Message, now: int) -> Step:
+        """Store a message anew that has not left: it goes out as it is now."""
+        self.pending.stop_counting(waiting)
+        self.pending.add(PendingEvent(message, waiting.due, queued=waiting.queued))
+        return Step((Withdraw(message.key), self._admit(message, waiting.due, now)), lambda results, now: [])
+
+    def _admit(self, message: Message, due: int, now: int) -> Admit:
+        return Admit(message, FOREVER, now, then=(Deliver(self.outbox.ref(message), due, message.expires),))
+
+    def queue(self, waiting: PendingEvent) -> list[Todo]:
+        """Note that a message's countdown is over, and report it."""
+        waiting.queued = True
+        data = waiting.data
+        if data is None:
+            return []
+        return [MachineEffect(EventQueued(waiting.event, data.device_address, data.trigger_reason))]
+
+    def may_start(self, waiting: PendingEvent) -> bool:
+        """Whether the tower can be reached, and has the event that a message is about."""
+        if not self.reachable:
+            return False
+        return waiting.data is not None or not self._is_open(key_of(SCOPE, waiting.event))
+
+    def _is_open(self, key: bytes) -> bool:
+        return key in self.pending or key in self._starting or self.outbox.state(key) is not None
+
+    def start(self, waiting: PendingEvent, now: int) -> Step:
+        """Hand a message that waited to the outbox."""
+        message = waiting.message
+        self.pending.remove(waiting)
+        self._starting.add(message.key)
+
+        def done(results: Results, now: int) -> list[Todo]:
+            self._starting.discard(message.key)
+            return [self.outbox.launched(message, 1, -1, now)] if results.of(take) else []
+
+        take = self.outbox.relaunch(message, 0, now)
+        return Step((take, Advance(message.key, State.SENT, now)), done)
+
+    def drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
+        """Remove a message that was not sent, and return the write that ends it."""
+        waiting = self.pending[key]
+        self.pending.remove(waiting)
+        ref = self.outbox.ref(waiting.message)
+        return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
+
+    def next_wake(self) -> int | None:
+        """Return when the next message is due; None: none is."""
+        wakes = (self.outbox.next_wake(), self.pending.next_wake())
+        return min((when for when in wakes if when is not None), default=None)
+
+    def shift(self, by: int) -> None:
+        """Follow a wall clock that was set by this much."""
+        self.outbox.shift(by)
+        self.pending.shift(by)

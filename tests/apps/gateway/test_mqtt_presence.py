@@ -1,0 +1,107 @@
+"""Who is online: by a device's own word, by its silence, and after the broker has died."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import pytest
+
+from duly.apps.gateway.mqtt_presence import GRACE, MqttPresence
+from duly.core.units import SECOND
+from duly.testing.loops import VirtualLoop
+from duly.wire.fd import FdStatus
+
+
+@pytest.fixture
+def loop() -> Iterator[VirtualLoop]:
+    loop = VirtualLoop()
+    yield loop
+    loop.close()
+
+
+def online(session: str = "1", heartbeat: int = 0) -> FdStatus:
+    return FdStatus(online=True, session=session, heartbeat=heartbeat * SECOND)
+
+
+def test_a_device_is_silent_after_three_heartbeats(loop: VirtualLoop) -> None:
+    async def run() -> None:
+        presence = MqttPresence()
+        presence.came("lock", online(heartbeat=10), old=False)
+        presence.came("lamp", online(), old=False)
+        await asyncio.sleep(25)
+        presence.heard("lock")
+        await asyncio.sleep(25)
+        assert presence.silent() == {}
+        await asyncio.sleep(6)
+        assert presence.silent() == {"lock": "1"}
+
+    loop.run_until_complete(run())
+
+
+def test_the_end_of_an_older_session_is_not_the_end_of_a_newer_one(loop: VirtualLoop) -> None:
+    async def run() -> None:
+        presence = MqttPresence()
+        presence.came("lock", online("2"), old=False)
+        assert not presence.ends("lock", "1")
+        assert presence.ends("lock", "2")
+        assert presence.ends("lock", "")
+        presence.went("lock")
+        assert presence.ends("lock", "1")
+
+    loop.run_until_complete(run())
+
+
+def test_what_the_broker_kept_of_a_device_that_was_given_up_is_no_news() -> None:
+    presence = MqttPresence()
+    presence.give_up("lock", "1")
+    assert presence.is_given_up("lock", online("1"))
+    assert not presence.is_given_up("lock", online("2"))
+    assert not presence.is_given_up("lamp", online(""))
+
+
+def test_after_the_broker_has_died_only_a_new_session_is_news(loop: VirtualLoop) -> None:
+    async def run() -> None:
+        presence = MqttPresence()
+        presence.came("lock", online("1"), old=False)
+        presence.came("lamp", online("1"), old=False)
+        presence.broker_restarted()
+        assert presence.is_repeat("lock", online("1"))
+        assert not presence.is_repeat("lock", online("2"))
+        presence.heard("lock")
+        presence.came("lamp", online("2"), old=False)
+        await asyncio.sleep(GRACE)
+        assert presence.silent() == {"lock": "1"}
+
+    loop.run_until_complete(run())
+
+
+def test_a_device_that_is_not_heard_of_in_a_new_session_of_the_hub_is_given_up(loop: VirtualLoop) -> None:
+    async def run() -> None:
+        presence = MqttPresence()
+        presence.came("lock", online(), old=False)
+        await asyncio.sleep(1)
+        presence.link_lost()
+        await asyncio.sleep(1)
+        presence.came("lamp", online(), old=False)
+        presence.session_began()
+        await asyncio.sleep(GRACE)
+        assert presence.silent() == {"lock": "1"}
+
+    loop.run_until_complete(run())
+
+
+def test_what_the_broker_kept_is_overtaken_by_a_report_on_the_same_connection_only(
+    loop: VirtualLoop,
+) -> None:
+    async def run() -> None:
+        presence = MqttPresence()
+        await presence.link_connects()
+        before = presence.connection
+        presence.reported("lock", before)
+        assert presence.is_overtaken("lock", before)
+        assert not presence.is_overtaken("lamp", before)
+        await presence.link_connects()
+        assert not presence.is_overtaken("lock", presence.connection)
+
+    loop.run_until_complete(run())
