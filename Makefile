@@ -8,8 +8,8 @@ SEEDS  ?= 30
 # A test may run on any worker, two for each core (tests/conftest.py). The one that has nothing left to do
 # takes over.
 PARALLEL := -n auto --dist worksteal
-# What only computes runs beside the tests and takes what they leave of the processors: they wait for servers
-# and disks a third of their time.
+# What only computes runs beside the tests, and takes what they leave of the processors while they wait for
+# servers, disks and timers.
 BESIDE := nice -n 19
 # Without bytecode each worker compiles all tests, and each program all of duly: a third of the time.
 unexport PYTHONDONTWRITEBYTECODE

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish() -> None:
     """Leave what is loaded by now, six thousand tests among it, out of garbage collections: each would look
-    through all of it, a twentieth of the time."""
+    through all of it, a thirtieth of the time."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECT_AFTER)

@@ -166,13 +166,13 @@ class Remote:
         self._again.set()
 
 
-async def press(remote: Remote, stop: asyncio.Event, pause: float) -> None:
-    """One command after the other to both devices, a few at a time, with a pause between them."""
+async def press(remote: Remote, stop: asyncio.Event) -> None:
+    """One command after the other to both devices, a few at a time."""
 
     async def one(to: str) -> None:
         while not stop.is_set():
             await remote.send(to)
-            await asyncio.sleep(pause)
+            await asyncio.sleep(0.002)
 
     async with asyncio.TaskGroup() as tasks:
         for to in TARGETS * 3:
@@ -209,12 +209,12 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def pressed(remotes: list[Remote], *more: Lock, pause: float = 0.002) -> AsyncIterator[Load]:
+async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
     """Under load while the block runs and until enough was done, and then until everything has ended."""
     clients: list[Remote | Lock] = [*remotes, *more]
     living = [asyncio.create_task(one.run()) for one in clients]
     stop, load = asyncio.Event(), Load(remotes)
-    pressing = [asyncio.create_task(press(remote, stop, pause)) for remote in remotes]
+    pressing = [asyncio.create_task(press(remote, stop)) for remote in remotes]
     try:
         yield load
         await load.enough()

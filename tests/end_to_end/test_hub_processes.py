@@ -34,9 +34,6 @@ from tests.proof import TWO_SIZES
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "12"))
 BEGUN = 20
 """So many commands are done before anything dies."""
-PAUSE = {False: 0.05, True: 0.002}
-"""Seconds between two of a client's commands. In the whole there is as much load as there can be; one round
-breaks the same things while commands are under way, and leaves processors for the tests beside it."""
 
 
 class Hubs:
@@ -112,7 +109,7 @@ async def replace(hub: HubServer, rest: float = 0.0) -> None:
 async def test_hubs_die_one_after_the_other(tmp_path: Path, whole: bool) -> None:
     dice = random.Random(30)
     async with scene(tmp_path) as it:
-        async with pressed(it.remotes, it.lock, pause=PAUSE[whole]) as load:
+        async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
             for hub in (*it.cluster.hubs, *it.cluster.hubs) if whole else it.cluster.hubs[:2]:
                 await replace(hub, dice.uniform(0, 1.5))
@@ -126,7 +123,7 @@ async def test_redis_is_killed_paused_and_flushed(tmp_path: Path, whole: bool) -
     async with scene(tmp_path) as it:
         redis = it.cluster.redis
         assert redis is not None
-        async with pressed(it.remotes, it.lock, pause=PAUSE[whole]) as load:
+        async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
             await asyncio.to_thread(redis.stop, signal.SIGKILL)
             await asyncio.sleep(2 if whole else 0.5)
@@ -146,7 +143,7 @@ async def test_redis_is_killed_paused_and_flushed(tmp_path: Path, whole: bool) -
 async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: Path, whole: bool) -> None:
     async with scene(tmp_path, notifier="postgres") as it:
         postgres, hubs = it.cluster.postgres, it.cluster.hubs
-        async with pressed(it.remotes, it.lock, pause=PAUSE[whole]) as load:
+        async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
             for how in (signal.SIGINT, signal.SIGKILL) if whole else (signal.SIGKILL,):
                 await asyncio.to_thread(postgres.stop, how)
@@ -178,7 +175,7 @@ async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(
         clients: list[Lock | Remote] = [it.lock, *it.remotes]
         for client in clients:
             client._hub = balancer
-        async with pressed(it.remotes, it.lock, pause=PAUSE[whole]) as load:
+        async with pressed(it.remotes, it.lock) as load:
             await load.more(BEGUN)
             for hub in it.cluster.hubs[:2] if whole else it.cluster.hubs[:1]:
                 await replace(hub, 1 if whole else 0)
