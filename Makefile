@@ -8,6 +8,9 @@ SEEDS  ?= 30
 # A test may run on any worker, two for each core (tests/conftest.py). The one that has nothing left to do
 # takes over.
 PARALLEL := -n auto --dist worksteal
+# What only computes runs beside the tests, and takes what they leave of the processors while they wait for
+# servers, disks and timers.
+BESIDE := nice -n 19
 # Without bytecode each worker compiles all tests, and each program all of duly: a third of the time.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -42,20 +45,26 @@ servers: ## on Debian as root: install the servers the tests need
 	@bash tools/install-servers
 
 test: $(VENV)/.dev servers ## lint, types, import rules, simulation and all tests, but what 'make proof' is for
-	@$(MAKE) --no-print-directory -j2 check simulate compile
-	$(BIN)/pytest $(PARALLEL)
+	@$(MAKE) --no-print-directory -j3 tests types simulate
 
-check: $(VENV)/.dev ## lint, types, import rules
+check: lint types ## lint, types, import rules
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
-	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+
+types: $(VENV)/.dev
+	$(BESIDE) $(BIN)/mypy
+
+tests: lint compile
+	$(BIN)/pytest $(PARALLEL)
 
 compile: $(VENV)/.dev # the tests, once: otherwise all workers begin with it at the same time
 	@said=$$($(BIN)/pytest --collect-only -qq -p no:xdist) || { echo "$$said"; false; }
 
 simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
-	$(BIN)/duly sim --seeds $(SEEDS)
+	$(BESIDE) $(BIN)/duly sim --seeds $(SEEDS)
 
 # Each program is an ordinary process here, imports and all: tests/fork_server.py.
 proof: export DULY_TEST_FORK := 0
@@ -81,7 +90,7 @@ bench: $(VENV)/.bench ## measure, beside what people use instead
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test check compile simulate proof chaos bench clean
+.PHONY: help setup up servers test check lint types tests compile simulate proof chaos bench clean
 
 $(VENV)/.docs: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[postgres,redis,docs]'

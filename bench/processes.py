@@ -81,8 +81,9 @@ def children(pid: int) -> list[int]:
 
 
 def end_as_interrupted() -> None:
-    """Makes SIGTERM end this process as Ctrl-C does: what it has started ends with it."""
-    signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    """Makes SIGTERM end this process as Ctrl-C does: what it has started ends with it. SIGINT itself would
+    not do: it is ignored in what a script starts with `&`."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def ending(code: int | None) -> str:

@@ -41,6 +41,7 @@ import typer.main
 ROOT: Final = Path(__file__).parents[1]
 MODULES: Final = {
     "duly", "tests.clients.sentinel_process", "tests.end_to_end.fused", "tests.end_to_end.node_process",
+    "tests.once_process",
 }  # fmt: skip
 """What it starts: `python -m` one of these."""
 IMPORTED: Final = (
@@ -48,10 +49,12 @@ IMPORTED: Final = (
     "importlib.metadata",
     "redis.asyncio",
     "rich.table",
+    "tests.end_to_end.processes",
     "typer._adapters",
     "uvloop",
 )
-"""What duly imports only when a program needs it, and so does not come with its own modules."""
+"""What duly imports only when a program needs it, and so does not come with its own modules; and what the
+programs of tests import, pytest among it."""
 CLONE_NUMBER: Final = {"x86_64": 56, "aarch64": 220}
 CLONE_PARENT: Final = 0x8000
 PIPES: Final = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")

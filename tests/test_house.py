@@ -348,6 +348,8 @@ def unexplained_waits() -> Iterator[tuple[str, int, str]]:
 def ignored_types() -> Iterator[tuple[str, int, str]]:
     for file in (*FILES, *TYPED_TOO):
         bare = []
+        if "type: ignore" not in text(file):
+            continue  # most of the files: the tokens of all take three seconds
         for token in tokenize.generate_tokens(io.StringIO(text(file)).readline):
             if token.type == tokenize.COMMENT and re.search(r"#\s*type: ignore", token.string):
                 after = re.search(r"type: ignore\[[a-z, -]+\](.*)", token.string.partition("# noqa")[0])

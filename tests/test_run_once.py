@@ -250,37 +250,6 @@ async def test_a_hundred_callers_on_two_servers_are_one_run(store: Store) -> Non
 
 # ── crashes: kill -9 of a real process ───────────────────────────────────────────────────────────
 
-CHILD = """
-import asyncio, pathlib, sys
-import duly
-
-url, effect, log, lease = sys.argv[1:]
-
-async def said():
-    print("begun", flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-
-async def outside(order: str, amount: int = 1) -> str:
-    with pathlib.Path(log).open("a") as file:
-        file.write(order + "\\n")
-    await said()
-    return f"paid {order}"
-
-async def inside(tx, order: str, amount: int = 1) -> str:
-    await tx.execute("INSERT INTO paid VALUES ('" + order + "')")
-    await said()
-    return f"paid {order}"
-
-async def main():
-    ledger = await duly.open_ledger(url)
-    function = inside if effect == "exactly_once" else outside
-    once = duly.once(ledger, scope="shop", key=lambda order: order, effect=effect, lease=float(lease))
-    print(await once(function)("o-1"), flush=True)
-    await asyncio.to_thread(sys.stdin.readline)
-
-asyncio.run(main())
-"""
-
 
 class Child:
     """The same function in another process."""
@@ -305,7 +274,7 @@ class Child:
 async def child(
     store: Store, log: Path, *, effect: str = "at_most_once", lease: float = 30
 ) -> AsyncIterator[Child]:
-    args = ["-c", CHILD, store.url, effect, str(log), str(lease)]
+    args = ["-m", "tests.once_process", store.url, effect, str(log), str(lease)]
     process = await asyncio.create_subprocess_exec(sys.executable, *args, stdin=PIPE, stdout=PIPE)
     try:
         yield Child(process)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,11 +60,19 @@ async def test_a_question_that_makes_no_step_is_ended(tmp_path: Path) -> None:
     assert answer.error == "it made no step for 0.1 s"
 
 
-async def test_a_question_that_is_terminated_ends_its_servers() -> None:
-    question = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.ask", "tests.bench.questions:serves_for_ever", "{}",
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
-    )  # fmt: skip
+@pytest.mark.parametrize("interrupts", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
+async def test_a_question_that_is_terminated_ends_its_servers(
+    interrupts: signal.Handlers,
+) -> None:
+    """Also one that a script has started with `&`: the shell makes it ignore SIGINT."""
+    before = signal.signal(signal.SIGINT, interrupts)
+    try:
+        question = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "bench.ask", "tests.bench.questions:serves_for_ever", "{}",
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
+        )  # fmt: skip
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert question.stdout is not None
     server = int(msgspec.json.decode(await question.stdout.readline(), type=Line).label)
     question.terminate()

@@ -89,11 +89,12 @@ async def browser() -> AsyncIterator[Any]:
 async def site() -> AsyncIterator[str]:
     """The app's own web server: not the hub, and up while the hub is down."""
 
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(text=PAGE, content_type="text/html")
+    async def page(request: web.Request) -> web.Response:
+        return web.Response(text=PAGE if request.path == "/" else "", content_type="text/html")
 
     app = web.Application()
     app.router.add_get("/", page)
+    app.router.add_get("/empty", page)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -149,17 +150,27 @@ class Tab:
         return [what for what in told if what.get("type") != "device_status"]
 
 
-@pytest_asyncio.fixture(loop_scope="module")
-async def context(browser: Any, local: LocalHub) -> AsyncIterator[Any]:
-    """A person's browser: it is closed before the hub is stopped."""
-    context = await browser.new_context()
-    yield context
-    await context.close()
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def first_page(browser: Any) -> Any:
+    """A page that the tests use one after the other: a process of the browser takes a second to start."""
+    return await (await browser.new_context()).new_page()
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def tab(context: Any, site: str, local: LocalHub) -> Tab:
-    tab = Tab(await context.new_page(), site, local)
+async def kept(first_page: Any, site: str, local: LocalHub) -> AsyncIterator[Any]:
+    """That page, which leaves the hub before it is stopped, and forgets what it has stored."""
+    yield first_page
+    for page in first_page.context.pages[1:]:
+        await page.close()
+    await first_page.goto(f"{site}/empty")
+    tools = await first_page.context.new_cdp_session(first_page)
+    await tools.send("Storage.clearDataForOrigin", {"origin": site, "storageTypes": "all"})
+    await tools.detach()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def tab(kept: Any, site: str, local: LocalHub) -> Tab:
+    tab = Tab(kept, site, local)
     await tab.load()
     return tab
 
@@ -276,10 +287,10 @@ async def test_a_command_survives_a_reload_of_its_page(tab: Tab, lock: LockAtWor
 
 
 async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
-    context: Any, site: str, local: LocalHub, lock: LockAtWork
+    kept: Any, site: str, local: LocalHub, lock: LockAtWork
 ) -> None:
     ids: list[str] = []
-    tabs = [Tab(await context.new_page(), site, local) for _ in range(2)]
+    tabs = [Tab(page, site, local) for page in (kept, await kept.context.new_page())]
     for _ in range(2):
         for tab in tabs:
             await tab.load()
@@ -297,7 +308,7 @@ async def test_ids_never_repeat_in_no_tab_and_after_no_reload(
 
 
 async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
-    context: Any, site: str, tmp_path: Path, postgres_server: servers.Postgres
+    kept: Any, site: str, tmp_path: Path, postgres_server: servers.Postgres
 ) -> None:
     cluster = LocalCluster(tmp_path, postgres_server, origins=[site])
     await cluster.start(2)
@@ -311,7 +322,7 @@ async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
         done.append(command.data)
         return int(command.data)
 
-    tab = Tab(await context.new_page(), site, cluster.hubs[1])
+    tab = Tab(kept, site, cluster.hubs[1])
     try:
         async with device:
             await tab.load()
@@ -340,9 +351,10 @@ async def test_a_closed_app_says_so(tab: Tab, lock: LockAtWork) -> None:
 
 
 class LossyWire:
-    """Between the page and the hub: loses what the page says, or repeats what the hub says, or is cut."""
+    """Between a page and the hub: loses what the page says, or repeats what the hub says, or is cut."""
 
-    def __init__(self) -> None:
+    def __init__(self, tab: Tab) -> None:
+        self.tab = tab
         self.deaf = False
         self.cut = False
         self.stutters = False
@@ -372,13 +384,18 @@ class LossyWire:
 
 
 @pytest_asyncio.fixture(loop_scope="module")
-async def wire(context: Any) -> LossyWire:
-    wire = LossyWire()
+async def wire(browser: Any, site: str, local: LocalHub) -> AsyncIterator[LossyWire]:
+    """With a page of its own: neither the wire nor the clock of a page can be put back."""
+    context = await browser.new_context()
+    wire = LossyWire(Tab(await context.new_page(), site, local))
     await context.route_web_socket("**/v1/ws", wire.connect)
-    return wire
+    await wire.tab.load()
+    yield wire
+    await context.close()
 
 
-async def test_a_lost_command_is_sent_again_with_its_id(wire: LossyWire, tab: Tab, lock: LockAtWork) -> None:
+async def test_a_lost_command_is_sent_again_with_its_id(wire: LossyWire, lock: LockAtWork) -> None:
+    tab = wire.tab
     await tab.page.clock.install()
     await tab.open()
     wire.deaf = True
@@ -393,7 +410,8 @@ async def test_a_lost_command_is_sent_again_with_its_id(wire: LossyWire, tab: Ta
     assert lock.effects == [wire.sent[0]]
 
 
-async def test_a_connection_that_is_silent_is_made_anew(wire: LossyWire, tab: Tab, lock: LockAtWork) -> None:
+async def test_a_connection_that_is_silent_is_made_anew(wire: LossyWire, lock: LockAtWork) -> None:
+    tab = wire.tab
     await tab.page.clock.install()
     await tab.open()
     wire.deaf = True
@@ -408,8 +426,9 @@ async def test_a_connection_that_is_silent_is_made_anew(wire: LossyWire, tab: Ta
 
 
 async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_expired(
-    wire: LossyWire, tab: Tab, local: LocalHub, lock: LockAtWork
+    wire: LossyWire, local: LocalHub, lock: LockAtWork
 ) -> None:
+    tab = wire.tab
     await tab.page.clock.install()
     await tab.open()
     lock.free.clear()
@@ -433,8 +452,9 @@ async def test_what_is_never_answered_is_unknown_and_what_was_never_sent_has_exp
 
 
 async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
-    wire: LossyWire, tab: Tab, local: LocalHub, lock: LockAtWork
+    wire: LossyWire, local: LocalHub, lock: LockAtWork
 ) -> None:
+    tab = wire.tab
     await tab.page.clock.install()
     await tab.open()
     lock.free.clear()
@@ -477,7 +497,8 @@ async def test_pushes_come_once_and_in_order_also_after_a_reload(tab: Tab, lock:
     assert [push["data"]["n"] for push in await tab.told("push")] == [3, 4, 5, 6]
 
 
-async def test_what_comes_twice_is_told_once(wire: LossyWire, tab: Tab, lock: LockAtWork) -> None:
+async def test_what_comes_twice_is_told_once(wire: LossyWire, lock: LockAtWork) -> None:
+    tab = wire.tab
     await tab.open()
     wire.stutters = True
     lock.device.push("event_report", {"n": 0})

@@ -6,17 +6,16 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from duly.clients.chat import Chat, Line
 from duly.identity.accounts import Role
-from tests.clients.test_js import Tab, browser, site
+from tests.clients.test_js import Tab, browser, first_page, kept, site, tab
 from tests.local_hub import LocalHub
 
-__all__ = ["browser", "site"]
+__all__ = ["browser", "first_page", "kept", "site", "tab"]
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -37,15 +36,6 @@ async def local(tmp_path: Path, site: str) -> AsyncIterator[LocalHub]:
     await it.add(Role.USER, "ann", "bob", "cid")
     yield it
     await it.stop()
-
-
-@pytest_asyncio.fixture(loop_scope="module")
-async def tab(browser: Any, site: str, local: LocalHub) -> AsyncIterator[Tab]:
-    context = await browser.new_context()
-    it = Tab(await context.new_page(), site, local)
-    await it.load()
-    yield it
-    await context.close()
 
 
 async def enter(tab: Tab, token: str) -> None:

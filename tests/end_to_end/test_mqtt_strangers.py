@@ -298,18 +298,20 @@ async def test_what_was_planted_in_the_hubs_session_is_taken_out_and_the_hub_hea
         await local.stop()
 
 
-@pytest.mark.parametrize(
-    "payload",
-    [b"", b"x", b"[]", b'{"msg_id":5}', b'{"msg_id":"a:b"}', b'{"msg_id":"\\ud800:1:x"}', b"\xff" * 99],
-)
+MEANINGLESS = (
+    b"", b"x", b"[]", b'{"msg_id":5}', b'{"msg_id":"a:b"}', b'{"msg_id":"\\ud800:1:x"}', b"\xff" * 99,
+)  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", ["ack", "complete", "failed", "status"])
-async def test_no_message_ends_the_reading(local: HubWithBroker, kind: str, payload: bytes) -> None:
+async def test_no_message_ends_the_reading(local: HubWithBroker, kind: str) -> None:
     await local.device("lock", done)
     thief = await local.client("thief")
-    for _ in range(3):
-        tell(thief, f"nodes/{'thief' if kind == 'status' else 'hub'}/{kind}", payload)
     async with App(local.hub.url, local.tokens["phone"]) as app:
-        assert (await app.send("lock", "lock_control", {})).done
+        for payload in MEANINGLESS:
+            for _ in range(3):
+                tell(thief, f"nodes/{'thief' if kind == 'status' else 'hub'}/{kind}", payload)
+            assert (await app.send("lock", "lock_control", {})).done, payload
 
 
 async def test_a_bug_in_handling_one_message_does_not_end_the_reading(

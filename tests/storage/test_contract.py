@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.horizon import Horizon
-from duly.core.lifecycle import State
+from duly.core.lifecycle import State, can_move
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Verdict, Word, key_of
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
@@ -265,22 +266,17 @@ def some_write(rng: random.Random, now: int, depth: int = 0) -> w.Write:
 # ── lifecycle ────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("state", list(State))
-@pytest.mark.parametrize("to", list(State))
-async def test_transitions_are_compare_and_set_along_the_table(
-    ledger: Ledger, state: State, to: State
-) -> None:
-    from duly.core.lifecycle import can_move
-
-    m = message()
-    await ledger.write(admit(m, state=state))
-    moved = await ledger.apply(w.Advance(m.key, to, 9, Answer(1)))
-    expected = can_move(state, to)
-    assert moved == w.Advanced(expected, to if expected else state, Answer(1) if expected else None)
-    record = await ledger.outcome("app-1", m.id)
-    assert record is not None
-    assert record.state is (to if expected else state)
-    assert record.moved_at == (9 if expected else 1)
+async def test_transitions_are_compare_and_set_along_the_table(ledger: Ledger) -> None:
+    for n, (state, to) in enumerate(itertools.product(State, State)):
+        m = message(n)
+        await ledger.write(admit(m, state=state))
+        moved = await ledger.apply(w.Advance(m.key, to, 9, Answer(1)))
+        expected = can_move(state, to)
+        assert moved == w.Advanced(expected, to if expected else state, Answer(1) if expected else None)
+        record = await ledger.outcome("app-1", m.id)
+        assert record is not None
+        assert record.state is (to if expected else state), (state, to)
+        assert record.moved_at == (9 if expected else 1), (state, to)
 
 
 async def test_advancing_what_does_not_exist_changes_nothing(ledger: Ledger) -> None:

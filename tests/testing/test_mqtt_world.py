@@ -1,4 +1,4 @@
-"""Worlds of MQTT devices pass, and find what they should find."""
+"""Worlds of MQTT devices find what they should find, and what they once found stays mended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,6 @@ import pytest
 
 from duly.testing.sim import run_seed
 from tests.testing.searching import MQTT, START
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_seed_passes(seed: int) -> None:
-    assert run_seed(seed, "mqtt").violations == ()
 
 
 @pytest.mark.parametrize("seed", [11, 15, 25, 81])

@@ -1,4 +1,5 @@
-"""The simulation itself: it repeats exactly, finds what it should find, and the kernel passes."""
+"""The simulation itself: it repeats exactly, and finds what it should find. That the first seeds pass is
+what `make simulate` checks, a part of `make test`."""
 
 from __future__ import annotations
 
@@ -23,18 +24,21 @@ def test_a_seed_that_once_failed_passes(seed: int) -> None:
     assert run_seed(seed).violations == ()
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_same_seed_gives_the_same_run_in_another_process(world: str) -> None:
-    """Byte for byte: the digest covers the whole log. Hash randomisation must not matter."""
-    seeds = [3, 8, 11]
-    here = [run_seed(seed, world).digest for seed in seeds]
-    program = f"from duly.testing.sim import run_seed\nfor s in {seeds}: print(run_seed(s, {world!r}).digest)"
-    for hash_seed in ("1", "2"):
-        done = subprocess.run(
+@pytest.mark.parametrize("worlds", [list(WORLDS)[n::4] for n in range(4)], ids=" ".join)
+def test_the_same_seed_gives_the_same_run_in_another_process(worlds: list[str]) -> None:
+    """Byte for byte: the digest covers the whole log. Hash randomisation must not matter. A process runs
+    two worlds, since it spends as much time on its imports as on a world."""
+    runs = [(seed, world) for world in worlds for seed in (3, 8, 11)]
+    program = f"from duly.testing.sim import run_seed\nfor run in {runs}: print(run_seed(*run).digest)"
+    others = [
+        subprocess.Popen(
             [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert done.stdout.split() == here
+            stdout=subprocess.PIPE, text=True,
+        )
+        for hash_seed in ("1", "2")
+    ]  # fmt: skip
+    here = [run_seed(*run).digest for run in runs]
+    assert [other.communicate()[0].split() for other in others] == [here, here]
 
 
 @pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 429, 462, 690])
@@ -104,11 +108,6 @@ def test_a_bug_planted_in_nodes_is_caught_within_100_seeds(
     assert NODES.noticed(name, start) is not None
 
 
-@pytest.mark.parametrize("seed", range(16))
-def test_nodes_at_a_broker_that_forgets_keep_every_promise(seed: int) -> None:
-    assert run_seed(seed, "nodes").violations == ()
-
-
 @START
 @pytest.mark.parametrize("name", BETWEEN_HUBS.bugs)
 def test_a_bug_between_hubs_is_caught_within_200_seeds(
@@ -116,11 +115,6 @@ def test_a_bug_between_hubs_is_caught_within_200_seeds(
 ) -> None:
     BETWEEN_HUBS.bugs[name](monkeypatch)
     assert BETWEEN_HUBS.noticed(name, start) is not None
-
-
-@pytest.mark.parametrize("seed", range(16))
-def test_several_hubs_keep_every_promise(seed: int) -> None:
-    assert run_seed(seed, "hubs").violations == ()
 
 
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,12 +132,12 @@ def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: py
 
 def test_the_command_line_runs_seeds_and_reports(tmp_path: object) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "duly", "sim", "--seeds", "6", "--first", "40", "--json"],
+        [sys.executable, "-m", "duly", "sim", "--seeds", "2", "--first", "40", "--json"],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     result = json.loads(done.stdout)
-    assert (result["seeds"], result["violations"], result["failing"]) == (6, 0, [])
-    assert len(result["digests"]) == 6 * len(result["worlds"])
+    assert (result["seeds"], result["violations"], result["failing"]) == (2, 0, [])
+    assert len(result["digests"]) == 2 * len(result["worlds"])
 
 
 def test_the_command_line_says_what_is_wrong_with_its_arguments() -> None:

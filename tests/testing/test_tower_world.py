@@ -1,4 +1,4 @@
-"""The tower's world passes, and finds what it should find."""
+"""The tower's world finds what it should find."""
 
 from __future__ import annotations
 
@@ -11,12 +11,7 @@ from duly.core.fanout.machine import Fanout
 from duly.core.fanout.recipient_queue import QueuedDelivery, Where
 from duly.core.steps import Todo
 from duly.testing.sim.plan import plan
-from duly.testing.sim.runner import _run, run_seed
-
-
-@pytest.mark.parametrize("seed", range(30))
-def test_a_seed_passes(seed: int) -> None:
-    assert run_seed(seed, "tower").violations == ()
+from duly.testing.sim.runner import _run
 
 
 def _unclaimed(self: Fanout, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
