@@ -301,6 +301,12 @@ class Hub:
         """The background tasks that do not run, with the reason."""
         return self.tasks.problems
 
+    @property
+    def degraded(self) -> list[str]:
+        """What does not work although this hub takes requests: `mqtt` if its broker does not answer. All hubs
+        use the same broker, so that is no reason for a load balancer to send clients elsewhere."""
+        return [] if self.mqtt is None or self.mqtt.state()["problem"] is None else ["mqtt"]
+
     def state(self) -> dict[str, object]:
         """The state of the hub, as `duly doctor` and the dashboard show it."""
         return {
