@@ -86,6 +86,7 @@ class MqttService:
             tasks=self._tasks,
         )
         self.broker.clients.given = devices.given
+        self.broker.clients.callout.on_connections = devices.connections
         await self.broker.start()
         self._shutdown.add("the embedded broker", self.broker.stop)
         self.url = self.broker.url

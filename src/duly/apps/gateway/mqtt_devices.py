@@ -167,6 +167,8 @@ class MqttDevices:
         self._lost = -inf
         """when the broker was lost"""
         self._online: dict[str, _Presence] = {}
+        self._unconnected: set[str] = set()
+        """accounts that had a connection to the embedded broker and have none now"""
         self._given_up: dict[str, str] = {}
         """the session of each device that was silent for too long"""
         self._claiming = asyncio.Lock()
@@ -407,7 +409,7 @@ class MqttDevices:
         now, before = _now(), self._online.get(name)
         silence = MISSED * status.heartbeat / SECOND or inf
         if not old or self._new:
-            until = now + silence
+            until = self._silent_at(name, silence)
         elif before is None:  # it may be from before the broker died, and the device with it
             until = now + GRACE
         else:
@@ -428,7 +430,7 @@ class MqttDevices:
         presence = self._online.get(name)
         if presence is not None and not presence.doubted:
             presence.heard = _now()
-            presence.until = presence.heard + presence.silence
+            presence.until = self._silent_at(name, presence.silence)
 
     async def _gone(self, name: str) -> None:
         self._online.pop(name, None)
@@ -480,6 +482,26 @@ class MqttDevices:
         until = _now() + GRACE
         for presence in filter(whom, self._online.values()):
             presence.until = min(presence.until, until)
+
+    def connections(self, name: str, connected: bool) -> None:
+        """The broker says that an account has a connection, or none any more. A device that promises no
+        heartbeat is then given up, unless it comes back: it may have no will either. One that does may
+        sleep."""
+        if connected:
+            self._unconnected.discard(name)
+        else:
+            self._unconnected.add(name)
+        presence = self._online.get(name)
+        if presence is not None and presence.silence == inf and not presence.doubted:
+            presence.until = self._silent_at(name, inf)
+
+    def waited_for(self, name: str) -> bool:
+        """Whether a device counts as online and is given up soon unless it is heard."""
+        return name in self._online and self._online[name].until < inf
+
+    def _silent_at(self, name: str, silence: float) -> float:
+        """When a device that has just been heard is given up, if it says nothing more."""
+        return _now() + (GRACE if silence == inf and name in self._unconnected else silence)
 
     async def sweep(self) -> None:
         """Gives up the devices that are silent for too long."""
