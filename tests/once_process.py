@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import duly
-from duly.once import Effect
+from duly.run_once import Effect
 from duly.storage.ledger import Transaction
 
 

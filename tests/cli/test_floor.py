@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sqlite3
 import time
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 from duly.storage import open_ledger
 from tests.cli.conftest import CommandLine
@@ -67,3 +69,15 @@ def test_a_running_hub_is_asked(cli: CommandLine) -> None:
 
 def test_all_goes_with_mend(cli: CommandLine) -> None:
     assert cli.duly("floor", "--all").returncode == 2
+
+
+def test_a_new_ledger_is_not_said_to_be_years_behind(cli: CommandLine) -> None:
+    """Its trusted time is counted from zero until a clock has been right for an hour."""
+    cli.up()
+    found = cli.ask("floor")
+    assert (found["trusted"], found["ahead"]) == (None, 0)
+    assert "has not risen yet" in cli.duly("floor").stdout
+    run_file = json.loads((cli.folder / "duly-data" / "hub.json").read_text())
+    asked = Request(f"{run_file['url']}/v1/state", headers={"Authorization": f"Bearer {run_file['token']}"})
+    with urlopen(asked, timeout=20) as answer:
+        assert json.load(answer)["floor"] == {"ahead": 0.0, "behind": None}

@@ -99,6 +99,36 @@ def test_one_signal_says_how_it_ended(tower: CommandLine) -> None:
     assert "info, warning, critical" in wrong.stderr
 
 
+def test_a_critical_signal_says_whether_a_person_was_told(tower: CommandLine) -> None:
+    verb, critical = ("sentinel", "trigger", "fall"), '{"severity":"critical"}'
+    assert tower.duly("profile", "set", "empty", "--nobody").returncode == 0
+    well = tower.duly(*verb, "aa:20", critical, "--profile", "home", "--json")
+    assert (well.returncode, json.loads(well.stdout)["told"]) == (0, True)
+    silent = tower.duly(*verb, "aa:21", critical, "--profile", "empty", "--json")
+    said = json.loads(silent.stdout)
+    assert (silent.returncode, said["state"], said["told"], said["exit"]) == (1, "done", False, 1)
+    aloud = tower.duly(*verb, "aa:22", critical, "--profile", "empty")
+    assert aloud.returncode == 1
+    assert "the tower has it" in aloud.stdout
+    assert "NO RECIPIENT WAS TOLD" in aloud.stderr
+    token = tower.duly("add", "sentinel", "afar").stdout.strip()
+    away = ("--url", f"http://127.0.0.1:{tower.port}", "--token", token, "--store", "afar.db")
+    afar = tower.duly(*verb, "aa:23", critical, "--profile", "home", "--json", *away)
+    assert (afar.returncode, json.loads(afar.stdout)["told"]) == (0, True)
+    assert tower.duly("remove", "afar").returncode == 0
+
+
+def test_one_signal_is_not_answered_with_the_refusal_of_an_older_one(cli: CommandLine) -> None:
+    """It waits in the same file and goes out first: its profile is still missing."""
+    cli.up()
+    assert cli.duly("add", "sentinel", "watch").returncode == 0
+    assert cli.duly("profile", "set", "home", "--send", f"file:{cli.folder}/told").returncode == 0
+    assert cli.duly("sentinel", "trigger", "fall", "bb:01", "--profile", "missing").returncode == 6
+    done = cli.duly("sentinel", "trigger", "fall", "bb:02", "--profile", "home", "--json")
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (0, "done")
+    assert set(listed(cli)) == {"bb:02"}
+
+
 def test_a_tower_that_is_away_or_does_not_know_us_leaves_the_event_in_the_file(cli: CommandLine) -> None:
     away = ("--url", "http://127.0.0.1:9", "--token", "duly_x", "--store", "queue.db", "--wait", "0.2s")
     done = cli.duly("sentinel", "trigger", "fall", "aa:07", *away)

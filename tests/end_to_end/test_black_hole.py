@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import signal
+import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from duly.core.messages import Verdict, Word
 from duly.errors import LedgerUnavailable
 from duly.storage.postgres.ledger import PostgresLedger
 from tests.end_to_end.many import LocalCluster, until
-from tests.end_to_end.raw import Peer, curl
+from tests.end_to_end.raw import Closed, Json, Peer, curl, dial, join
 from tests.servers import Postgres
 from tests.storage.making import admit, message
 
@@ -278,3 +279,64 @@ async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked
         verdict = await ledger.apply(admit(message(1)))
         assert isinstance(verdict, Verdict)
         assert verdict.word is Word.FRESH
+
+
+async def turned_away(peer: Peer) -> tuple[Json, str]:
+    """The last frame before the hub hangs up, and the reason that it gives."""
+    try:
+        while True:
+            await peer.hear()
+    except Closed as closed:
+        return peer.heard[-1], str(closed.args[1])
+
+
+async def test_a_client_that_logs_in_meanwhile_is_told_to_try_again_not_that_its_token_is_wrong(
+    cluster: LocalCluster, hole: Hole
+) -> None:
+    hole.swallow()
+    await health(cluster, 503, WITHIN)
+    async with dial(cluster.hubs[0].url) as peer:
+        await peer.say("auth", token=cluster.tokens["phone"])
+        said, reason = await turned_away(peer)
+    assert (said["type"], said["code"], said["error"]) == ("server_ack", 4, "internal")
+    assert reason.startswith("try again soon: ")
+
+
+async def test_a_client_whose_welcome_cannot_be_made_is_told_so_too(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The database falls silent after the login and before the welcome."""
+
+    async def fail(*_: object) -> None:
+        raise LedgerUnavailable("no answer")
+
+    monkeypatch.setattr(cluster.hubs[0].router, "connected", fail)
+    async with dial(cluster.hubs[0].url) as peer:
+        await peer.say("auth", token=cluster.tokens["phone"])
+        said, reason = await turned_away(peer)
+    assert (said["type"], said["code"], said["detail"]) == ("server_ack", 4, "no answer")
+    assert reason == "try again soon: no answer"
+
+
+async def test_a_hub_that_is_stopped_meanwhile_ends_soon(
+    cluster: LocalCluster, hole: Hole, tmp_path: Path
+) -> None:
+    """Each part waited for the database in turn: with clients and commands under way that took 12 s, and a
+    service manager may kill after 10."""
+    args = ("--ledger", cluster.ledger_url, "--secret-key", str(tmp_path / "secret.key"), "--port", "0")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "duly", "up", "--no-mqtt", "--data", str(tmp_path / "stopped"), *args,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    url = (await process.stdout.readline()).split()[1].decode()
+    async with join(url, cluster.tokens["lock"]) as lock, join(url, cluster.tokens["phone"]) as phone:
+        await phone.command("lock")
+        await lock.obey()
+        hole.swallow()
+        for _ in range(20):
+            await phone.command("lock")
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+        assert time.monotonic() - began < 9

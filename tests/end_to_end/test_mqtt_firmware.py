@@ -20,10 +20,12 @@ from tests.end_to_end.raw import curl, join
 
 
 class Firmware:
-    """A device on paho: hears its tasks, and says what it is told to."""
+    """A device on paho: hears its tasks, and says what it is told to. A `mute` one does not say that it is
+    online."""
 
-    def __init__(self, url: str, name: str, token: str) -> None:
+    def __init__(self, url: str, name: str, token: str, *, mute: bool = False) -> None:
         self.name = name
+        self.token = token
         self.tasks: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self._client = mqtt.Client(CallbackAPIVersion.VERSION2, client_id=name)
@@ -42,7 +44,7 @@ class Firmware:
             self._client.subscribe(letters)
 
         self._client.on_connect = subscribe
-        self._client.on_subscribe = ready
+        self._client.on_subscribe = None if mute else ready
         host, _, port = url.removeprefix("mqtt://").partition(":")
         self._client.connect(host, int(port))
         self._client.loop_start()
@@ -163,3 +165,37 @@ async def test_an_answer_and_a_status_are_when_a_device_was_last_heard(
     await asyncio.sleep(0.01)
     firmware.say("nodes/lock/status", {"time": 0, "online": True}, retain=True)
     await heard_after(answered)
+
+
+async def test_a_device_without_will_and_heartbeat_is_offline_once_its_connection_is_gone(
+    hub: tuple[Hub, str, Firmware], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it said last is that it is online, and nothing else would ever say otherwise."""
+    running, _, firmware = hub
+    assert running.mqtt is not None
+    devices = running.mqtt.devices
+    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 0.1)
+    await devices.sweep()
+    assert running.gateway.online("lock")
+    firmware.stop()
+    async with asyncio.timeout(20):
+        while running.gateway.online("lock"):
+            await devices.sweep()
+            await asyncio.sleep(0.01)
+
+
+async def test_one_that_comes_back_in_time_stays_online_without_a_word(
+    hub: tuple[Hub, str, Firmware],
+) -> None:
+    running, _, firmware = hub
+    assert running.mqtt is not None
+    devices = running.mqtt.devices
+    firmware.stop()
+    async with asyncio.timeout(20):
+        while not devices.presence.waited_for("lock"):
+            await asyncio.sleep(0.01)
+        again = Firmware(running.mqtt_url, "lock", firmware.token, mute=True)
+        while devices.presence.waited_for("lock"):
+            await asyncio.sleep(0.01)
+    again.stop()
+    assert running.gateway.online("lock")

@@ -175,3 +175,24 @@ async def test_what_cannot_be_started_again_makes_health_503_and_is_named(
         seq_id = await phone.command("lock")
         assert (await phone.hear_of(seq_id))["code"] == 4, "who asks meanwhile is told to try again"
     assert "gateway engine" in (await curl(f"{local.url}/v1/health")).json["detail"]
+
+
+async def test_health_says_that_an_outside_broker_does_not_answer(tmp_path: Path) -> None:
+    """It takes connections and says nothing. The hub still takes requests, and all hubs use that broker: so a
+    load balancer is told 200, and a person what does not work."""
+
+    async def swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(4096):
+            pass
+        writer.close()
+
+    broker = await asyncio.start_server(swallow, "127.0.0.1", 0)
+    port = broker.sockets[0].getsockname()[1]
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=f"mqtt://hub:secret@127.0.0.1:{port}"))
+    await hub.start()
+    try:
+        said = await curl(f"{hub.url}/v1/health")
+        assert (said.status, said.json) == (200, {"ok": True, "degraded": ["mqtt"]})
+    finally:
+        await hub.stop()
+        broker.close()

@@ -18,7 +18,7 @@ import hashlib
 import logging
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -203,6 +203,10 @@ class Callout:
         """the connected client of each client id"""
         self._answers: dict[bytes, asyncio.Future[bytes]] = {}
         self._inbox = f"_INBOX.{secrets.token_hex(8)}".encode()
+        self._connected: Counter[str] = Counter()
+        """connections of each account"""
+        self.on_connections: Callable[[str, bool], None] = lambda _name, _connected: None
+        """hears of every account that has connected, and of one whose last connection has ended"""
         self._asked = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._tasks = tasks or Supervisor()
@@ -224,6 +228,7 @@ class Callout:
         self._clients.clear()
         self._gone.clear()
         self._holders.clear()
+        self._connected.clear()
 
     def client(self, cid: int) -> ConnectingClient | None:
         """The client of a connection, by the connection's number in the broker's log."""
@@ -336,6 +341,10 @@ class Callout:
             self._gone[cid] = client
             if len(self._gone) > GONE_KEPT:
                 self._gone.popitem(last=False)
+            self._connected[client.username] -= 1
+            if not self._connected[client.username]:
+                del self._connected[client.username]
+                self.on_connections(client.username, False)
 
     def _send(self, line: bytes, body: bytes | None = None) -> None:
         if self._writer is not None:
@@ -397,7 +406,10 @@ class Callout:
             LOG.exception("authenticating a client of the broker has failed")
             return self.issuer.refuse(question, "internal error")
         self._clients[client.id] = self._holders[connecting.client_id] = connecting
+        self._connected[connecting.username] += 1
+        self.on_connections(connecting.username, True)
         if len(self._clients) > CLIENTS_KEPT:
+            # Its end is not noticed, so its account counts as connected.
             self._no_holder(self._clients.popitem(last=False)[1])
         return answer
 

@@ -16,12 +16,10 @@ import typer
 from duly.cli.common import (
     CommandFailed,
     Exit,
-    HubClient,
     JsonObject,
     box_of,
     clock,
     note,
-    poll,
     print_json,
     say,
     say_changed,
@@ -29,12 +27,11 @@ from duly.cli.common import (
     tint,
 )
 from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, MessageId, grouped, length
+from duly.cli.told import URGENT_SECONDS, Told, wait_until_told, waited
 
 alert = typer.Typer(help="Report, show and close alerts.", no_args_is_help=True)
 deliveries = typer.Typer(help="Show the messages about alerts, and send them again.", no_args_is_help=True)
 
-URGENT_SECONDS: Final = 10.0
-"""How long to wait until a person is told of a critical alert."""
 LOCAL: Final = "local"
 """The account of a reader of the data folder, as the hub names it."""
 
@@ -188,79 +185,16 @@ def trigger(
         say(f"{word}: {id_}")
         if ack is not None:
             say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
-    found: _Told | None = None
+    found: Told | None = None
     if about.severity == "critical":
-        found = _insist(hub, id_, 0 if wait else URGENT_SECONDS)
+        found = wait_until_told(hub, id_, 0 if wait else URGENT_SECONDS)
     elif wait:
-        found = _waited(id_, ack)
+        found = waited(id_, ack)
     if json:
         print_json(answer if found is None else answer | found.as_json)
     elif found is not None and found.problem:
         note(f"duly: {found.problem}")
     raise typer.Exit(Exit.OK if found is None else found.exit)
-
-
-@dataclass(frozen=True)
-class _Told:
-    """Whether people were told of an alert: None if that is not known yet. `problem` says why not."""
-
-    told: bool | None
-    problem: str = ""
-
-    @property
-    def exit(self) -> Exit:
-        """The exit code of the verb."""
-        return Exit.OK if self.told else Exit.UNKNOWN if self.told is None else Exit.FAILED
-
-    @property
-    def as_json(self) -> JsonObject:
-        """What the verb prints beside the hub's answer: `told`, and an error if that is not true."""
-        if self.told:
-            return {"told": True}
-        return {
-            "told": self.told, "error": self.exit.name.lower(), "detail": self.problem, "exit": self.exit,
-        }  # fmt: skip
-
-
-def _waited(event: str, ack: JsonObject | None) -> _Told:
-    """Judges an alert that is not critical, after a wait for its end."""
-    if ack is None:
-        return _Told(None, f"not every recipient was told yet; 'duly alert show {event}' says who was")
-    if ack["state"] == "done":
-        return _Told(True)
-    why = ack.get("detail") or f"it is {ack['state']}"
-    if ack["state"] == "unknown":
-        return _Told(None, f"it is not known whether every recipient was told: {why}")
-    return _Told(False, f"not every recipient was told: {why}")
-
-
-def _insist(hub: HubClient, event: str, patience: float) -> _Told:
-    """Waits until a person is told of a critical alert, at most `patience` seconds."""
-    return poll(lambda: _judged(_reported(hub, event)), patience) or _Told(
-        None, f"no recipient is known to be told yet; 'duly alert show {event}' says how it goes on"
-    )
-
-
-def _judged(alert: JsonObject) -> _Told | None:
-    """Judges a critical alert; None while its recipients are still being told."""
-    states = [one["state"] for one in alert["deliveries"]]
-    if "done" in states:
-        return _Told(True)
-    open_ = alert.get("falls_back") or not {"accepted", "sent", "unknown"}.isdisjoint(states)
-    if open_ or alert["state"] in ("accepted", "sent", "delivered"):
-        return None
-    why = alert.get("detail") or "its profile names no recipient"
-    return _Told(False, f"NO RECIPIENT WAS TOLD of this critical alert: {why}")
-
-
-def _reported(hub: HubClient, event: str) -> JsonObject:
-    """Returns the alert that this account has just reported, with its deliveries."""
-    from urllib.parse import quote
-
-    found = hub.ask(f"/v1/messages?id={quote(event, safe='')}")["messages"]
-    alerts = [one for one in found if one["type"] == "alert_event"]
-    newest = max(alerts, key=lambda one: int(one["accepted_at"]))
-    return hub.ask(f"/v1/alerts/{quote(newest['scope'], safe='')}/{quote(event, safe='')}")
 
 
 def _json_or_text(name: str, text: str) -> object:

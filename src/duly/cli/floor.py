@@ -49,7 +49,7 @@ def floor(
         note("it rises when the clock has been right for an hour")
         return
     say(f"the floor is at {clock(found['floor'])}, the clock shows {clock(found['now'])}")
-    lag = found["now"] - found["trusted"]
+    lag = found["now"] - (found["trusted"] or found["now"])
     if found["ahead"]:
         note(f"that is {_length(found['ahead'])} in the future: a clock was wrong; 'duly floor --mend'")
     elif lag > units.MINUTE // units.MS:

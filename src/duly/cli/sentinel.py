@@ -35,6 +35,7 @@ from duly.cli.common import (
 )
 from duly.cli.options import DataFolder, Json, Token, Url, grouped, length
 from duly.cli.temporary_token import access_source, check_account, roles
+from duly.cli.told import URGENT_SECONDS, Told, wait_until_told
 from duly.errors import DulyError, Malformed
 
 if TYPE_CHECKING:
@@ -220,7 +221,8 @@ def trigger(
 
     Exits with 0 if the tower has it, 6 if it was held back or refused, 4 if the token is not known, 3 if the
     tower cannot be reached and 5 if it did not answer; in the last three cases it is stored and goes out with
-    the next one.
+    the next one. For a critical event it then waits (10 s) until a person is told: 0 if so, 1 if not, 5 if
+    that is not known yet. With --json, `told` says the same: true, false or null.
     """
     before: SentinelOptions
     before, limits = context.obj
@@ -235,7 +237,7 @@ async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wai
     async with who.open() as watcher:
         alert = watcher.trigger(reason, device, **options)
         await alert.stored()
-        trying = asyncio.ensure_future(_first_try(watcher))
+        trying = asyncio.ensure_future(_first_try(watcher, alert.id))
         sent = alert.sent
         either: set[asyncio.Future[Any]] = {sent, trying}
         limit = wait + float(options["countdown"] or 0)
@@ -245,12 +247,19 @@ async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wai
         for one in either:
             one.cancel()
     detail = denied if end is None else end.reason
+    if end is not None and not json:
+        mark = f"   [{alert.id}]" if alert.id else ""
+        say(f"{_WORDS.get(end.state, end.state)}{f': {detail}' if detail else ''}{mark}")
+    urgent = end is not None and end.done and options.get("severity") == "critical"
+    told = await asyncio.to_thread(_told, who.hub, alert.id) if urgent else None
     if json:
-        print_json({"event": alert.id, "state": "stored" if end is None else end.state, "detail": detail})
+        shown = {"event": alert.id, "state": "stored" if end is None else end.state, "detail": detail}
+        print_json(shown if told is None else shown | told.as_json)
+    elif told is not None and told.problem:
+        note(f"duly: {told.problem}")
+    if told is not None:
+        return told.exit
     if end is not None:
-        if not json:
-            mark = f"   [{alert.id}]" if alert.id else ""
-            say(f"{_WORDS.get(end.state, end.state)}{f': {detail}' if detail else ''}{mark}")
         return Exit.OK if end.done else Exit.REFUSED if end.state in ("held", "failed") else Exit.FAILED
     kept = f"the event is stored in {who.store} and goes out with the next one"
     if denied:
@@ -260,12 +269,21 @@ async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wai
     raise CommandFailed(Exit.UNKNOWN, f"the tower has not answered; {kept}")
 
 
-async def _first_try(watcher: Sentinel) -> tuple[Exit, str]:
-    """Returns why the tower refuses the token, or the event for now; waits for ever if it does not."""
+def _told(hub: HubClient, event: str) -> Told:
+    """Whether a person was told of a critical event that the tower has."""
+    try:
+        return wait_until_told(hub, event, URGENT_SECONDS)
+    except CommandFailed as problem:
+        return Told(None, f"the tower has it; whether a person was told is not known: {problem}")
+
+
+async def _first_try(watcher: Sentinel, event: str) -> tuple[Exit, str]:
+    """Returns why the tower refuses the token, or this event for now; waits for ever if it does not. Older
+    events that wait in the file go out first, and may be refused for reasons of their own."""
     async for news in watcher.news():
         if news.what == "denied":
             return Exit.NOT_ALLOWED, news.detail
-        if news.what == "refused":
+        if news.what == "refused" and news.event == event:
             return Exit.REFUSED, news.detail
     return Exit.OK, ""
 

@@ -20,11 +20,13 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from duly.core.units import HOUR, MINUTE
+from duly.core.units import HOUR, MINUTE, YEAR
 
 CONFIRM: Final = HOUR
 DRIFT: Final = MINUTE
 """Clocks are corrected by so much all the time, and processes restarted."""
+YOUNG: Final = YEAR
+"""An earlier trusted time was not shown by a clock, but counted from zero."""
 
 
 class Floor(Struct, frozen=True):
@@ -48,6 +50,15 @@ class Floor(Struct, frozen=True):
     def top(self) -> int:
         """The time above which nothing was ever forgotten."""
         return max(self.until, self.barrier)
+
+    @property
+    def young(self) -> bool:
+        """Whether no clock is trusted yet: in a new ledger trusted time is counted from zero.
+
+        >>> Floor(trusted=5_000_000).young, Floor(trusted=1_790_000_000_000_000).young
+        (True, False)
+        """
+        return self.trusted < YOUNG
 
     def mend(self, now: int, *, everything: bool = False) -> Floor:
         """Return the floor for a clock that is right now. With `everything`, what is older than the

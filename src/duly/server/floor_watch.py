@@ -33,11 +33,12 @@ class FloorWatch:
         ahead = self._floor.until - self._ledger.clock.now()
         return floor_ahead(ahead) if ahead > FLOOR_AHEAD else None
 
-    def state(self) -> dict[str, float]:
-        """The seconds by which the floor is in the future, and by which trusted time is behind the clock."""
-        now = self._ledger.clock.now()
-        ahead, behind = self._floor.until - now, now - self._floor.trusted
-        return {"ahead": max(0, ahead) / SECOND, "behind": max(0, behind) / SECOND}
+    def state(self) -> dict[str, float | None]:
+        """The seconds by which the floor is in the future, and by which trusted time is behind the clock:
+        None while the ledger is so new that there is no trusted time."""
+        now, floor = self._ledger.clock.now(), self._floor
+        behind = None if floor.young else max(0, now - floor.trusted) / SECOND
+        return {"ahead": max(0, floor.until - now) / SECOND, "behind": behind}
 
     async def administer(self, wanted: dict[str, str]) -> dict[str, int | None]:
         """Return the floor, in milliseconds; `mend` takes it back first."""
@@ -48,7 +49,7 @@ class FloorWatch:
         return {
             "now": now // MS,
             "floor": floor.until // MS,
-            "trusted": floor.trusted // MS,
+            "trusted": None if floor.young else floor.trusted // MS,
             "ahead": max(0, floor.until - now) // MS,
             "mended": floor.mended // MS or None,
             "barrier": floor.barrier // MS if floor.barrier > now else None,

@@ -13,6 +13,7 @@ import os
 import secrets
 import sys
 from collections.abc import Awaitable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -39,11 +40,14 @@ from duly.server.policies import archive_of, deliveries_kept, fanout_policy, gat
 from duly.server.revocation import Revocation
 from duly.server.router import Router
 from duly.server.runfile import RunFile
+from duly.server.shutdown import LEDGER_SECONDS, Shutdown
 from duly.settings import Settings
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger, Record
 from duly.storage.secret_box import SecretBox
 from duly.transports.http import page_cursors
+from duly.wire.frames import ServerCode
+from duly.wire.outgoing import trouble
 from duly.wire.session import Session
 
 if TYPE_CHECKING:
@@ -79,7 +83,7 @@ class Hub:
         self._folder = Path(settings.data)
         self._token = f"duly_{secrets.token_urlsafe(32)}"
         self.tasks = Supervisor()
-        self._closing = contextlib.AsyncExitStack()
+        self._shutdown = Shutdown()
         self.admin = Admin(self)
         self.revocation = Revocation(self)
         self.url = ""
@@ -97,17 +101,17 @@ class Hub:
         try:
             await self._start()
         except BaseException:
-            await self._closing.aclose()
+            await self._shutdown.run()
             raise
 
     async def _start(self) -> None:
-        settings, closing = self.settings, self._closing
+        settings, shutdown = self.settings, self._shutdown
         listener = Listener(settings)
         data_folder.prepare(self._folder)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
-        closing.push_async_callback(self.ledger.close)
+        shutdown.add("the ledger", self.ledger.close, LEDGER_SECONDS)
         listener.check_port()  # before a part is started that takes time, or a port of its own
-        closing.push_async_callback(self.tasks.stop)
+        shutdown.add("background work", self.tasks.stop)
         box = await data_folder.unlock(self.ledger, settings)
         self.floor = FloorWatch(self.ledger)
         await self.floor.refresh()
@@ -119,16 +123,16 @@ class Hub:
             # Not every hub has MQTT devices: what only they need is loaded only then.
             from duly.server.mqtt_service import MqttService
 
-            self.mqtt = MqttService(settings, self.tasks, closing)
+            self.mqtt = MqttService(settings, self.tasks, shutdown)
             await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.audit)
             self.mqtt_url = self.mqtt.url
-        closing.push_async_callback(listener.stop)
+        shutdown.add("the listener", listener.stop)
         await listener.start(self, self.admin.answer)
         self.url, self.visitors = listener.url, listener.connections
         self._start_periodic()
-        closing.push_async_callback(self.tasks.stop_periodic)
+        shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
-        closing.callback(runfile.remove, self._folder)
+        shutdown.call("the run file", partial(runfile.remove, self._folder))
 
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)
@@ -141,7 +145,7 @@ class Hub:
             open_=self.settings.open_registration,
             ended=self.revocation.end_login,
         )
-        self._closing.callback(self.people.close)
+        self._shutdown.call("logins", self.people.close)
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self.authenticator.login
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
@@ -159,7 +163,7 @@ class Hub:
         self.router = Router(audit, self._applications)
         for application in self._applications:
             await application.start()
-            self._closing.push_async_callback(application.stop)
+            self._shutdown.add(application.name, application.stop)
             self.tasks.adopt(application.tasks)
             self.tasks.spawn(f"{application.name} engine", application.engine.live, tries=ENGINE_TRIES)
         for name, raw in settings.profiles.items():
@@ -185,12 +189,12 @@ class Hub:
         notifier.tasks = self.tasks
         self.revocation.listen(notifier)
         await notifier.start()
-        self._closing.push_async_callback(notifier.stop)
+        self._shutdown.add("the notifier", notifier.stop)
         return notifier
 
     async def stop(self) -> None:
         """Stop all parts, the last one first."""
-        await self._closing.aclose()
+        await self._shutdown.run()
 
     async def run(self) -> None:
         """Wait until a needed part has failed for good, such as an engine that fails again and again."""
@@ -233,10 +237,12 @@ class Hub:
         return 0 if who.role is Role.ADMIN else self.accounts.born(who.name)
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        """Greet a session that has logged in."""
+        """Greet a session that has logged in. If the ledger cannot be read, it is told so like any other
+        client that is turned away: with code 4, and then the connection is closed."""
         try:
             await self.router.connected(session, who, cursors)
         except LedgerError as problem:
+            session.push(trouble(None, ServerCode.INTERNAL, "internal", str(problem), problem.wait))
             session.close(f"try again soon: {problem}")
 
     def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
@@ -294,6 +300,12 @@ class Hub:
     def problems(self) -> dict[str, str]:
         """The background tasks that do not run, with the reason."""
         return self.tasks.problems
+
+    @property
+    def degraded(self) -> list[str]:
+        """What does not work although this hub takes requests: `mqtt` if its broker does not answer. All hubs
+        use the same broker, so that is no reason for a load balancer to send clients elsewhere."""
+        return [] if self.mqtt is None or self.mqtt.state()["problem"] is None else ["mqtt"]
 
     def state(self) -> dict[str, object]:
         """The state of the hub, as `duly doctor` and the dashboard show it."""

@@ -24,6 +24,7 @@ from duly.errors import DulyError
 from duly.identity.accounts import Accounts
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import Supervisor
+from duly.server.shutdown import Shutdown
 from duly.settings import Settings
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox, shared_secret
@@ -36,12 +37,12 @@ _TASKS: Final = "mqtt_tasks"
 
 
 class MqttService:
-    """The MQTT side of one hub; `closing` stops what it starts."""
+    """The MQTT side of one hub; `shutdown` stops what it starts."""
 
-    def __init__(self, settings: Settings, tasks: Supervisor, closing: contextlib.AsyncExitStack) -> None:
+    def __init__(self, settings: Settings, tasks: Supervisor, shutdown: Shutdown) -> None:
         self._settings = settings
         self._tasks = tasks
-        self._closing = closing
+        self._shutdown = shutdown
         self.broker: EmbeddedBroker | None = None
         """the embedded broker; None if an outside one is used"""
         self.links: dict[str, MqttLink] = {}
@@ -60,7 +61,7 @@ class MqttService:
             folder = Path(self._settings.data)
             address = await own_session(folder, address, embedded=self.broker is not None)
         await self._connect(address, devices)
-        self._closing.push_async_callback(devices.stop)
+        self._shutdown.add("MQTT devices", devices.stop)
         if self.broker is not None:
             for link in self.links.values():
                 await link.connected()
@@ -85,8 +86,9 @@ class MqttService:
             tasks=self._tasks,
         )
         self.broker.clients.given = devices.given
+        self.broker.clients.callout.on_connections = devices.presence.connections
         await self.broker.start()
-        self._closing.push_async_callback(self.broker.stop)
+        self._shutdown.add("the embedded broker", self.broker.stop)
         self.url = self.broker.url
         # The certificate carries the public name and not 127.0.0.1: so this very certificate is expected.
         return replace(
@@ -117,9 +119,9 @@ class MqttService:
             on_disconnect=lambda _: devices.presence.link_lost(),
             tasks=self._tasks,
         )
-        for link in self.links.values():
+        for name, link in self.links.items():
             await link.start()
-            self._closing.push_async_callback(link.stop)
+            self._shutdown.add(f"the MQTT link of {name}", link.stop)
 
     def _hurry(self) -> None:
         if self.broker is not None:

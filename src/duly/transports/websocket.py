@@ -325,6 +325,7 @@ async def _introduction(
     """Authenticates a client, by its header or its first frame."""
     address = request.remote or "?"
     said: bytes = b""
+    reason = "not authenticated"
     try:
         header = request.headers.get("Authorization")
         if header is not None:
@@ -352,8 +353,9 @@ async def _introduction(
     except DulyError as problem:
         word = problem.word if isinstance(problem, RateLimited) else "internal"
         refusal = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
+        reason = f"try again soon: {problem}"
     session.push(refusal)
-    session.close("not authenticated")
+    session.close(reason)
     with waiting_for(request):
         async for _ in socket:  # until the client has seen it and closed
             pass

@@ -48,6 +48,8 @@ class MqttPresence:
         self._online: dict[str, _OnlineDevice] = {}
         self._given_up: dict[str, str] = {}
         """the session of each device that was silent for too long"""
+        self._unconnected: set[str] = set()
+        """accounts that had a connection to the embedded broker and have none now"""
         self._new = False
         """the broker is a new one: what it keeps was said since it started"""
         self._lost = -inf
@@ -74,14 +76,14 @@ class MqttPresence:
         device = self._online.get(name)
         if device is not None and not device.doubted:
             device.heard = asyncio.get_running_loop().time()
-            device.until = device.heard + device.silence
+            device.until = self._silent_at(name, device.silence)
 
     def came(self, name: str, status: FdStatus, old: bool) -> None:
         """A device says that it is online; `old` if that may have been said before the broker started."""
         now, before = asyncio.get_running_loop().time(), self._online.get(name)
         silence = MISSED * status.heartbeat / SECOND or inf
         if not old or self._new:
-            until = now + silence
+            until = self._silent_at(name, silence)
         elif before is None:  # it may be from before the broker died, and the device with it
             until = now + GRACE
         else:
@@ -149,7 +151,28 @@ class MqttPresence:
         for device in filter(which, self._online.values()):
             device.until = min(device.until, until)
 
+    def connections(self, name: str, connected: bool) -> None:
+        """The broker says that an account has a connection, or none any more. A device that promises no
+        heartbeat is then given up, unless it comes back: it may have no will either. One that does may
+        sleep."""
+        if connected:
+            self._unconnected.discard(name)
+        else:
+            self._unconnected.add(name)
+        device = self._online.get(name)
+        if device is not None and device.silence == inf and not device.doubted:
+            device.until = self._silent_at(name, inf)
+
     # ── silence ──────────────────────────────────────────────────────────────────────────────────
+
+    def waited_for(self, name: str) -> bool:
+        """Whether a device counts as online and is given up soon unless it is heard."""
+        return name in self._online and self._online[name].until < inf
+
+    def _silent_at(self, name: str, silence: float) -> float:
+        """When a device that has just been heard is given up, if it says nothing more."""
+        wait = GRACE if silence == inf and name in self._unconnected else silence
+        return asyncio.get_running_loop().time() + wait
 
     def silent(self) -> dict[str, str]:
         """The devices that have been silent for too long, and the session of each."""

@@ -106,6 +106,11 @@ class MessagesBackend(TokenCheck, Protocol):
         ...
 
     @property
+    def degraded(self) -> list[str]:
+        """What does not work although requests are taken."""
+        ...
+
+    @property
     def cursors(self) -> PageCursors:
         """Encrypts and decrypts the cursors of lists."""
         ...
@@ -377,7 +382,8 @@ class MessagesEndpoint:
         """For load balancers: whether this hub takes requests. It needs no token."""
         parts, down = sorted(self._server.problems), self._server.down
         if not parts and not down:
-            return as_json({"ok": True})
+            degraded = self._server.degraded
+            return as_json({"ok": True} | ({"degraded": degraded} if degraded else {}))
         detail = "nothing can be stored just now" if down else ""
         if parts:
             detail = f"{detail and detail + '; '}not running: {', '.join(parts)}; the hub's log says why"
