@@ -11,7 +11,7 @@ What a dead hub held is taken over: attempts are fenced, and devices know what t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
@@ -257,6 +257,8 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._before: set[bytes] = set()
         """the commands that were followed at the last refresh"""
         self._doubts: OrderedDict[bytes, None] = OrderedDict()
+        self._fetching: Counter[str] = Counter()
+        """devices that have just connected, and whose commands are being read"""
         self.tasks = Supervisor()
         self._deliveries: CoalescedTask[str] = CoalescedTask(self._fetch, self.tasks)
         self._ends: CoalescedTask[bytes] = CoalescedTask(self._learn_ends, self.tasks)
@@ -289,8 +291,8 @@ class GatewayRemoteHubs(PolledRemoteHubs):
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
         await self.registry.drop_absent(here.keys())
         for device in list(here):
-            if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
-                await local.replaced(device)
+            if self.registry.may_be_lost(device):
+                await self._check_holder(device)
         await self.take_over(list(here))
         still = [key for key in self._followed if key in self._before]
         self._before = set(self._followed)
@@ -337,8 +339,15 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         for device in devices:
             if device:
                 await self.registry.look_up(device)
-                if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
-                    await self._local.replaced(device)
+                if self.registry.may_be_lost(device):
+                    await self._check_holder(device)
+
+    async def _check_holder(self, device: str) -> bool:
+        """Ask the ledger whether a device is still here; the session of one that has moved is closed."""
+        if device in self._local.sessions.devices and await self.registry.confirm(device):
+            return True
+        await self._local.replaced(device)
+        return False
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
@@ -357,10 +366,24 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return record.state is not State.ACCEPTED
 
     async def take_over(self, devices: Collection[str]) -> None:
-        """Find what other hubs have left: for these devices, or because they are dead."""
-        found = await self._strays(devices, self.registry.me, self.registry.living)
-        if found:
-            await self._local.engine.put(DeliveriesFound(tuple(found)))
+        """Find what other hubs have left: for these devices, or because they are dead.
+
+        Two things are left alone, since their devices would be sent a command once more than needed. What a
+        living hub has under way is not taken back from it if the device has moved there since the registry
+        was read. What is under way to a device that has just connected is fetched for it already, and sent
+        when it is reachable.
+        """
+        living = self.registry.living
+        found = await self._strays(devices, self.registry.me, living)
+        held = dict.fromkeys(item.message.recipient for item in found if item.delivery.worker in living)
+        moved = {device for device in held if not await self._check_holder(device)}
+        ready = [
+            item for item in found
+            if item.message.recipient not in moved
+            and not (item.delivery.attempt and item.message.recipient in self._fetching)
+        ]  # fmt: skip
+        if ready:
+            await self._local.engine.put(DeliveriesFound(tuple(ready)))
 
     async def _fetch(self, devices: Collection[str]) -> None:
         """Find what was just stored for these devices: only that, since it happens all the time."""
@@ -370,9 +393,15 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def fetch_for(self, device: str) -> None:
         """Find everything that is on its way to a device here, and how far its lanes have come."""
-        marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
-        found = await self._strays([device], self.registry.me, self.registry.living)
-        await self._local.engine.put(DeliveriesFound(tuple(found), marks))
+        self._fetching[device] += 1
+        try:
+            marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
+            found = await self._strays([device], self.registry.me, self.registry.living)
+            await self._local.engine.put(DeliveriesFound(tuple(found), marks))
+        finally:
+            self._fetching[device] -= 1
+            if not self._fetching[device]:
+                del self._fetching[device]
 
     async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:
         over = self._ledger.clock.now() - SLACK
