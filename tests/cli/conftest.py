@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,10 @@ from typing import Any
 import pytest
 import typer.main
 
+from duly.core.lifecycle import State
+
 SECONDS = 20.0
+ENDED = {state.word for state in State if state.terminal}
 
 typer.main.get_command = functools.cache(typer.main.get_command)
 """Building the command line takes a tenth of a second, in each test that calls it in this process."""
@@ -86,6 +90,16 @@ class CommandLine:
         done = self.duly(*args, "--json")
         assert done.stdout, done.stderr
         return json.loads(done.stdout)
+
+    def told_alert(self, event: str) -> None:
+        """Until the first recipients of an alert were told, or cannot be: a tower that has taken an alert
+        does that a moment later."""
+        began = time.monotonic()
+        while True:
+            deliveries = self.ask("alert", "show", event)["deliveries"]
+            if ENDED.issuperset(one["state"] for one in deliveries if not one["round"]):
+                return
+            assert time.monotonic() - began < SECONDS, deliveries
 
     def start(self, *args: str, **env: str) -> Running:
         running = Running([sys.executable, "-m", "duly", *args], self.folder, self.env | env)

@@ -33,6 +33,7 @@ def test_from_a_profile_to_a_resolved_alert(cli: CommandLine) -> None:
 
     done = cli.duly("alert", "trigger", "smoke", "--profile", "home", "--id", "event-1", "--device", "AA:BB")
     assert (done.returncode, done.stdout) == (0, "accepted: event-1\n")
+    cli.told_alert("event-1")
     same = cli.duly("alert", "trigger", "smoke", "--profile", "home", "--id", "event-1", "--device", "AA:BB")
     assert (same.returncode, same.stdout) == (0, "known already, delivered: event-1\n")
     again = cli.duly("alert", "trigger", "fire", "--profile", "home", "--id", "event-1", "--device", "AA:BB")
@@ -110,13 +111,13 @@ def test_silences_come_and_go(cli: CommandLine) -> None:
     assert cli.duly("alert", "silence", "--device", "lock-*", "--for", "1h").stdout.startswith(
         "silence 1, until"
     )
-    done = cli.ask("alert", "trigger", "smoke", "--device", "lock-7", "--wait", "5s")
+    done = cli.ask("alert", "trigger", "smoke", "--device", "lock-7", "--wait", "20s")
     assert "silenced" in done["ack"]["detail"]
     assert "device=lock-*" in cli.duly("alert", "silence", "--list").stdout
     assert cli.duly("alert", "silence", "--end", "1").returncode == 0
     assert cli.duly("alert", "silence", "--end", "1").returncode == 6
     assert (
-        cli.ask("alert", "trigger", "smoke", "--device", "lock-7", "--wait", "5s")["ack"]["state"] == "done"
+        cli.ask("alert", "trigger", "smoke", "--device", "lock-7", "--wait", "20s")["ack"]["state"] == "done"
     )
     assert len(told(cli)) == 1
 
@@ -233,7 +234,7 @@ def test_a_critical_alert_of_which_the_default_profile_is_told_was_told(cli: Com
 
 def test_json_says_whether_everyone_was_told_of_an_alert_that_is_waited_for(cli: CommandLine) -> None:
     cli.up()
-    trigger = ("alert", "trigger", "smoke", "--wait", "5s", "--json")
+    trigger = ("alert", "trigger", "smoke", "--wait", "20s", "--json")
     cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told")
     said = json.loads(cli.duly(*trigger).stdout)
     assert (said["code"], said["told"], "error" in said) == (0, True, False)

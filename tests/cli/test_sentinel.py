@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,8 +42,10 @@ def listed(cli: CommandLine) -> dict[str, dict[str, Any]]:
     return {one["device"]: one for one in cli.ask("alert", "list")}
 
 
-def told(folder: Path) -> list[str]:
-    return [json.loads(line)["data"]["device"] for line in (folder / "told").read_text().splitlines()]
+def told(cli: CommandLine, event: str) -> list[str]:
+    """The devices that people were told of, once they were told of this event."""
+    cli.told_alert(event)
+    return [json.loads(line)["data"]["device"] for line in (cli.folder / "told").read_text().splitlines()]
 
 
 def test_signals_by_the_line_become_one_event_and_one_notice(tower: CommandLine) -> None:
@@ -52,8 +53,9 @@ def test_signals_by_the_line_become_one_event_and_one_notice(tower: CommandLine)
     seen = news(say(tower, lines, "--countdown", "0.2s", "--json"))
     about = [(one["what"], one.get("detail", "")) for one in seen if one.get("device") == "aa:01"]
     assert about == [("countdown", ""), ("held", "debounced"), ("queued", ""), ("sent", "")]
-    assert listed(tower)["aa:01"]["reason"] == "disconnect"
-    assert told(tower.folder).count("aa:01") == 1
+    alert = listed(tower)["aa:01"]
+    assert alert["reason"] == "disconnect"
+    assert told(tower, alert["event"]).count("aa:01") == 1
 
 
 def test_a_cancel_in_time_and_a_cancel_too_late(tower: CommandLine) -> None:
@@ -164,7 +166,7 @@ def test_kill_9_in_the_countdown_and_it_goes_on(tower: CommandLine) -> None:
     seen = news(say(tower, "", "--json"))
     words = [one["what"] for one in seen if one.get("event") == line["event"]]
     assert words in (["countdown", "queued", "sent"], ["stored", "queued", "sent"])
-    assert told(tower.folder).count("aa:09") == 1
+    assert told(tower, line["event"]).count("aa:09") == 1
 
 
 def test_limits_are_flags_or_settings_and_checked_before_anything_starts(tower: CommandLine) -> None:

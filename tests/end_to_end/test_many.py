@@ -10,9 +10,13 @@ import itertools
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
+from duly.core.operations import OpenDelivery
+from duly.core.steps import NumberRefused
 from duly.identity.accounts import Principal, Role
 from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
 from tests.end_to_end.raw import Json, Peer, curl
@@ -175,6 +179,66 @@ async def test_a_device_that_moves_takes_its_commands_along(cluster: LocalCluste
             seq_id = await phone.command("lock", data=8)
             assert (await after.obey())["seq_id"] == seq_id
             assert (await ends(phone, seq_id))["state"] == "done"
+
+
+async def test_a_command_that_follows_its_device_is_sent_to_it_once(
+    rung: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A hub looks once a second for what others have left for its devices. Here it does while it still reads,
+    from a slow ledger, what it has to send to a device that has just connected."""
+    gateway, ledger = rung.hubs[2].gateway, rung.hubs[2].ledger
+    remote, read_marks = gateway.remote, ledger.marks
+    assert isinstance(remote, GatewayRemoteHubs)
+
+    async def slowly(*args: str) -> dict[str, tuple[int, int]]:
+        stored = asyncio.Event()
+        await remote._deliveries.take_over(["lock"])
+        await gateway.engine.put(NumberRefused("nobody", 0, 0), stored.set)
+        await stored.wait()
+        return await read_marks(*args)
+
+    monkeypatch.setattr(ledger, "marks", slowly)  # the first that is read for a device that has connected
+    async with rung.join(0, "phone") as phone, rung.join(1, "lock") as before:
+        seq_id = await phone.command("lock", data=7)
+        await before.hear()
+        async with rung.join(2, "lock") as after:
+            assert (await after.obey())["seq_id"] == seq_id
+            assert (await ends(phone, seq_id))["state"] == "done"
+            seq_id = await phone.command("lock", data=8)
+            assert (await after.obey())["seq_id"] == seq_id
+
+
+async def test_a_hub_that_learns_late_that_a_device_has_moved_takes_nothing_back(
+    rung: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    former = rung.hubs[1]
+    ledger, find = former.ledger, former.ledger.strays
+    assert former.notifier is not None
+    former.notifier._listeners.clear()
+    looks, moved = asyncio.Event(), asyncio.Event()
+
+    async def late(*args: str, **more: Any) -> list[OpenDelivery]:
+        if "lock" in more["here"] and not moved.is_set():
+            looks.set()
+            await moved.wait()
+        return await find(*args, **more)
+
+    async with rung.join(0, "phone") as phone, rung.join(1, "lock") as before:
+        seq_id = await phone.command("lock", data=7)
+        await before.hear()
+        await before.say("ack", seq_id=seq_id, to="phone", state="delivered")  # so that it is not sent again
+        monkeypatch.setattr(ledger, "strays", late)
+        await looks.wait()  # it has read that the device is here
+        async with rung.join(2, "lock") as after:
+            command = await after.hear()
+            assert command["seq_id"] == seq_id
+            moved.set()
+            await before.closed()
+            assert [frame["type"] for frame in before.heard] == ["welcome", "lock_control"]
+            await after.ack(command)
+            assert (await ends(phone, seq_id))["state"] == "done"
+            seq_id = await phone.command("lock", data=8)
+            assert (await after.obey())["seq_id"] == seq_id
 
 
 async def test_a_device_may_answer_at_another_hub_than_it_was_asked_at(cluster: LocalCluster) -> None:

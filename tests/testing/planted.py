@@ -23,7 +23,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
 from duly.core.ordering import Lanes
 from duly.core.outbox import Outbox
-from duly.core.steps import Arrived, Reply, Step, Todo
+from duly.core.steps import Arrived, DeliveriesFound, Reply, Step, Todo
 from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
@@ -311,11 +311,10 @@ def only_apps_are_followed(patch: Patch) -> None:
 
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
-    take_over = SharedDeliveries.take_over
 
     async def greedy(self: SharedDeliveries, devices: Any) -> None:
         open_ = await self._ledger.open_deliveries(self._channel)
-        await take_over(self, sorted({item.message.recipient for item in open_}))
+        await self._local.engine.put(DeliveriesFound(tuple(open_)))
 
     patch.setattr(SharedDeliveries, "take_over", greedy)
 

@@ -249,8 +249,8 @@ class GatewayRemoteHubs(PolledRemoteHubs):
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
         await self.registry.drop_absent(here.keys())
         for device in list(here):
-            if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
-                await local.replaced(device)
+            if self.registry.may_be_lost(device):
+                await self._deliveries.check_holder(device)
         await self._deliveries.take_over(list(here))
         await self._followed.refresh()
         heads = local.pushes.heads()
@@ -293,8 +293,8 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         for device in devices:
             if device:
                 await self.registry.look_up(device)
-                if self.registry.may_be_lost(device) and not await self.registry.confirm(device):
-                    await self._local.replaced(device)
+                if self.registry.may_be_lost(device):
+                    await self._deliveries.check_holder(device)
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 

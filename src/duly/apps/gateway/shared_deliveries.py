@@ -7,6 +7,7 @@ devices know what they have done.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -45,6 +46,8 @@ class SharedDeliveries:
         self._channel = channel
         self._registry = registry
         self._local = local
+        self._fetching: Counter[str] = Counter()
+        """devices that have just connected, and whose commands are being read"""
         self._hinted: CoalescedTask[str] = CoalescedTask(self._fetch, tasks)
         notifier.listen(TO, self._heard)
 
@@ -55,15 +58,42 @@ class SharedDeliveries:
 
     async def fetch_for(self, device: str) -> None:
         """Find everything that is on its way to a device here, and how far its lanes have come."""
-        marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
-        found = await self._strays([device], self._registry.me, self._registry.living)
-        await self._local.engine.put(DeliveriesFound(tuple(found), marks))
+        self._fetching[device] += 1
+        try:
+            marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
+            found = await self._strays([device], self._registry.me, self._registry.living)
+            await self._local.engine.put(DeliveriesFound(tuple(found), marks))
+        finally:
+            self._fetching[device] -= 1
+            if not self._fetching[device]:
+                del self._fetching[device]
 
     async def take_over(self, devices: Collection[str]) -> None:
-        """Find what other hubs have left: for these devices, or because they are dead."""
-        found = await self._strays(devices, self._registry.me, self._registry.living)
-        if found:
-            await self._local.engine.put(DeliveriesFound(tuple(found)))
+        """Find what other hubs have left: for these devices, or because they are dead.
+
+        Two things are left alone, since their devices would be sent a command once more than needed. What a
+        living hub has under way is not taken back from it if the device has moved there since the registry
+        was read. What is under way to a device that has just connected is fetched for it already, and sent
+        when it is reachable.
+        """
+        living = self._registry.living
+        found = await self._strays(devices, self._registry.me, living)
+        held = dict.fromkeys(item.message.recipient for item in found if item.delivery.worker in living)
+        moved = {device for device in held if not await self.check_holder(device)}
+        ready = [
+            item for item in found
+            if item.message.recipient not in moved
+            and not (item.delivery.attempt and item.message.recipient in self._fetching)
+        ]  # fmt: skip
+        if ready:
+            await self._local.engine.put(DeliveriesFound(tuple(ready)))
+
+    async def check_holder(self, device: str) -> bool:
+        """Ask the ledger whether a device is still here; the session of one that has moved is closed."""
+        if device in self._local.sessions.devices and await self._registry.confirm(device):
+            return True
+        await self._local.replaced(device)
+        return False
 
     def hint(self, device: str) -> None:
         """Tell the hub of a device that a command was stored for it, unless the device is here."""
