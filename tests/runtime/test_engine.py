@@ -19,7 +19,8 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
 from duly.core.units import FOREVER, SECOND
 from duly.errors import LedgerUnavailable, Overloaded, Stopped
-from duly.runtime.engine import GROUP, GROUP_BYTES, SHARE, Engine
+from duly.runtime.engine import GROUP, GROUP_BYTES, Engine
+from duly.runtime.event_queue import SHARE
 from duly.storage import open_ledger
 from duly.storage.memory import Disk, MemoryLedger
 from duly.testing.loops import LoopClock, VirtualLoop
