@@ -198,11 +198,40 @@ class Engine:
     def offer(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
 
-        `committed` is called when what the event brought about is stored: the moment for a PUBACK.
+        `committed` is called when what the event brought about is stored: the moment for a PUBACK. An event
+        that comes while the loop sleeps and nothing waits is handled at once, and what it asks for joins the
+        group; the loop, which is woken, performs its effects, so that they come in the order of their events
+        and never in the middle of a caller.
         """
-        if self._direct:
-            self._take_in_now(event, committed)
+        if not self._direct:
+            self._enqueue(event, committed)
             return
+        if self._moment is None:
+            self._moment = self._timer.now()
+            self._news.set()
+        group = self._gathering
+        group.taken.append((event, committed))
+        try:
+            todo = self._handle(event, self._moment)
+        except Exception as bug:
+            self._bug, self._direct = bug, 0  # the machine's, not the caller's: the engine dies of it
+            return
+        for item in todo:
+            if type(item) is Step:
+                group.steps.append(item)
+            else:
+                self._todo.append(item)
+        self._direct -= 1
+        if type(event) is Arrived:
+            group.size += len(event.message.body)
+            if group.size >= GROUP_BYTES:
+                self._direct = 0
+            if not todo:
+                group.attached.append(event)
+        if not self._direct:
+            self._events.reserve(len(group.taken))
+
+    def _enqueue(self, event: Event, committed: Callable[[], None] | None) -> None:
         if not self._open:
             raise _stopped()
         if not self._events.offer(event, committed):
@@ -212,7 +241,7 @@ class Engine:
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
         if self._direct:
-            self._take_in_now(event, committed)
+            self.offer(event, committed)
             return
         await self._events.wait_for_room(event)
         if not self._open:
@@ -327,34 +356,6 @@ class Engine:
         await self._news.wait()
         self._news.clear()
         self._moment = None
-
-    def _take_in_now(self, event: Event, committed: Callable[[], None] | None) -> None:
-        """Handle an event as it comes. What it asks for joins the group; the loop, which is woken, performs
-        its effects, so that they come in the order of their events and never in the middle of a caller."""
-        if self._moment is None:
-            self._moment = self._timer.now()
-            self._news.set()
-        group = self._gathering
-        group.taken.append((event, committed))
-        try:
-            todo = self._handle(event, self._moment)
-        except Exception as bug:
-            self._bug, self._direct = bug, 0  # the machine's, not the caller's: the engine dies of it
-            return
-        for item in todo:
-            if type(item) is Step:
-                group.steps.append(item)
-            else:
-                self._todo.append(item)
-        self._direct -= 1
-        if type(event) is Arrived:
-            group.size += len(event.message.body)
-            if group.size >= GROUP_BYTES:
-                self._direct = 0
-            if not todo:
-                group.attached.append(event)
-        if not self._direct:
-            self._events.reserve(len(group.taken))
 
     def _room(self) -> int:
         """How many events may be handled as they come, while the loop sleeps."""

@@ -72,7 +72,8 @@ class DeviceAnswers:
             raise Malformed("an ack needs seq_id: the command it answers")
         app = frame.to or self._sender_of(who.name, frame.seq_id)
         key = key_of(app, frame.seq_id)
-        command = self._inbox.under_way(key)
+        under_way = self._inbox.outbox.transmissions.get(key)
+        command = None if under_way is None else under_way.message
         if frames.is_working(frame):
             if command is None or command.recipient != who.name:
                 raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")

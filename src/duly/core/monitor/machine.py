@@ -442,7 +442,7 @@ class Monitor:
         return waiting.data is not None or not self._open(key_of(SCOPE, waiting.event))
 
     def _open(self, key: bytes) -> bool:
-        return key in self._pending or key in self._starting or self._outbox.state(key) is not None
+        return key in self._pending or key in self._starting or key in self._outbox.transmissions
 
     def _start(self, waiting: PendingEvent, now: int) -> Step:
         message = waiting.message
