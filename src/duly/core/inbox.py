@@ -157,19 +157,6 @@ class Inbox:
         """Return whether the message with this key is here and has not ended."""
         return key in self._live
 
-    def message(self, key: bytes) -> Message | None:
-        """Return the message with this key, whether or not its turn has come."""
-        live = self._live.get(key)
-        return None if live is None else live.message
-
-    def under_way(self, key: bytes) -> Message | None:
-        """Return the message with this key if it was handed to its recipient."""
-        return self.outbox.transmissions.message(key)
-
-    def all_under_way(self, recipient: str) -> list[Message]:
-        """Return the messages that were handed to a recipient and have not ended."""
-        return [one.message for one in self.outbox.transmissions.to(recipient)]
-
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
@@ -217,7 +204,7 @@ class Inbox:
         horizon = self._horizon(message.kind)
         refusal = horizons.judge(message, horizon, now) or self._refuse(event, now)
         if refusal is not None or live is not None:
-            return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
+            return [_recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
         if self._shared and message.recipient not in self.lanes.reachable:
             return self._leave(event, horizon, now)
         live = self._live[message.key] = _Live(message, [origin], committed=False, given=event.given)
@@ -337,24 +324,14 @@ class Inbox:
             live.origins.append(origin)
         if not live.committed:
             return []  # it hears with the first, once that is stored
-        return [Reply(origin, live.message, Verdict(Word.DUPLICATE, self._state(live)))]
-
-    def _state(self, live: _Live) -> State:
-        return self.outbox.transmissions.state(live.message.key) or State.ACCEPTED
+        state = self.outbox.transmissions.state(live.message.key) or State.ACCEPTED
+        return [Reply(origin, live.message, Verdict(Word.DUPLICATE, state))]
 
     def _count(self, message: Message, now: int) -> list[Todo]:
         """Note that a refused number has arrived, so that no message waits for it."""
         if message.order is None or message.order.n is None or message.order.after is not None:
             return []
         return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made, now), now)
-
-    def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
-        recall = Recall(message, otherwise, now)
-
-        def done(results: Results, now: int) -> list[Todo]:
-            return [Reply(origin, message, results.of(recall))]
-
-        return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
     def _admit(self, live: _Live, move: Move | None, horizon: Horizon, now: int) -> Step:
         message = live.message
@@ -580,6 +557,16 @@ def _in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
 def _number(item: OpenDelivery) -> tuple[int, int]:
     order = item.message.order
     return item.message.made, 0 if order is None else order.n or 0
+
+
+def _recall(message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
+    """Ask the ledger what is known of a message that is not admitted, and tell its sender."""
+    recall = Recall(message, otherwise, now)
+
+    def done(results: Results, now: int) -> list[Todo]:
+        return [Reply(origin, message, results.of(recall))]
+
+    return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
 
 def _supersede(message: Message, reason: str, now: int) -> Advance:
