@@ -239,7 +239,9 @@ async def test_a_queued_command_is_waited_for_as_long_as_it_may_take(local: Loca
         await command.accepted()
         outbox = app._engine._machine
         assert isinstance(outbox, Outbox)
-        assert outbox._entries[command.message.key].give_up > app._ledger.clock.now() + 3600 * SECOND
+        under_way = outbox.transmissions.get(command.message.key)
+        assert under_way is not None
+        assert under_way.give_up > app._ledger.clock.now() + 3600 * SECOND
 
 
 async def test_a_command_too_large_for_a_frame_is_refused_before_it_is_sent(local: LocalHub) -> None:

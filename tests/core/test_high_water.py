@@ -13,10 +13,10 @@ A, B, C = b"a", b"b", b"c"
 
 def test_a_mark_rises_with_what_is_handed_over() -> None:
     marks = HighWaterMarks()
-    assert marks.hand_over(MARK, A, 3, 30)
+    assert marks.hand_over(MARK, A, 3, 30) is not None
     assert marks.is_late(MARK, 2, 20)
     assert not marks.is_late(MARK, 4, 40)
-    assert not marks.hand_over(MARK, B, 2, 20)
+    assert marks.hand_over(MARK, B, 2, 20) is None
 
 
 def test_what_failed_does_not_count() -> None:
@@ -78,7 +78,7 @@ def test_of_two_that_only_their_times_set_apart_the_one_that_failed_does_not_cou
     marks.hand_over(MARK, B, 0, 30)
     assert marks.without(MARK, B) == (-1, 31), "the ledger takes number 0 for later again"
     marks.settled(MARK, B, counts=False)
-    assert marks.hand_over(MARK, C, 0, 20), "between what is done and what has failed"
+    assert marks.hand_over(MARK, C, 0, 20) is not None, "between what is done and what has failed"
     assert marks.is_late(MARK, 0, 9), "before what is done"
 
 

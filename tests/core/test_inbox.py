@@ -270,13 +270,14 @@ def test_it_says_what_waits_and_what_is_under_way() -> None:
     machine = Inbox(HUB, "hub", lanes=LanePolicy(gated=True))
     gateway, key = Driver(machine, ManualClock()), message().key
     gateway.give(Arrived(message()))
-    assert (machine.message(key), machine.waiting()) == (message(), [message()])
-    assert (machine.under_way(key), machine.all_under_way("lock")) == (None, [])
+    under_way = machine.outbox.transmissions
+    assert (machine.is_live(key), machine.waiting()) == (True, [message()])
+    assert (under_way.message(key), under_way.to("lock")) == (None, [])
     gateway.give(Reachable("lock"))
-    assert (machine.message(key), machine.waiting()) == (message(), [])
-    assert (machine.under_way(key), machine.all_under_way("lock")) == (message(), [message()])
+    assert (machine.is_live(key), machine.waiting()) == (True, [])
+    assert (under_way.message(key), [one.message for one in under_way.to("lock")]) == (message(), [message()])
     gateway.give(Answered(key, State.DONE, Answer(0)))
-    assert (machine.message(key), machine.keys) == (None, [])
+    assert (machine.is_live(key), machine.keys, len(under_way)) == (False, [], 0)
 
 
 def test_a_receipt_is_stored_and_one_for_nothing_is_nothing() -> None:

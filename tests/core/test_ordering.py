@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from duly.core import ordering
+from duly.core import chains, ordering
 from duly.core.high_water import mark_name
 from duly.core.lane import Move, Release, Supersede
 from duly.core.messages import Message, Mode, Order
@@ -380,7 +380,7 @@ def test_what_came_through_another_hub_frees_what_waits_in_its_own_lane() -> Non
 
 
 def test_numbers_far_ahead_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "AHEAD_KEPT", 3)
+    monkeypatch.setattr(chains, "AHEAD_KEPT", 3)
     lanes = Lanes()
     lanes.offer(message(0), T)
     for n in range(5, 9):
@@ -391,7 +391,8 @@ def test_numbers_far_ahead_are_not_remembered_without_end(monkeypatch: pytest.Mo
 def test_senders_that_fell_silent_are_forgotten_and_those_with_a_gap_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ordering, "CHAINS_KEPT", 2)
+    for module in (chains, ordering):
+        monkeypatch.setattr(module, "CHAINS_KEPT", 2)
     lanes = Lanes()
     lanes.offer(message(2, scope="waits"), T)
     for n in range(5):
@@ -403,7 +404,8 @@ def test_senders_that_fell_silent_are_forgotten_and_those_with_a_gap_are_not(
 
 
 def test_senders_that_all_wait_for_a_gap_are_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ordering, "CHAINS_KEPT", 1)
+    for module in (chains, ordering):
+        monkeypatch.setattr(module, "CHAINS_KEPT", 1)
     lanes = Lanes()
     for n in range(3):
         lanes.offer(message(2, scope=f"app{n}"), T)

@@ -294,10 +294,12 @@ def test_it_says_what_is_under_way_and_to_whom() -> None:
     out = Driver(machine, ManualClock())
     out.give(Arrived(message()))
     key = message().key
-    assert (machine.message(key), machine.recipient(key), len(machine)) == (message(), "lock", 1)
-    assert (machine.messages("lock"), machine.messages("lamp")) == ([message()], [])
+    under_way = machine.transmissions
+    assert (under_way.message(key), under_way.state(key), len(machine)) == (message(), State.SENT, 1)
+    assert [one.message for one in under_way.to("lock")] == [message()]
+    assert under_way.to("lamp") == []
     out.give(Answered(key, State.DONE, Answer(0)))
-    assert (machine.message(key), machine.recipient(key), len(machine)) == (None, None, 0)
+    assert (under_way.message(key), under_way.state(key), len(machine)) == (None, None, 0)
 
 
 def test_a_receipt_counts_once_and_only_for_what_is_under_way() -> None:

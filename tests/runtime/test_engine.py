@@ -16,10 +16,11 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Word
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
+from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Todo, Transmit
 from duly.core.units import FOREVER, SECOND
 from duly.errors import LedgerUnavailable, Overloaded, Stopped
-from duly.runtime.engine import GROUP, GROUP_BYTES, SHARE, Engine
+from duly.runtime.engine import GROUP, GROUP_BYTES, Engine
+from duly.runtime.event_queue import SHARE
 from duly.storage import open_ledger
 from duly.storage.memory import Disk, MemoryLedger
 from duly.testing.loops import LoopClock, VirtualLoop
@@ -447,3 +448,43 @@ async def test_it_runs_on_a_real_ledger_in_real_time(tmp_path: Path) -> None:
         record = await ledger.outcome("app", f"{now}_7")
         assert record is not None
         assert (record.state, record.answer) == (State.DONE, Answer(0, b"7"))
+
+
+class Tripping(Inbox):
+    """An inbox with a bug: it trips over one message."""
+
+    def receive(self, event: Arrived, now: int) -> list[Todo]:
+        if event.message == message(1):
+            raise ZeroDivisionError
+        return super().receive(event, now)
+
+
+def test_a_bug_in_the_machine_ends_the_engine_and_not_who_brought_the_event() -> None:
+    async def program() -> None:
+        async with Rig() as rig:
+            rig.engine = Engine(Tripping(RUN, rig.ledger.worker), rig.ledger, rig.effects.append)
+            await rig.engine.start()
+            await asyncio.sleep(1)
+            rig.engine.offer(Arrived(message(0)))
+            rig.engine.offer(Arrived(message(1)))
+            rig.engine.offer(Arrived(message(2)))
+            with pytest.raises(ZeroDivisionError):
+                await rig.engine.wait()
+            with pytest.raises(Stopped):
+                rig.engine.offer(Arrived(message(3)))
+
+    virtual(program())
+
+
+def test_nothing_is_performed_while_an_event_is_being_offered() -> None:
+    async def program() -> None:
+        async with Rig() as rig:
+            rig.engine.offer(Arrived(message(0), "c1"))
+            await asyncio.sleep(1)
+            rig.effects.clear()
+            rig.engine.offer(Arrived(message(0), "c2"))  # a repeat: its reply needs no commit
+            assert rig.effects == []
+            await asyncio.sleep(1)
+            assert [type(e) for e in rig.effects] == [Reply]
+
+    virtual(program())

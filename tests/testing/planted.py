@@ -17,6 +17,7 @@ from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
 from duly.core import lane as lanes
 from duly.core import operations as w
+from duly.core.chains import EVERY_GAP, Chain
 from duly.core.inbox import Inbox
 from duly.core.lane import Release
 from duly.core.lifecycle import State
@@ -188,11 +189,11 @@ def nothing_resumed(patch: Patch) -> None:
 def gaps_do_not_wait(patch: Patch) -> None:
     """What arrives runs, whatever is still missing before it."""
 
-    def impatient(self: Lanes, chain: Any, given_up: int = -1) -> Any:
-        return follow(self, chain, 1 << 62)
+    def impatient(self: Chain, given_up: int = -1) -> Any:
+        return follow(self, EVERY_GAP)
 
-    follow = Lanes._follow
-    patch.setattr(Lanes, "_follow", impatient)
+    follow = Chain.follow
+    patch.setattr(Chain, "follow", impatient)
 
 
 def effects_apart_from_the_end(patch: Patch) -> None:

@@ -35,7 +35,8 @@ def an_ack_is_its_commands_device(patch: Patch) -> None:
     take = DeviceAnswers.take
 
     def believe(self: DeviceAnswers, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        command = self._inbox.under_way(key_of(frame.to or "", frame.seq_id or ""))
+        key = key_of(frame.to or "", frame.seq_id or "")
+        command = self._inbox.outbox.transmissions.message(key)
         named = who if command is None else Principal(command.recipient, Role.DEVICE)
         return take(self, named, frame)
 

@@ -19,6 +19,7 @@ from duly.core.monitor.suppression import Ruling, SuppressionDecision, Suppresso
 from duly.core.operations import DropItem, PutItem
 from duly.core.outbox import Outbox
 from duly.core.steps import Step, Todo
+from duly.core.transmissions import Transmissions
 
 Patch = pytest.MonkeyPatch
 
@@ -70,7 +71,8 @@ def given_up_when_lost(patch: Patch) -> None:
     """What goes out while there is no connection counts as sent."""
     reached = Outbox.reached
     patch.setattr(Outbox, "reached", lambda self, recipient, now: reached(self, "nobody", now))
-    patch.setattr(Outbox, "_next_try", lambda self, message, attempt, now: 1 << 60)
+    patch.setattr(Transmissions, "next_try", lambda self, message, attempt, now: 1 << 60)
+    patch.setattr(Transmissions, "repeat_later", lambda self, one, now: self.schedule(one, 1 << 60))
 
 
 def forgotten_at_the_windows_end(patch: Patch) -> None:

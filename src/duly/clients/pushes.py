@@ -157,7 +157,7 @@ class PushOutbox:
     def _repeat(self, message: Message) -> None:
         """Send again what was not acknowledged, in order. Only the timer of the first one counts: one that is
         repeated alone would overtake those before it, if they were lost."""
-        waiting = self._inbox.all_under_way(HUB)
+        waiting = [one.message for one in self._inbox.outbox.transmissions.to(HUB)]
         if waiting and waiting[0].key == message.key:
             for each in waiting:
                 self._send(each.body)

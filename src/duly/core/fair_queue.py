@@ -11,12 +11,23 @@ share: they end work, where the other items begin it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 T = TypeVar("T")
 
 NO_SENDER: Final = ""
+
+
+class _Share(Generic[T]):
+    """What one sender has in the queue: items with their sizes, and the sum of the sizes."""
+
+    __slots__ = ("items", "sender", "size")
+
+    def __init__(self, sender: str) -> None:
+        self.sender = sender
+        self.items: deque[tuple[T, int]] = deque()
+        self.size = 0
 
 
 class FairQueue(Generic[T]):
@@ -25,8 +36,8 @@ class FairQueue(Generic[T]):
     >>> queue = FairQueue()
     >>> for sender, item in (("ann", 1), ("ann", 2), ("ann", 3), ("bob", 4)):
     ...     queue.append(sender, item)
-    >>> [queue.popleft() for _ in range(4)]
-    [1, 4, 2, 3]
+    >>> queue.take(4)
+    ([1, 4, 2, 3], 0)
     """
 
     def __init__(
@@ -35,97 +46,103 @@ class FairQueue(Generic[T]):
         self._capacity = capacity
         self._share = min(share, capacity)
         self._share_bytes = share_bytes
-        self._unsent: deque[T] = deque()
+        self._unsent: deque[tuple[T, int]] = deque()
         self._turn = False
         """the next is one without a sender"""
-        self._queues: dict[str, deque[tuple[T, int]]] = {}
-        self._sizes: dict[str, int] = {}
-        self._turns: deque[str] = deque()
+        self._shares: dict[str, _Share[T]] = {}
+        self._turns: deque[_Share[T]] = deque()
         self._length = 0
+        self.reserved = 0
+        """how much of the room for items without a sender is kept free"""
+        self.barred: Container[str] = ()
+        """senders whose offers are refused: items of theirs wait for room outside"""
 
     def room(self, sender: str) -> int:
         """Return how many more items of this sender fit now."""
         if sender == NO_SENDER:
-            return self._capacity - len(self._unsent)
-        queue = self._queues.get(sender)
-        if queue is None:
+            return self._capacity - len(self._unsent) - self.reserved
+        share = self._shares.get(sender)
+        if share is None:
             return self._share
-        if self._length >= self._capacity or self._sizes[sender] >= self._share_bytes:
+        if self._length >= self._capacity or share.size >= self._share_bytes:
             return 0
-        return self._share - len(queue)
+        return self._share - len(share.items)
 
-    def offer(self, sender: str, item: T, size: int, reserved: int) -> bool:
-        """Add an item if there is room, and return whether there was. `reserved` is how much of the room
-        for items without a sender is kept free."""
-        if sender == NO_SENDER:
-            if len(self._unsent) + reserved >= self._capacity:
+    def offer(self, sender: str, item: T, size: int) -> bool:
+        """Add an item if there is room, and return whether there was."""
+        if sender in self.barred:
+            return False
+        share = self._shares.get(sender)
+        if share is None:
+            if sender == NO_SENDER and len(self._unsent) + self.reserved >= self._capacity:
                 return False
-            self._length += 1
-            self._unsent.append(item)
-            return True
-        queue = self._queues.get(sender)
-        if queue is None:
             self.append(sender, item, size)
             return True
-        taken = self._sizes[sender]
-        if self._length >= self._capacity or taken >= self._share_bytes or len(queue) >= self._share:
+        items = share.items
+        if self._length >= self._capacity or share.size >= self._share_bytes or len(items) >= self._share:
             return False
         self._length += 1
-        queue.append((item, size))
-        self._sizes[sender] = taken + size
+        items.append((item, size))
+        share.size += size
         return True
 
     def append(self, sender: str, item: T, size: int = 0) -> None:
         """Add an item of this sender, whether or not there is room."""
         self._length += 1
         if sender == NO_SENDER:
-            self._unsent.append(item)
+            self._unsent.append((item, size))
             return
-        queue = self._queues.get(sender)
-        if queue is None:
-            self._queues[sender] = deque(((item, size),))
-            self._sizes[sender] = size
-            self._turns.append(sender)
-        else:
-            queue.append((item, size))
-            self._sizes[sender] += size
+        share = self._shares.get(sender)
+        if share is None:
+            share = self._shares[sender] = _Share(sender)
+            self._turns.append(share)
+        share.items.append((item, size))
+        share.size += size
 
-    def popleft(self) -> T:
-        """Remove and return the next item of the sender whose turn it is."""
-        turns = self._turns
-        self._length -= 1
-        if self._unsent and (self._turn or not turns):
-            self._turn = False
-            return self._unsent.popleft()
-        self._turn = True
-        sender = turns[0]
-        queue = self._queues[sender]
-        item, size = queue.popleft()
-        if not queue:
-            turns.popleft()
-            del self._queues[sender], self._sizes[sender]
-        else:
-            self._sizes[sender] -= size
-            if len(turns) > 1:
-                turns.rotate(-1)
-        return item
+    def take(self, most: int, most_bytes: int = 1 << 62) -> tuple[list[T], int]:
+        """Remove the next items, each of the sender whose turn it is, and return them with the sum of their
+        sizes: at most so many, and none after the sum has reached `most_bytes`."""
+        unsent, turns, turn = self._unsent, self._turns, self._turn
+        taken: list[T] = []
+        total = 0
+        for _ in range(min(most, self._length)):
+            if total >= most_bytes:
+                break
+            if unsent and (turn or not turns):
+                turn = False
+                item, size = unsent.popleft()
+            else:
+                turn = True
+                share = turns[0]
+                item, size = share.items.popleft()
+                share.size -= size
+                if not share.items:
+                    turns.popleft()
+                    del self._shares[share.sender]
+                elif len(turns) > 1:
+                    turns.rotate(-1)
+            taken.append(item)
+            total += size
+        self._turn = turn
+        self._length -= len(taken)
+        return taken, total
 
     def put_back(self, items: Iterable[T]) -> None:
         """Put items without a sender that were taken out back before the others."""
-        again = list(items)
+        again = [(item, 0) for item in items]
         self._unsent.extendleft(reversed(again))
         self._length += len(again)
 
     def clear(self) -> None:
         """Remove every item."""
-        for part in (self._unsent, self._queues, self._sizes, self._turns):
+        for part in (self._unsent, self._shares, self._turns):
             part.clear()
         self._length = 0
 
     def __iter__(self) -> Iterator[T]:
-        yield from self._unsent
-        for queue in self._queues.values():
-            yield from (item for item, _ in queue)
+        yield from (item for item, _ in self._unsent)
+        for share in self._shares.values():
+            yield from (item for item, _ in share.items)
 
     def __len__(self) -> int:
         return self._length

@@ -25,66 +25,77 @@ _FLOOR: Final = b""
 _NOTHING: Final = (-1, 0, 0)
 
 
+class _HighWaterMark:
+    """One mark: where it stands, what was handed over last, and what of it is under way."""
+
+    __slots__ = ("at", "going", "last")
+
+    def __init__(self, at: tuple[int, int], last: int) -> None:
+        self.at = at
+        self.last = last
+        self.going: dict[bytes, tuple[int, int, int]] | None = None
+        """what is under way: (number, ms, turn) by key, in the order it was handed over; before them the
+        floor, which is the newest that counts of what has ended"""
+
+
 class HighWaterMarks:
     """The marks of one inbox."""
 
     def __init__(self) -> None:
-        self._at: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self._going: dict[str, dict[bytes, tuple[int, int, int]]] = {}
-        """what is under way under a mark: (number, ms, turn) by key, in the order it was handed over; before
-        them the floor, which is the newest that counts of what has ended"""
+        self._marks: OrderedDict[str, _HighWaterMark] = OrderedDict()
         self._turn = 0
         """how many were handed over"""
-        self._last: dict[str, int] = {}
         self._of: dict[str, set[str]] = {}
         """the marks of each recipient"""
 
     def get(self, mark: str) -> tuple[int, int] | None:
         """Return (number, ms) of the newest message handed over that counts; None: none is known."""
-        return self._at.get(mark)
+        one = self._marks.get(mark)
+        return None if one is None else one.at
 
     def last(self, mark: str) -> int:
         """Return the number last handed over, which the next message comes after; -1: none is known."""
-        return self._last.get(mark, -1)
-
-    def follow(self, mark: str, n: int) -> int:
-        """Record that this number is handed over, and return the one before it; -1: none is known."""
-        last = self._last.get(mark, -1)
-        self._last[mark] = n
-        return last
+        one = self._marks.get(mark)
+        return -1 if one is None else one.last
 
     def is_late(self, mark: str, n: int, ms: int) -> bool:
         """Return whether a later message that counts was handed over."""
-        return not is_later(n, ms, self._at.get(mark))
+        return not is_later(n, ms, self.get(mark))
 
     def restore(self, mark: str, n: int, ms: int) -> None:
         """Set a mark to the ledger's value. A message that was under way before is not known, and counts
         even if it fails."""
-        self._at[mark] = (n, ms)
-        self._last[mark] = n
-        self._going.pop(mark, None)
+        self._marks[mark] = _HighWaterMark((n, ms), n)
         self._of.setdefault(names_in(mark)[0], set()).add(mark)
 
-    def hand_over(self, mark: str, key: bytes, n: int, ms: int) -> bool:
-        """Raise a mark for a message that is handed over; return False if a later one was handed over
-        before."""
-        before = self._at.get(mark)
+    def hand_over(self, mark: str, key: bytes, n: int, ms: int) -> int | None:
+        """Raise a mark for a message that is handed over, and return the number handed over before it (-1:
+        none is known); None if a later one was handed over before."""
+        self._turn = turn = self._turn + 1
+        one = self._marks.get(mark)
+        if one is None:
+            one = self._add(mark, (n, ms), n)
+            one.going = {_FLOOR: _NOTHING, key: (n, ms, turn)}
+            return -1
+        before, last = one.at, one.last
         if not is_later(n, ms, before):
-            return False
-        self._at[mark] = (n, max(ms, before[1]) if before else ms)
-        self._turn += 1
-        going = self._going.get(mark)
-        if going is None:
-            floor = (*before, 0) if before else _NOTHING
-            self._going[mark] = {_FLOOR: floor, key: (n, ms, self._turn)}
+            return None
+        one.at = (n, max(ms, before[1]))
+        one.last = n
+        if one.going is None:
+            one.going = {_FLOOR: (*before, 0), key: (n, ms, turn)}
         else:
-            going[key] = (n, ms, self._turn)
-        if before is None:
-            self._of.setdefault(names_in(mark)[0], set()).add(mark)
-        self._at.move_to_end(mark)
-        if len(self._at) > MARKS_KEPT:
-            self._forget(next(iter(self._at)))
-        return True
+            one.going[key] = (n, ms, turn)
+        self._marks.move_to_end(mark)
+        return last
+
+    def _add(self, mark: str, at: tuple[int, int], last: int) -> _HighWaterMark:
+        one = self._marks[mark] = _HighWaterMark(at, last)
+        self._of.setdefault(names_in(mark)[0], set()).add(mark)
+        if len(self._marks) > MARKS_KEPT:
+            oldest, _ = self._marks.popitem(last=False)
+            self._of.get(names_in(oldest)[0], set()).discard(oldest)
+        return one
 
     def without(self, mark: str, key: bytes) -> tuple[int, int] | None:
         """Where the ledger's mark belongs if this message fails; None if it stays where it is.
@@ -95,12 +106,13 @@ class HighWaterMarks:
         before = self._before(mark, key)
         if before is None:
             return None
-        n, top = self._at[mark]
+        n, top = self._marks[mark].at
         return before[0] - (before[0] == n), top + 1
 
     def _before(self, mark: str, key: bytes) -> tuple[int, int] | None:
         """(number, ms) of the newest that counts before a message, if that is the newest of all."""
-        going = self._going.get(mark)
+        one = self._marks.get(mark)
+        going = None if one is None else one.going
         if going is None:
             return None
         newest = reversed(going)
@@ -114,34 +126,27 @@ class HighWaterMarks:
 
     def settled(self, mark: str, key: bytes, *, counts: bool) -> None:
         """Record the end of a message that was handed over; it counts unless it failed."""
-        going = self._going.get(mark)
-        ended = None if going is None else going.get(key)
-        if going is None or ended is None:
+        one = self._marks.get(mark)
+        going = None if one is None else one.going
+        if one is None or going is None or key not in going:
             return
         if counts:
+            ended = going[key]
             if ended[2] > going[_FLOOR][2]:
                 going[_FLOOR] = ended  # nothing before it matters any more
         elif (before := self._before(mark, key)) is not None:
-            n, top = self._at[mark]
-            self._at[mark] = before if before[0] == n else (before[0], top + 1)
+            n, top = one.at
+            one.at = before if before[0] == n else (before[0], top + 1)
         del going[key]
         if len(going) < 2:
-            del self._going[mark]
+            one.going = None
 
     def forget(self, recipient: str) -> set[str]:
         """Drop what is known of a recipient's lanes, and return their marks."""
         marks = self._of.pop(recipient, set())
         for mark in marks:
-            self._at.pop(mark, None)
-            self._last.pop(mark, None)
-            self._going.pop(mark, None)
+            self._marks.pop(mark, None)
         return marks
-
-    def _forget(self, mark: str) -> None:
-        del self._at[mark]
-        self._last.pop(mark, None)
-        self._going.pop(mark, None)
-        self._of.get(names_in(mark)[0], set()).discard(mark)
 
 
 def mark_name(message: Message) -> str:

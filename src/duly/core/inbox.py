@@ -157,24 +157,13 @@ class Inbox:
         """Return whether the message with this key is here and has not ended."""
         return key in self._live
 
-    def message(self, key: bytes) -> Message | None:
-        """Return the message with this key, whether or not its turn has come."""
-        live = self._live.get(key)
-        return None if live is None else live.message
-
-    def under_way(self, key: bytes) -> Message | None:
-        """Return the message with this key if it was handed to its recipient."""
-        return self.outbox.message(key)
-
-    def all_under_way(self, recipient: str) -> list[Message]:
-        """Return the messages that were handed to a recipient and have not ended."""
-        return self.outbox.messages(recipient)
-
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 
     def handle(self, event: Event, now: int) -> list[Todo]:
         """Handle an event; return what to commit and what to do."""
-        if type(event) is Answered:  # half of them: not to be found out last
+        if type(event) is Arrived:  # these two are nearly all
+            return self.receive(event, now)
+        if type(event) is Answered:
             return self.outbox.answered(event, now)
         match event:
             case Arrived():
@@ -192,7 +181,7 @@ class Inbox:
                 self.lanes.learn(marks)
                 return [todo for item in open_ for todo in self._find(item, now)]
             case Received(key=key):
-                message = self.outbox.message(key)
+                message = self.outbox.transmissions.message(key)
                 todo = self.outbox.received(key, now)
                 if message is not None:
                     todo += self._move_all(self.lanes.acknowledged(message, now), now)
@@ -215,7 +204,7 @@ class Inbox:
         horizon = self._horizon(message.kind)
         refusal = horizons.judge(message, horizon, now) or self._refuse(event, now)
         if refusal is not None or live is not None:
-            return [self._recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
+            return [_recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
         if self._shared and message.recipient not in self.lanes.reachable:
             return self._leave(event, horizon, now)
         live = self._live[message.key] = _Live(message, [origin], committed=False, given=event.given)
@@ -250,7 +239,7 @@ class Inbox:
         todo += self._move_all(self.lanes.wake(now), now)
         for key in self._expiries.due(now):
             live = self._live.get(key)
-            if live is not None and self.outbox.state(key) is None:
+            if live is not None and self.outbox.transmissions.state(key) is None:
                 todo.append(self._finish(live.message, State.EXPIRED, EXPIRED, now))
         return todo
 
@@ -335,24 +324,14 @@ class Inbox:
             live.origins.append(origin)
         if not live.committed:
             return []  # it hears with the first, once that is stored
-        return [Reply(origin, live.message, Verdict(Word.DUPLICATE, self._state(live)))]
-
-    def _state(self, live: _Live) -> State:
-        return self.outbox.state(live.message.key) or State.ACCEPTED
+        state = self.outbox.transmissions.state(live.message.key) or State.ACCEPTED
+        return [Reply(origin, live.message, Verdict(Word.DUPLICATE, state))]
 
     def _count(self, message: Message, now: int) -> list[Todo]:
         """Note that a refused number has arrived, so that no message waits for it."""
         if message.order is None or message.order.n is None or message.order.after is not None:
             return []
         return self._move_all(self.lanes.arrived(message.scope, message.order.n, message.made, now), now)
-
-    def _recall(self, message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
-        recall = Recall(message, otherwise, now)
-
-        def done(results: Results, now: int) -> list[Todo]:
-            return [Reply(origin, message, results.of(recall))]
-
-        return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
     def _admit(self, live: _Live, move: Move | None, horizon: Horizon, now: int) -> Step:
         message = live.message
@@ -394,7 +373,7 @@ class Inbox:
         message, origins = live.message, live.origins
         # What had to be so was not: then only what is known of the message was asked.
         verdict = (results.first(Recall) if live.given else None) or results.of(admit)
-        if not verdict.fresh:
+        if verdict.word is not Word.FRESH:
             return self._not_fresh(live, verdict, now)
         live.committed = True
         if live.away:
@@ -449,13 +428,10 @@ class Inbox:
     def _forget(self, recipient: str) -> None:
         """Drop what waits for a recipient that has left: the ledger has it. Messages under way stay."""
         self.lanes.forget(recipient)
-        waiting = [
-            key for key, live in self._live.items()
-            if live.message.recipient == recipient and live.committed and self.outbox.state(key) is None
-        ]  # fmt: skip
-        for key in waiting:
-            del self._live[key]
-            self._stop_waiting(key)
+        for message in self.waiting():
+            if message.recipient == recipient:
+                del self._live[message.key]
+                self._stop_waiting(message.key)
 
     # ── order ────────────────────────────────────────────────────────────────────────────────────
 
@@ -527,7 +503,7 @@ class Inbox:
 
     def _lost(self, message: Message, now: int) -> list[Todo]:
         """Forget a message that another worker has; do nothing if it has just started here."""
-        if self.outbox.state(message.key) is not None:
+        if self.outbox.transmissions.state(message.key) is not None:
             return []
         self._live.pop(message.key, None)
         self._stop_waiting(message.key)
@@ -538,7 +514,7 @@ class Inbox:
         return [
             self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)
             for message in messages
-            if self.outbox.state(message.key) is None
+            if self.outbox.transmissions.state(message.key) is None
         ]
 
     def waiting(self) -> list[Message]:
@@ -546,7 +522,7 @@ class Inbox:
         return [
             live.message
             for key, live in self._live.items()
-            if live.committed and self.outbox.state(key) is None
+            if live.committed and self.outbox.transmissions.state(key) is None
         ]
 
     def _next(self, message: Message, now: int, *, counts: bool = True) -> list[Todo]:
@@ -581,6 +557,16 @@ def _in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
 def _number(item: OpenDelivery) -> tuple[int, int]:
     order = item.message.order
     return item.message.made, 0 if order is None else order.n or 0
+
+
+def _recall(message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
+    """Ask the ledger what is known of a message that is not admitted, and tell its sender."""
+    recall = Recall(message, otherwise, now)
+
+    def done(results: Results, now: int) -> list[Todo]:
+        return [Reply(origin, message, results.of(recall))]
+
+    return Step((recall,), done, (Reply(origin, message, UNABLE),))
 
 
 def _supersede(message: Message, reason: str, now: int) -> Advance:

@@ -16,6 +16,8 @@ from typing import Final
 
 from duly.errors import IllegalTransition
 
+_FIRST_END: Final = 10
+
 
 class State(IntEnum):
     """How far a message has come. Numbers are what the ledger stores: never reuse one."""
@@ -34,21 +36,17 @@ class State(IntEnum):
     UNKNOWN = 15
     """it may have taken effect; a late result settles it"""
 
-    @property
-    def word(self) -> str:
-        """The name of the state in JSON and in sentences."""
-        return _WORDS[self]
+    word: str
+    """the name of the state in JSON and in sentences"""
+    terminal: bool
+    """whether the message has ended"""
 
-    @property
-    def terminal(self) -> bool:
-        """Whether the message has ended."""
-        return self >= State.DONE
+    def __init__(self, number: int) -> None:
+        self.word = self.name.lower()
+        self.terminal = number >= _FIRST_END
 
 
-_WORDS: Final = {state: state.name.lower() for state in State}
-"""An enum works its names out anew every time."""
-
-_ENDS: Final = frozenset(state for state in State if state >= State.DONE)
+_ENDS: Final = frozenset(state for state in State if state.terminal)
 
 TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
     State.ACCEPTED: _ENDS | {State.SENT, State.DELIVERED},

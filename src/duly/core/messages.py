@@ -114,8 +114,10 @@ class Message(Struct, frozen=True, gc=False):
         meaning += body
         if order is not None:
             meaning += _place(order.key, order.mode)
-            if order.n is not None or order.after is not None:
-                _check_numbers(order)
+            if not (order.n is None or -1 <= order.n < _ORDER_LIMIT):
+                raise _out_of_range(order.n)
+            if not (order.after is None or -1 <= order.after < _ORDER_LIMIT):
+                raise _out_of_range(order.after)
         force_setattr(self, "made", made or self.time)
         force_setattr(self, "key", key)
         force_setattr(self, "fingerprint", blake2b(meaning, digest_size=8).digest())
@@ -182,10 +184,8 @@ def _name(field: str, value: str) -> bytes:
     return raw
 
 
-def _check_numbers(order: Order) -> None:
-    for n in (order.n, order.after):
-        if n is not None and not -1 <= n < _ORDER_LIMIT:
-            raise Malformed(f"order number {n} is out of range; count up from 0")
+def _out_of_range(n: int) -> Malformed:
+    return Malformed(f"order number {n} is out of range; count up from 0")
 
 
 class Answer(Struct, frozen=True, gc=False):

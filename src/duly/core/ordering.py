@@ -26,32 +26,25 @@ Nothing here is the truth: the durable high-water mark is, and the ledger asks i
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 
+from duly.core.chains import CHAINS_KEPT, EVERY_GAP, Chain, Chains, HeldMessage
 from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
 from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
 from duly.core.messages import Message, Mode, Order
-from duly.core.timers import Timers
-from duly.core.units import FOREVER, MS, SECOND
+from duly.core.units import MS, SECOND
 from duly.core.window import Outstanding, Window
 from duly.errors import Malformed
-
-CHAINS_KEPT: Final = 50_000
-AHEAD_KEPT: Final = 1_024
-"""Most numbers of one sender beyond a gap that no message waits for; with more, the gap is given up."""
 
 LATE: Final = "a later one took effect, or is under way, before it arrived"
 NEWER: Final = "a newer one was handed over in its place"
 BURST: Final = 1_000
 """Milliseconds: numbers 0 of one sender that were made so close together are sorted by their time."""
-
-_NEVER: Final = 1 << 62
 
 
 class LanePolicy(Struct, frozen=True):
@@ -80,48 +73,6 @@ class LanePolicy(Struct, frozen=True):
             raise Malformed("a lane's window and drift are lengths of time, 0 or more")
 
 
-class _Waiting(Struct, frozen=True, order=True):
-    n: int
-    turn: int
-    """arrival, to break ties"""
-    needs: int
-    ms: int
-    deadline: int
-    mark: str
-    message: Message
-
-    @property
-    def number(self) -> int:
-        """Its own number if it has one, even where it is sorted by its time."""
-        order = self.message.order
-        return self.n if order is None or order.n is None else order.n
-
-
-class _Chain:
-    """The numbers of one sender that follow on from each other."""
-
-    __slots__ = ("ahead", "held", "mark", "top_ms")
-
-    def __init__(self, mark: int) -> None:
-        self.mark = mark
-        self.top_ms = 0
-        self.ahead: dict[int, int] = {}
-        """numbers behind a gap that need no lane, and until when the gap is waited for"""
-        self.held: list[_Waiting] = []
-        """messages behind a gap, sorted by their numbers"""
-
-    @property
-    def deadline(self) -> int:
-        """Until when its oldest gap is waited for; `FOREVER` if there is none."""
-        held = min((waiting.deadline for waiting in self.held), default=FOREVER)
-        return min(held, min(self.ahead.values(), default=FOREVER))
-
-    @property
-    def idle(self) -> bool:
-        """Whether nothing waits in it."""
-        return not self.ahead and not self.held
-
-
 class Lanes:
     """The lanes of one inbox."""
 
@@ -134,16 +85,11 @@ class Lanes:
         ahead = self._policy.ahead
         self._outstanding = None if ahead is None else Outstanding(ahead)
         self._marks = HighWaterMarks()
-        self._chains: OrderedDict[str, _Chain] = OrderedDict()
-        self._timed: dict[str, set[str]] = {}
-        """the chains in which numbers 0 of a sender wait to be sorted by their time"""
+        self._chains = Chains(self._policy.window)
         self._passed: OrderedDict[str, int] = OrderedDict()
         """the number last left to another hub, by its mark"""
         self._lanes: dict[str, dict[str | None, Lane]] = {}
         self.reachable: set[str] = set()
-        self._deadlines = Timers[str]()
-        """of each chain with a gap, perhaps too early: `next_wake` puts that right"""
-        self._turn = 0
         for mark, (n, ms) in (marks or {}).items():
             if mark.startswith("["):  # others keep marks too, under other names
                 self._restore(mark, n, ms)
@@ -152,9 +98,7 @@ class Lanes:
         self._marks.restore(mark, n, ms)
         timed = 0 <= n - ms < BURST  # sorted by its time, which says nothing about numbers
         for name in (names_in(mark)[2], mark):
-            chain = self._chain(name)
-            chain.mark = max(chain.mark, 0 if timed else n)
-            chain.top_ms = max(chain.top_ms, ms)
+            self._chains.open(name).raise_to(0 if timed else n, ms)
 
     # ── what comes in ────────────────────────────────────────────────────────────────────────────
 
@@ -165,8 +109,8 @@ class Lanes:
             return self._start(message)
         if order.mode is Mode.ANY:
             counted = order.n is not None and order.after is None
-            moves = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
-            return [*self._start(message), *moves]
+            following = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
+            return [*self._start(message), *following]
         mark = name_of(message.recipient, order.key, message.scope)
         n = order.n
         if n is None:
@@ -175,12 +119,13 @@ class Lanes:
         # a late message of a fast clock look like a sender that counts anew.
         ms = message.made // MS
         name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
-        chain = self._chain(name)
+        chain = self._chains.open(name)
         if not n and order.after is None and self._has_only_time(order, chain, ms):
             chain.mark, chain.top_ms = 0, max(chain.top_ms, ms)  # should it count after all, this was its 0
-            self._timed.setdefault(message.scope, set()).add(f"{mark}t")
             return self._sort(message, mark, now)
-        moves = self._stop_sorting(message.scope) if self._timed else []
+        moves: list[Move] = []
+        if self._chains.by_time:
+            moves = self._let_all_go(self._chains.stop_sorting(message.scope))
         if needs > chain.mark and name is mark and (released := self._marks.get(mark)) is not None:
             # It says what it comes after, and that was released here without saying so itself.
             chain.mark = max(chain.mark, released[0])
@@ -188,18 +133,18 @@ class Lanes:
             # As usual: it follows on, and nothing waits.
             chain.mark = n
             chain.top_ms = max(chain.top_ms, ms)
-            return moves + self._start(message, mark, n, ms)
-        waiting = self._waiting(message, mark, n, ms, needs, now)
-        moves += self._count_anew(chain, n, ms, needs)
+            started = self._start(message, mark, n, ms)
+            return moves + started if moves else started
+        waiting = self._chains.held_message(message, mark, n, ms, needs, now)
+        moves += self._let_go(chain.count_anew(n, ms, needs))
         chain.top_ms = max(chain.top_ms, ms)
         if n <= chain.mark:
             # Its number was given up or came through another hub; only its lane can say if it is late.
             return moves + self._let_go([waiting])
-        insort(chain.held, waiting)
-        self._wait_until(waiting.deadline, name)
-        return moves + self._let_go(self._follow(chain))
+        self._chains.hold(name, chain, waiting)
+        return moves + self._let_go(chain.follow())
 
-    def _has_only_time(self, order: Order, chain: _Chain, ms: int) -> bool:
+    def _has_only_time(self, order: Order, chain: Chain, ms: int) -> bool:
         """Whether a number 0 is none: its sender was never seen to count, and others may come before it."""
         if order.mode is not Mode.REPLAY or chain.mark > 0 or not chain.idle:
             return False
@@ -211,35 +156,15 @@ class Lanes:
         assert message.order is not None
         ms = min(message.made or now, now + self._policy.drift) // MS
         if message.order.mode is Mode.LATEST:
-            return self._let_go([self._waiting(message, mark, ms, ms, ms, now)])
-        name = f"{mark}t"
-        waiting = self._waiting(message, mark, ms, ms, _NEVER, now)
-        insort(self._chain(name).held, waiting)
-        self._wait_until(waiting.deadline, name)
+            return self._let_go([self._chains.held_message(message, mark, ms, ms, ms, now)])
+        waiting = self._chains.held_message(message, mark, ms, ms, EVERY_GAP, now)
+        self._chains.sort_by_time(message.scope, waiting, counts=message.order.n is not None)
         return []
-
-    def _stop_sorting(self, scope: str) -> list[Move]:
-        """Release what was held to be sorted by time, since its sender counts after all."""
-        moves: list[Move] = []
-        for name in self._timed.pop(scope, ()):
-            if name in self._chains:
-                moves += self._let_go(self._follow(self._chains[name], _NEVER))
-        return moves
 
     def arrived(self, scope: str, n: int, made: int, now: int) -> list[Move]:
         """Note a number of this sender that needs no lane here: it was refused, wants no order, or went to
         another hub."""
-        ms = made // MS
-        chain = self._chain(scope)
-        moves = self._count_anew(chain, n, ms, n - 1)
-        chain.top_ms = max(chain.top_ms, ms)
-        if n > chain.mark:
-            chain.ahead[n] = deadline = now + self._policy.window
-            if n > chain.mark + 1:
-                self._wait_until(deadline, scope)
-            if len(chain.ahead) > AHEAD_KEPT:
-                chain.mark = min(chain.ahead) - 1
-        return moves + self._let_go(self._follow(chain))
+        return self._let_all_go(self._chains.arrive(scope, n, made // MS, now))
 
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
@@ -250,7 +175,7 @@ class Lanes:
         if order is None or order.n is None or order.after is not None:
             return message, []
         n, scope = order.n, message.scope
-        chain = self._chain(scope)
+        chain = self._chains.open(scope)
         late = n <= chain.mark and message.made // MS <= chain.top_ms
         moves = self.arrived(scope, n, message.made, now)
         if order.mode is Mode.ANY or late:
@@ -272,16 +197,15 @@ class Lanes:
         if order is None or order.n is None or order.after is None:
             return []
         mark = mark_name(message)
-        chain = self._chain(message.scope)
-        chain.top_ms = max(chain.top_ms, message.made // MS)
+        chain = self._chains.open(message.scope)
         at = self._marks.get(mark)
         released = -1 if at is None else at[0]
-        chain.mark = max(chain.mark, order.n - (released < order.n))
-        moves = self._let_go(self._follow(chain))
+        chain.raise_to(order.n - (released < order.n), message.made // MS)
+        moves = self._let_go(chain.follow())
         lane = self._chains.get(mark)
         if lane is not None and lane.held and (at := self._marks.get(mark)) is not None:
             lane.mark = max(lane.mark, at[0])
-            moves += self._let_go(self._follow(lane))
+            moves += self._let_go(lane.follow())
         return moves
 
     def learn(self, marks: Mapping[str, tuple[int, int]]) -> None:
@@ -295,11 +219,8 @@ class Lanes:
         self.lose(recipient)
         self._lanes.pop(recipient, None)
         for mark in self._marks.forget(recipient):
-            self._chains.pop(mark, None)
-        for name in self._deadlines:
-            chain = self._chains.get(name)
-            if chain is not None and chain.held:
-                chain.held = [held for held in chain.held if held.message.recipient != recipient]
+            self._chains.remove(mark)
+        self._chains.remove_messages(recipient)
 
     def occupy(self, message: Message) -> None:
         """Count a message that was released before a restart as under way."""
@@ -370,119 +291,36 @@ class Lanes:
 
     def wake(self, now: int) -> list[Move]:
         """Give up the gaps that were waited for long enough, and return what may move now."""
-        moves: list[Move] = []
-        for name in self._deadlines.due(now):
-            chain = self._chains.get(name)
-            if chain is None:
-                continue
-            overdue = [waiting.n for waiting in chain.held if waiting.deadline <= now]
-            overdue += [n for n, until in chain.ahead.items() if until <= now]
-            if overdue:
-                moves += self._let_go(self._follow(chain, max(overdue)))
-                if chain.idle and name.endswith("]t"):
-                    self._sorted(name)
-            self._deadlines.set(name, chain.deadline)
-        return moves
-
-    def _wait_until(self, deadline: int, name: str) -> None:
-        earlier = self._deadlines.get(name)
-        if earlier is None or deadline < earlier:
-            self._deadlines.set(name, deadline)
-
-    def _sorted(self, name: str) -> None:
-        scope = names_in(name[:-1])[2]
-        waiting = self._timed.get(scope, set())
-        waiting.discard(name)
-        if not waiting:
-            self._timed.pop(scope, None)
+        return self._let_all_go(self._chains.wake(now))
 
     def next_wake(self) -> int | None:
         """Return when the next gap is given up; None: there is none."""
-        while (first := self._deadlines.first()) is not None:
-            name, deadline = first
-            chain = self._chains.get(name)
-            real = FOREVER if chain is None else chain.deadline
-            if real == deadline:
-                return deadline
-            self._deadlines.set(name, real)
-        return None
+        return self._chains.next_wake()
 
     def shift(self, by: int) -> None:
         """Follow a wall clock that was set by this much: windows go on as if it had not been."""
-        self._deadlines.shift(by)
-        for chain in self._chains.values():
-            if not chain.idle:
-                chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
-                chain.ahead = {n: until + by for n, until in chain.ahead.items()}
+        self._chains.shift(by)
 
     @property
     def waiting(self) -> int:
         """The number of messages that wait for a gap or in a lane."""
-        held = sum(len(chain.held) for chain in self._chains.values())
         lanes = [lane for lanes in self._lanes.values() for lane in lanes.values()]
-        return held + sum(lane.waiting for lane in lanes)
+        return self._chains.waiting + sum(lane.waiting for lane in lanes)
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 
-    def _chain(self, name: str) -> _Chain:
-        chain = self._chains.get(name)
-        if chain is None:
-            if len(self._chains) >= CHAINS_KEPT:
-                self._drop_idle_chain()  # before the new one is here, which is idle, too
-            chain = self._chains[name] = _Chain(-1)
-        return chain
+    def _let_all_go(self, freed: Iterable[list[HeldMessage]]) -> list[Move]:
+        return [move for free in freed for move in self._let_go(free)]
 
-    def _drop_idle_chain(self) -> None:
-        for name, chain in self._chains.items():
-            if chain.idle:
-                del self._chains[name]
-                return
-
-    def _waiting(self, message: Message, mark: str, n: int, ms: int, needs: int, now: int) -> _Waiting:
-        self._turn += 1
-        return _Waiting(n, self._turn, needs, ms, now + self._policy.window, mark, message)
-
-    def _count_anew(self, chain: _Chain, n: int, ms: int, needs: int) -> list[Move]:
-        """A lower number made later than anything before: the sender has lost its counter and starts over."""
-        if n > chain.mark or ms <= chain.top_ms:
-            return []
-        moves = self._let_go(self._follow(chain, _NEVER))
-        chain.mark = -1 if needs == n - 1 else min(needs, n - 1)
-        chain.ahead.clear()
-        return moves
-
-    def _follow(self, chain: _Chain, given_up: int = -1) -> list[_Waiting]:
-        """Everything held that follows on now; gaps up to `given_up` are no longer waited for."""
-        held, count = chain.held, 0
-        while True:
-            if chain.mark + 1 in chain.ahead:
-                chain.mark += 1
-                del chain.ahead[chain.mark]
-            elif count < len(held) and (held[count].needs <= chain.mark or held[count].n <= given_up):
-                chain.mark = max(chain.mark, held[count].n)
-                count += 1
-            elif given_up > chain.mark and any(n <= given_up for n in chain.ahead):
-                skipped = min(chain.ahead)
-                del chain.ahead[skipped]
-                chain.mark = max(chain.mark, skipped)
-            else:
-                break
-        if chain.ahead:
-            chain.ahead = {n: until for n, until in chain.ahead.items() if n > chain.mark}
-        free = held[:count]
-        del held[:count]
-        return free
-
-    def _let_go(self, free: Iterable[_Waiting]) -> list[Move]:
+    def _let_go(self, free: Sequence[HeldMessage]) -> list[Move]:
         """Those whose turn has come: handed over, or queued where that cannot be yet."""
-        going = list(free)
-        if len(going) == 1:
-            (one,) = going
+        if len(free) == 1:
+            (one,) = free
             return self._start(one.message, one.mark, one.number, one.ms)
         moves: list[Move] = []
-        for one in going:
+        for one in free:
             moves += self._queue(one.message, one.mark, one.number, one.ms)
-        for recipient in dict.fromkeys(one.message.recipient for one in going):
+        for recipient in dict.fromkeys(one.message.recipient for one in free):
             moves += self._advance(recipient)
         return moves
 
@@ -542,9 +380,9 @@ class Lanes:
         if mark:
             if message.order is None or message.order.n != n:
                 n = self._number(message, mark, n, ms)
-            if not self._marks.hand_over(mark, message.key, n, ms):
+            last = self._marks.hand_over(mark, message.key, n, ms)
+            if last is None:
                 return Supersede(message, LATE, mark, n, ms)
-            last = self._marks.follow(mark, n)
             after = last if last < n else -1  # it counts anew, or comes after one that failed
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))

@@ -59,7 +59,7 @@ from duly.core.steps import (
     Transmit,
     Unreachable,
 )
-from duly.core.timers import Timers
+from duly.core.transmissions import Transmission, Transmissions
 from duly.core.units import FOREVER, SECOND
 from duly.errors import Malformed
 
@@ -97,24 +97,6 @@ class OutboxPolicy(Struct, frozen=True):
             raise Malformed("an outbox needs a channel name")
         if self.patience <= 0:
             raise Malformed("patience is a length of time, more than 0")
-
-
-class _Entry(Struct, eq=False, gc=False):
-    message: Message
-    attempt: int
-    after: int
-    begun: bool = False
-    """this attempt was transmitted by this process"""
-    received: bool = False
-    resting: bool = False
-    """its attempt failed, and it waits for the next one"""
-    own: int = 0
-    """the message's own patience; 0: the policy's"""
-    give_up: int = FOREVER
-    next_try: int = FOREVER
-    tries: int = 0
-    """transmissions since the start, or since the recipient reconnected: what `resend` counts. `attempt` goes
-    on over restarts, and only fences"""
 
 
 def _always(_: Message) -> bool:
@@ -167,8 +149,6 @@ class Outbox:
         patience: Callable[[Message], int] = no_time,
         fails: Callable[[Message], Group] = _no_writes,
     ) -> None:
-        self._once = once
-        self._patience = patience
         self._fails = fails
         self._minted = minted
         self.policy = policy
@@ -176,11 +156,10 @@ class Outbox:
         self._repeatable = repeatable
         self._ended = ended
         self._lost = lost
-        self._entries: dict[bytes, _Entry] = {}
-        self._timers = Timers[bytes]()
+        self.transmissions = Transmissions(policy, once, patience)
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self.transmissions)
 
     @property
     def channel(self) -> str:
@@ -234,7 +213,7 @@ class Outbox:
     @property
     def keys(self) -> list[bytes]:
         """The keys of the messages under way."""
-        return list(self._entries)
+        return list(self.transmissions)
 
     def restore(
         self,
@@ -244,8 +223,7 @@ class Outbox:
         now: int,
     ) -> list[Todo]:
         """Start from what the ledger holds: continue every message that has not ended."""
-        before, self._entries = self._entries, {}
-        self._timers.clear()
+        before = self.transmissions.take_all()
         todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
         for item in open_:
             todo += self._resume(item, before.get(item.message.key), now)
@@ -263,78 +241,60 @@ class Outbox:
 
     def launch(self, message: Message, now: int) -> Deliver:
         """Return the write that creates the delivery of a message that starts at once."""
-        return Deliver(self.ref(message), self._next_try(message, 1, now), message.expires, 1, self.worker)
+        return Deliver(
+            self.ref(message), self.transmissions.next_try(message, 1, now), message.expires, 1, self.worker
+        )
 
     def relaunch(self, message: Message, attempt: int, now: int) -> Take:
         """Return the write that starts the attempt after `attempt`."""
-        return Take(self.ref(message), attempt, self.worker, self._next_try(message, attempt + 1, now))
+        return Take(
+            self.ref(message), attempt, self.worker, self.transmissions.next_try(message, attempt + 1, now)
+        )
 
     def launched(self, message: Message, attempt: int, after: int, now: int) -> Transmit:
         """Track an attempt that was committed, and return its transmission."""
-        entry = self._entries.get(message.key)
-        if entry is None:
-            entry = self._entries[message.key] = _Entry(message, attempt, after)
-            entry.own = self._patience(message)
-            entry.give_up = self._give_up(entry, now)
-        entry.attempt = attempt
-        entry.begun = True
-        entry.resting = False
-        entry.tries += 1
-        self._set_timer(entry, self._next_try(message, entry.tries, now))
-        return Transmit(message, attempt, entry.after, again=attempt > 1)
+        under_way = self.transmissions
+        one = under_way.get(message.key)
+        if one is None:
+            one = under_way.begin(message, attempt, after, now)
+        one.attempt = attempt
+        one.begun = True
+        one.resting = False
+        one.tries += 1
+        under_way.repeat_later(one, now)
+        return Transmit(message, attempt, one.after, again=attempt > 1)
 
     def resume(self, item: OpenDelivery, now: int) -> list[Todo]:
         """Take over a delivery that another worker began; do nothing if a newer attempt is under way here."""
-        known = self._entries.get(item.message.key)
+        known = self.transmissions.get(item.message.key)
         if known is not None and known.attempt >= item.delivery.attempt:
             return []
         return self._resume(item, known, now)
 
-    def _resume(self, item: OpenDelivery, known: _Entry | None, now: int) -> list[Todo]:
-        message, delivery = item.message, item.delivery
+    def _resume(self, item: OpenDelivery, known: Transmission | None, now: int) -> list[Todo]:
+        message, delivery, under_way = item.message, item.delivery, self.transmissions
         ours = delivery.worker == self.worker
         begun = known is not None and known.begun and known.attempt == delivery.attempt
         if known is not None and begun and ours and self.policy.resend is None:
             # Our handler is working on it; its answer is still to come.
             known.resting = False
-            self._entries[message.key] = known
+            under_way.keep(known)
             return []
-        entry = self._entries[message.key] = _Entry(message, delivery.attempt, known.after if known else -1)
-        self._timers.cancel(message.key)
-        entry.received = item.state is State.DELIVERED
-        entry.resting = delivery.state is State.ACCEPTED
-        entry.own = self._patience(message)
-        entry.give_up = self._give_up(entry, now)
-        if entry.resting and delivery.due > now:
-            self._set_timer(entry, delivery.due)
+        one = under_way.begin(message, delivery.attempt, known.after if known else -1, now)
+        under_way.cancel(one)
+        one.received = item.state is State.DELIVERED
+        one.resting = delivery.state is State.ACCEPTED
+        if one.resting and delivery.due > now:
+            under_way.schedule(one, delivery.due)
             return []
-        if (begun or not ours) and not entry.resting and self._once(message):
-            entry.begun = True  # it may have been sent, and is not sent twice
-            self._set_timer(entry, FOREVER)
+        if (begun or not ours) and not one.resting and under_way.is_sent_once(message):
+            one.begun = True  # it may have been sent, and is not sent twice
+            under_way.schedule(one, FOREVER)
             return []
         # An attempt of this worker that it does not know was committed but never begun.
-        if entry.resting or ours or self._repeatable(message):
-            return self._try_again(entry, now)
-        return self._end(entry, State.UNKNOWN, CRASHED, delivery.attempt, now)
-
-    def state(self, key: bytes) -> State | None:
-        """Return the state of a message under way: sent or delivered; None: it is not under way."""
-        entry = self._entries.get(key)
-        return None if entry is None else State.DELIVERED if entry.received else State.SENT
-
-    def message(self, key: bytes) -> Message | None:
-        """Return the message under way with this key."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry.message
-
-    def messages(self, recipient: str) -> list[Message]:
-        """Return the messages under way to this recipient."""
-        return [e.message for e in self._entries.values() if e.message.recipient == recipient]
-
-    def recipient(self, key: bytes) -> str | None:
-        """Return the recipient of the message under way with this key."""
-        entry = self._entries.get(key)
-        return None if entry is None else entry.message.recipient
+        if one.resting or ours or self._repeatable(message):
+            return self._try_again(one, now)
+        return self._end(one, State.UNKNOWN, CRASHED, delivery.attempt, now)
 
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
@@ -344,34 +304,34 @@ class Outbox:
         if self.policy.resend is None:
             return []
         again: list[Todo] = []
-        for entry in self._entries.values():
-            if entry.begun and recipient in ("", entry.message.recipient) and not self._once(entry.message):
-                entry.tries = 1
-                self._set_timer(entry, self._next_try(entry.message, 1, now))
-                again.append(Transmit(entry.message, entry.attempt, entry.after, again=True))
+        for one in self.transmissions.to(recipient):
+            if one.begun and not self.transmissions.is_sent_once(one.message):
+                one.tries = 1
+                self.transmissions.repeat_later(one, now)
+                again.append(Transmit(one.message, one.attempt, one.after, again=True))
         return again
 
     def received(self, key: bytes, now: int) -> list[Todo]:
         """Note that the recipient has a message, or is still working on it; its patience starts anew."""
-        entry = self._entries.get(key)
-        if entry is None:
+        one = self.transmissions.get(key)
+        if one is None:
             return []
-        entry.give_up = self._give_up(entry, now)
-        self._set_timer(entry, FOREVER if self.policy.quiet else entry.next_try)
-        if entry.received:
+        self.transmissions.be_patient(one, now)
+        self.transmissions.schedule(one, FOREVER if self.policy.quiet else one.next_try)
+        if one.received:
             return []
-        entry.received = True
+        one.received = True
         return [Step((Advance(key, State.DELIVERED, now),), _nothing)]
 
     def answered(self, event: Answered, now: int) -> list[Todo]:
         """End a message with the recipient's answer. A late answer settles an `unknown`."""
         key, state, answer = event.key, event.state, event.answer
-        entry = self._entries.get(key)
-        if entry is not None:
-            if event.by and event.by != entry.message.recipient:
+        one = self.transmissions.get(key)
+        if one is not None:
+            if event.by and event.by != one.message.recipient:
                 return []
             return self._end(
-                entry, state, answer, event.attempt, now, event.effects, keep=event.keep, burn=event.burn
+                one, state, answer, event.attempt, now, event.effects, keep=event.keep, burn=event.burn
             )
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -392,97 +352,56 @@ class Outbox:
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
         """Postpone an attempt that failed without effect, or end the message if that was the last one."""
-        entry = self._entries.get(key)
-        if entry is None or entry.attempt != attempt or entry.resting:
+        one = self.transmissions.get(key)
+        if one is None or one.attempt != attempt or one.resting:
             return []
         delay = self.policy.retry.delay(attempt, key)
         if delay is None:
-            return self._end(entry, State.FAILED, Answer(1, b"", reason), attempt, now)
-        entry.resting = True
-        self._set_timer(entry, now + delay)
-        return [Step((Postpone(self.ref(entry.message), attempt, now + delay, reason),), _nothing)]
+            return self._end(one, State.FAILED, Answer(1, b"", reason), attempt, now)
+        one.resting = True
+        self.transmissions.schedule(one, now + delay)
+        return [Step((Postpone(self.ref(one.message), attempt, now + delay, reason),), _nothing)]
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Todo]:
         """Repeat, expire or give up the messages that are due."""
         todo: list[Todo] = []
-        for key in self._timers.due(now):
-            entry = self._entries[key]
-            if entry.resting and now >= self._expiry(entry):
-                todo += self._end(entry, State.EXPIRED, EXPIRED, entry.attempt, now)
-            elif now >= self._deadline(entry):
-                todo += self._end(entry, State.UNKNOWN, SILENT, entry.attempt, now)
+        for one in self.transmissions.due(now):
+            if one.resting and now >= self.transmissions.expiry(one):
+                todo += self._end(one, State.EXPIRED, EXPIRED, one.attempt, now)
+            elif now >= self.transmissions.deadline(one):
+                todo += self._end(one, State.UNKNOWN, SILENT, one.attempt, now)
             else:
-                todo += self._try_again(entry, now)
+                todo += self._try_again(one, now)
         return todo
 
     def next_wake(self) -> int | None:
         """Return when `wake` has something to do; None: nothing is timed."""
-        return self._timers.next_wake()
+        return self.transmissions.next_wake()
 
     def shift(self, by: int) -> None:
         """Follow a wall clock that was set by this much: timers go on as if it had not been."""
-        self._timers.shift(by)
-        for entry in self._entries.values():
-            if entry.give_up < FOREVER:
-                entry.give_up += by
-            if entry.next_try < FOREVER:
-                entry.next_try += by
+        self.transmissions.shift(by)
 
-    def _set_timer(self, entry: _Entry, next_try: int) -> None:
-        if entry.own and next_try >= self._expiry(entry) and not entry.resting:
-            next_try = FOREVER  # after that it must not start any more
-        entry.next_try = next_try
-        give_up = entry.give_up
-        until = FOREVER if entry.own and not entry.resting else self._expiry(entry)
-        self._timers.set(entry.message.key, min(give_up, next_try), until)
-
-    def _give_up(self, entry: _Entry, now: int) -> int:
-        begins = max(now, entry.message.expires) if self.policy.beyond_expiry else now
-        return min(FOREVER, begins + (entry.own or self.policy.patience))
-
-    def _deadline(self, entry: _Entry) -> int:
-        """Return when a message ends at the latest. One that says itself how long it may take has that
-        long from its transmission."""
-        if entry.own and not entry.resting:
-            return entry.give_up
-        return min(entry.give_up, self._expiry(entry))
-
-    def _expiry(self, entry: _Entry) -> int:
-        """Return when a message expires: never once the recipient has it or a local handler works on it."""
-        if entry.received or (self.policy.resend is None and not entry.resting):
-            return FOREVER
-        return entry.message.expires or FOREVER
-
-    def _next_try(self, message: Message, attempt: int, now: int) -> int:
-        if self.policy.resend is None or self._once(message):
-            return FOREVER
-        delay = self.policy.resend.delay(attempt, message.key)
-        return FOREVER if delay is None else now + delay
-
-    def _try_again(self, entry: _Entry, now: int) -> list[Todo]:
-        attempt = entry.attempt
-        if not entry.resting and self._gives_no_more(entry):
-            self._set_timer(entry, FOREVER)
+    def _try_again(self, one: Transmission, now: int) -> list[Todo]:
+        attempt = one.attempt
+        if not one.resting and self.transmissions.has_no_more_tries(one):
+            self.transmissions.schedule(one, FOREVER)
             return []
 
         def done(results: Results, now: int) -> list[Todo]:
             if results.of(take):
-                return [self.launched(entry.message, attempt + 1, entry.after, now)]
-            return self._give_away(entry, attempt, now)
+                return [self.launched(one.message, attempt + 1, one.after, now)]
+            return self._give_away(one, attempt, now)
 
-        self._timers.cancel(entry.message.key)
-        take = self.relaunch(entry.message, attempt, now)
+        self.transmissions.cancel(one)
+        take = self.relaunch(one.message, attempt, now)
         return [Step((take,), done)]
-
-    def _gives_no_more(self, entry: _Entry) -> bool:
-        resend = self.policy.resend
-        return resend is not None and entry.tries > 0 and resend.delay(entry.tries, b"") is None
 
     def _end(
         self,
-        entry: _Entry,
+        one: Transmission,
         state: State,
         answer: Answer,
         attempt: int | None,
@@ -492,33 +411,31 @@ class Outbox:
         keep: bool = True,
         burn: bool = True,
     ) -> list[Todo]:
-        message = entry.message
+        message = one.message
         stored = answer if keep else Answer(answer.code, b"", answer.reason)
         end = Advance(message.key, state, now, stored) if burn else Withdraw(message.key)
         then: Group = (end, *effects) if effects else (end,)
         if state not in TOOK_EFFECT:
             then += self._fails(message)
         finish = Finish(self.ref(message), attempt, state, answer.reason, then)
-        return [Step((finish,), partial(self._finished, entry, finish, answer))]
+        return [Step((finish,), partial(self._finished, one, finish, answer))]
 
     def _finished(
-        self, entry: _Entry, finish: Finish, answer: Answer, results: Results, now: int
+        self, one: Transmission, finish: Finish, answer: Answer, results: Results, now: int
     ) -> list[Todo]:
         if not results.of(finish):
-            return self._give_away(entry, finish.attempt, now)
-        message = entry.message
-        self._entries.pop(message.key, None)
-        self._timers.cancel(message.key)
+            return self._give_away(one, finish.attempt, now)
+        message = one.message
+        self.transmissions.remove(message.key)
         return self._ended(message, finish.state, answer, now)
 
-    def _give_away(self, entry: _Entry, attempt: int | None, now: int) -> list[Todo]:
+    def _give_away(self, one: Transmission, attempt: int | None, now: int) -> list[Todo]:
         """Handle a refusal by the fence. Unless a newer attempt is under way here or the message has ended
         here, another worker has taken it over or ended it: forget it."""
-        message = entry.message
-        if self._entries.get(message.key) is not entry or attempt not in (None, entry.attempt):
+        message = one.message
+        if self.transmissions.get(message.key) is not one or attempt not in (None, one.attempt):
             return []
-        del self._entries[message.key]
-        self._timers.cancel(message.key)
+        self.transmissions.remove(message.key)
         return self._lost(message, now)
 
 

@@ -8,7 +8,7 @@ is said or started that a crash could take back. An effect that stands alone nee
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
-from typing import TypeAlias
+from typing import TypeAlias, final
 
 from msgspec import Struct
 
@@ -157,6 +157,7 @@ class MachineEffect(Struct, frozen=True, gc=False):
 Effect: TypeAlias = Transmit | Reply | ReportOutcome | MachineEffect
 
 
+@final
 class Step(Struct, frozen=True, gc=False):
     """Commit `writes`; then `done(results, now)` says what follows. If they cannot be committed, nothing
     has happened, and `failed` is what to tell."""

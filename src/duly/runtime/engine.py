@@ -14,27 +14,21 @@ performs what was taken in, and leaves the rest where it is: in the ledger.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol
 
-from duly.core.fair_queue import NO_SENDER, FairQueue
 from duly.core.messages import Answer, Message, Verdict
 from duly.core.operations import OpenDelivery, Results
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Step, Todo
 from duly.core.units import MS, SECOND
 from duly.errors import LedgerError, Overloaded, ProgramError, Stopped
+from duly.runtime.event_queue import EventQueue, QueuedEvent
+from duly.runtime.wake_timer import TimedMachine, WakeTimer
 from duly.storage.ledger import Ledger
 
 CAPACITY: Final = 10_000
 """Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
-
-SHARE: Final = 1_000
-"""Of one sender. What others send is taken in turns with it."""
-
-LET_IN: Final = 16
-"""Of one sender at once, when there is room again."""
 
 GROUP: Final = 500
 """Most steps in one commit: more would hardly be cheaper, and all their senders wait for it."""
@@ -42,14 +36,11 @@ GROUP: Final = 500
 GROUP_BYTES: Final = 8 * 1024 * 1024
 """About the most that messages in one commit hold together."""
 
-CLOCK_STEP: Final = SECOND
-"""The wall clock was set, if it has moved this much against the steady one; less is its ordinary drift."""
-
 RECOVERY: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
 """How often a ledger that failed is asked again."""
 
 
-class Machine(Protocol):
+class Machine(TimedMachine, Protocol):
     """What the engine drives: an inbox, an outbox, an application made of them."""
 
     @property
@@ -67,14 +58,6 @@ class Machine(Protocol):
 
     def wake(self, now: int) -> list[Todo]:
         """Do what is due."""
-        ...
-
-    def next_wake(self) -> int | None:
-        """Return when something is due next."""
-        ...
-
-    def shift(self, by: int) -> None:
-        """Move all timers: the wall clock was set."""
         ...
 
     def restore(
@@ -98,10 +81,6 @@ class Machine(Protocol):
         ...
 
 
-_Taken: TypeAlias = tuple[Event, Callable[[], None] | None]
-"""An event, and what to call when it is committed."""
-
-
 class _Group:
     """Steps that are committed together, and the events they came from."""
 
@@ -109,7 +88,7 @@ class _Group:
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
-        self.taken: list[_Taken] = []
+        self.taken: list[QueuedEvent] = []
         self.size = 0
         """bytes of the messages in it"""
         self.attached: list[Event] = []
@@ -183,23 +162,27 @@ class Engine:
         self._perform = perform
         self._recall = recall
         self._ours = ours
-        self._events: FairQueue[_Taken] = FairQueue(capacity=capacity, share=SHARE)
-        self._fair = fair
+        self._capacity = capacity
+        self._events = EventQueue(capacity, fair=fair)
         self._gathering = _Group()
         """what has been handled while another group is being flushed"""
         self._flushing: _Group | None = None
         self._bugs = 0
         """how often it has died since it last committed something"""
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """senders whose share is full, each in the order they came"""
         self._news = asyncio.Event()
-        self._timer: asyncio.TimerHandle | None = None
-        self._due = 0.0
-        """when it rings"""
+        self._direct = 0
+        """how many events may be handled as they come: the loop sleeps, nothing waits, the group has room"""
+        self._moment: int | None = None
+        """when the first event since the loop went to sleep came; None if none has"""
+        self._todo: list[Todo] = []
+        """effects of events that were handled as they came, for the loop to perform"""
+        self._bug: Exception | None = None
+        """what the machine raised meanwhile, for the loop to die of"""
+        self._timer = WakeTimer(machine, lambda: ledger.clock, self._news.set)
         self._task: asyncio.Task[None] | None = None
+        self._open = False
+        """events are taken in"""
         self._stopping = False
-        self._ahead: int | None = None
-        """wall clock minus steady clock"""
         self._failures = 0
         self._idle = False
         """nothing is being flushed: only news or the timer ends this sleep"""
@@ -210,54 +193,71 @@ class Engine:
 
     async def start(self) -> None:
         """Rebuild the machine from the ledger and begin."""
-        todo = await self._restore()
-        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
+        self._begin(await self._restore())
 
     def offer(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
 
-        `committed` is called when what the event brought about is stored: the moment for a PUBACK.
+        `committed` is called when what the event brought about is stored: the moment for a PUBACK. An event
+        that comes while the loop sleeps and nothing waits is handled at once, and what it asks for joins the
+        group; the loop, which is woken, performs its effects, so that they come in the order of their events
+        and never in the middle of a caller.
         """
-        if self._stopping or self._task is None or self._task.done():
-            self._check_running()
-        sender, size = NO_SENDER, 0
+        if not self._direct:
+            self._enqueue(event, committed)
+            return
+        if self._moment is None:
+            self._moment = self._timer.now()
+            self._news.set()
+        group = self._gathering
+        group.taken.append((event, committed))
+        try:
+            todo = self._handle(event, self._moment)
+        except Exception as bug:
+            self._bug, self._direct = bug, 0  # the machine's, not the caller's: the engine dies of it
+            return
+        for item in todo:
+            if type(item) is Step:
+                group.steps.append(item)
+            else:
+                self._todo.append(item)
+        self._direct -= 1
         if type(event) is Arrived:
-            message = event.message
-            size = len(message.body)
-            if self._fair:
-                sender = message.scope
-        gathered = len(self._gathering.taken)
-        if sender in self._waiting or not self._events.offer(sender, (event, committed), size, gathered):
-            whose = f" of {sender}" if sender else ""
-            raise Overloaded(f"{len(self._events)} events{whose} are waiting; try again later")
+            group.size += len(event.message.body)
+            if group.size >= GROUP_BYTES:
+                self._direct = 0
+            if not todo:
+                group.attached.append(event)
+        if not self._direct:
+            self._events.reserve(len(group.taken))
+
+    def _enqueue(self, event: Event, committed: Callable[[], None] | None) -> None:
+        if not self._open:
+            raise _stopped()
+        if not self._events.offer(event, committed):
+            raise Overloaded(f"{self._events.excess(event)}; try again later")
         self._news.set()
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
-        sender = self._sender(event)
-        if sender in self._waiting or self._room(sender) <= 0:
-            turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            waiting = self._waiting.setdefault(sender, deque())
-            waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn in waiting:
-                    waiting.remove(turn)
-                else:
-                    self._make_room()  # it was our turn: the next one's now
-                raise
-        self._check_running()
-        self._push(sender, event, committed)
+        if self._direct:
+            self.offer(event, committed)
+            return
+        await self._events.wait_for_room(event)
+        if not self._open:
+            raise _stopped()
+        self._direct = 0  # what comes later does not overtake it
+        self._events.append(event, committed)
+        self._news.set()
 
     async def stop(self) -> None:
         """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
-        self._stopping = True
-        self._make_room()
+        self._stopping, self._open, self._direct = True, False, 0
+        self._events.make_room(all_=True)
         self._news.set()
         if self._task is not None:
             await asyncio.wait({self._task})
-        self._cancel_timer()
+        self._timer.cancel()
 
     def now(self) -> int:
         """The time, for what an application does to its machine between two steps.
@@ -265,7 +265,7 @@ class Engine:
         If the wall clock was set, the machine's timers are moved first: a timer that is set by this time is
         not moved once more by a step of the clock that the loop has not noticed yet.
         """
-        return self._check_clock()
+        return self._timer.now()
 
     def nudge(self) -> None:
         """Look at the machine's next wake again: it has changed between two steps.
@@ -278,12 +278,7 @@ class Engine:
     @property
     def sleeps_past_a_timer(self) -> bool:
         """Whether the loop sleeps beyond its machine's next wake, which is always a bug. For checkers."""
-        wake = self._machine.next_wake()
-        if not self._idle or self._news.is_set() or wake is None or self._ahead is None:
-            return False
-        clock, loop = self._ledger.clock, asyncio.get_running_loop()
-        due = loop.time() + (wake - self._ahead - clock.steady() + CLOCK_STEP) / SECOND
-        return self._timer is None or self._due > due
+        return self._idle and not self._news.is_set() and self._timer.rings_too_late
 
     async def wait(self) -> None:
         """Until the engine ends; raises what ended it, if that was a bug: who runs an engine watches it."""
@@ -298,39 +293,28 @@ class Engine:
 
     def kill(self) -> None:
         """End without finishing anything, as a crash would."""
-        self._stopping = True
+        self._stopping, self._open, self._direct = True, False, 0
         self._events.clear()
-        self._cancel_timer()
+        self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────────────
 
+    def _begin(self, todo: list[Todo]) -> None:
+        self._open = not self._stopping
+        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
+
     async def _run(self, todo: list[Todo]) -> None:
-        machine = self._machine
+        machine, timer = self._machine, self._timer
         flushing: _Group | None = None
         try:
             while True:
                 gathering = self._gathering
                 self._perform_effects(todo, gathering)
-                now = self._check_clock()
-                events, steps = self._events, gathering.steps
-                for _ in range(min(len(events), CAPACITY - len(gathering.taken))):
-                    if len(steps) >= GROUP or gathering.size >= GROUP_BYTES:
-                        break
-                    taken = events.popleft()
-                    gathering.taken.append(taken)
-                    event = taken[0]
-                    todo = self._handle(event, now)
-                    if todo:
-                        self._perform_effects(todo, gathering)
-                    if type(event) is Arrived:
-                        gathering.size += len(event.message.body)
-                        if not todo:
-                            gathering.attached.append(event)
                 todo = []
-                if self._waiting:
-                    self._make_room()
+                now = timer.now()
+                self._take_in(gathering, now)
                 wake = machine.next_wake()
                 if wake is not None and wake <= now:
                     self._perform_effects(machine.wake(now), gathering)
@@ -341,8 +325,7 @@ class Engine:
                         todo = await self._recover(flushed, flushed.problem)
                         continue
                     self._gathering = _Group()
-                    if self._waiting:
-                        self._make_room()
+                    self._events.reserve(0)
                     if gathering.steps:
                         flushing = self._flushing = gathering
                         flushing.commit(self._ledger, self._news.set)
@@ -355,27 +338,44 @@ class Engine:
                 if flushing is None:
                     if self._stopping and not self._events:
                         return
-                    self._set_timer(machine.next_wake(), now)
+                    timer.set(now)
                 self._idle = flushing is None
-                await self._news.wait()
-                self._news.clear()
-                self._idle = False
+                self._direct = self._room()
+                await self._hear()
+                self._idle, self._direct = False, 0
+                if self._bug is not None:
+                    raise self._bug
+                todo, self._todo = self._todo, []
         finally:
-            self._idle = False
+            self._idle, self._open, self._direct = False, False, 0
             if flushing is not None and self._stopping:
                 flushing.abandon()
 
-    def _check_clock(self) -> int:
-        """The time; if the wall clock was set, the machine's timers move with it: they measure lengths. While
-        a computer sleeps time passes, although the loop's own stands still: that sets no clock."""
-        now = self._ledger.clock.now()
-        ahead = now - self._ledger.clock.steady()
-        if self._ahead is None:
-            self._ahead = ahead
-        elif abs(ahead - self._ahead) > CLOCK_STEP:
-            self._machine.shift(ahead - self._ahead)
-            self._ahead = ahead
-        return now
+    async def _hear(self) -> None:
+        """Sleep until there is news."""
+        await self._news.wait()
+        self._news.clear()
+        self._moment = None
+
+    def _room(self) -> int:
+        """How many events may be handled as they come, while the loop sleeps."""
+        group = self._gathering
+        if self._events.busy or not self._open or group.size >= GROUP_BYTES:
+            return 0
+        return max(0, min(GROUP - len(group.steps), self._capacity - len(group.taken)))
+
+    def _take_in(self, group: _Group, now: int) -> None:
+        """Handle the events that wait, as many as the group has room for."""
+        batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
+        group.taken += batch
+        group.size += size
+        for event, _ in batch:
+            todo = self._handle(event, now)
+            if todo:
+                self._perform_effects(todo, group)
+            elif type(event) is Arrived:
+                group.attached.append(event)
+        self._events.reserve(len(group.taken))
 
     def _handle(self, event: Event, now: int) -> list[Todo]:
         if type(event) is Arrived:
@@ -398,7 +398,7 @@ class Engine:
         """Perform what needs no commit; the rest joins the group that is gathering."""
         steps, perform = group.steps, self._perform
         for item in todo:
-            if isinstance(item, Step):
+            if type(item) is Step:
                 steps.append(item)
             else:
                 perform(item)
@@ -411,7 +411,8 @@ class Engine:
         self._withdraw(failed, gathered)
         # What a recipient or a handler said is not said again: it waits for the ledger.
         taken = failed.taken + gathered.taken
-        self._events.put_back(each for each in taken if not isinstance(each[0], Arrived))
+        self._events.put_back(taken)
+        self._events.reserve(0)
         while not self._stopping:
             self._failures += 1
             await self._rest(RECOVERY.delay(self._failures, b"") or 0)
@@ -434,8 +435,7 @@ class Engine:
         try:
             while not restoring.done():
                 self._refuse_arrivals()
-                await self._news.wait()
-                self._news.clear()
+                await self._hear()
             return restoring.result()
         finally:
             restoring.cancel()
@@ -454,21 +454,24 @@ class Engine:
         """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
         more, unless the engine died of that already: then it is left out, so that one event cannot end it
         for ever."""
+        self._bug = None
+        self._todo.clear()
         groups = [group for group in (self._flushing, self._gathering) if group is not None]
         self._flushing, self._gathering = None, _Group()
         self._bugs += 1
         self.down = ProgramError("a bug has ended the engine; it is being started again")
-        again: list[_Taken] = []
+        again: list[QueuedEvent] = []
         for group in groups:
             if await group.settled() or self._bugs > 1:
                 _tell(group)  # if only so that a broker does not send it again, for ever
             else:
-                again += [each for each in group.taken if not isinstance(each[0], Arrived)]
+                again += group.taken
         self._events.put_back(again)
+        self._events.reserve(0)
         self._withdraw(*groups)
         todo = await self._restore()
         self.down = None
-        self._task = asyncio.get_running_loop().create_task(self._run(todo), name="duly-engine")
+        self._begin(todo)
 
     async def _rest(self, lasts: int) -> None:
         """Leave the ledger alone for a while; who comes meanwhile is told at once."""
@@ -477,21 +480,15 @@ class Engine:
         while not self._stopping and loop.time() < over:
             self._refuse_arrivals()
             timer = loop.call_at(over, self._news.set)
-            await self._news.wait()
-            self._news.clear()
+            await self._hear()
             timer.cancel()
 
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
-        waiting = list(self._events)
-        self._events.clear()
-        for event, committed in waiting:
-            if isinstance(event, Arrived):
-                for effect in self._machine.unable(event):
-                    self._perform(effect)
-            else:
-                self._events.append(NO_SENDER, (event, committed))
-        self._make_room()
+        for event in self._events.remove_arrivals():
+            for effect in self._machine.unable(event):
+                self._perform(effect)
+        self._events.make_room(all_=self._stopping)
 
     async def _restore(self) -> list[Todo]:
         ledger, machine = self._ledger, self._machine
@@ -508,59 +505,9 @@ class Engine:
                 ended.append(Ended(key, record.state, record.answer or Answer()))
         return machine.restore(open_, ended, marks, ledger.clock.now())
 
-    # ── small things ─────────────────────────────────────────────────────────────────────────────
 
-    def _push(self, sender: str, event: Event, committed: Callable[[], None] | None) -> None:
-        size = len(event.message.body) if type(event) is Arrived else 0
-        self._events.append(sender, (event, committed), size)
-        self._news.set()
-
-    def _sender(self, event: Event) -> str:
-        """Whose share of the queue an event takes."""
-        return event.message.scope if self._fair and type(event) is Arrived else NO_SENDER
-
-    def _room(self, sender: str) -> int:
-        room = self._events.room(sender)
-        return room - len(self._gathering.taken) if sender == NO_SENDER else room
-
-    def _make_room(self) -> None:
-        """Let in those who wait, as far as there is room for them now; a few at a time, since their
-        messages may be large. When we stop, all of them: they are told."""
-        for sender, waiting in list(self._waiting.items()):
-            room = len(waiting) if self._stopping else min(self._room(sender), LET_IN)
-            while waiting and room > 0:
-                turn = waiting.popleft()
-                if not turn.done():
-                    turn.set_result(None)
-                    room -= 1
-            if not waiting:
-                del self._waiting[sender]
-
-    def _check_running(self) -> None:
-        if self._stopping or self._task is None or self._task.done():
-            raise Stopped(
-                "this engine is not running; nothing was taken in, try again at another hub, or later"
-            )
-
-    def _set_timer(self, wake: int | None, now: int) -> None:
-        """Wake up then at the latest. A timer that rings too early is left alone: most of what is waited for
-        comes before it is due, so setting it anew each time would be for nothing."""
-        if wake is None:
-            return
-        loop = asyncio.get_running_loop()
-        due = loop.time() + max(0, wake - now) / SECOND
-        if self._timer is None or due < self._due:
-            self._cancel_timer()
-            self._timer, self._due = loop.call_at(due, self._ring), due
-
-    def _ring(self) -> None:
-        self._timer = None
-        self._news.set()
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+def _stopped() -> Stopped:
+    return Stopped("this engine is not running; nothing was taken in, try again at another hub, or later")
 
 
 def _tell(group: _Group) -> None:

@@ -12,7 +12,7 @@ import gc
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -245,9 +245,9 @@ class Hub:
             session.push(trouble(None, ServerCode.INTERNAL, "internal", str(problem), problem.wait))
             session.close(f"try again soon: {problem}")
 
-    def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
-        """Handle a frame; returns what has to be awaited before the next one, if anything."""
-        return self.router.receive(session, who, raw)
+    def receiver(self, session: Session, who: Principal) -> Callable[[bytes], bool | Awaitable[bool]]:
+        """What handles the frames of a session, and returns what has to be awaited before the next one."""
+        return self.router.receiver(session, who)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Handle frames in their order, each with its session."""

@@ -8,7 +8,7 @@ never raised: one client's mistake is no other client's trouble.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Final, Protocol
 
 from duly.core.messages import Verdict, Word
@@ -119,36 +119,51 @@ class Router:
             await asyncio.gather(*commits)
 
     async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
-        if not await settled(self._take(session, who, frame)):
+        try:
+            answered = await settled(self._take(session, who, frame))
+        except SenderError as problem:
+            answered = await self._refuse(session, who, frame.seq_id, problem)
+        except UNABLE as problem:
+            answered = _unable(session, frame.seq_id, problem)
+        if not answered:
             session.push(_TAKEN)
 
-    def receive(self, session: Session, who: Principal, raw: bytes | str) -> bool | Awaitable[bool]:
-        """Takes a frame of a client that has authenticated. Returns whether it gets a `server_ack`: at once,
-        or when awaited. Most frames are only handed over to an engine, and need no coroutine for that."""
-        try:
-            frame = frames.decode(raw)
-        except SenderError as problem:
-            return self._refuse(session, who, frames.seq_id_in(raw), problem)
-        return self._take(session, who, frame)
+    def receiver(self, session: Session, who: Principal) -> Callable[[bytes | str], bool | Awaitable[bool]]:
+        """What takes the frames of a client that has authenticated. It returns whether a frame gets a
+        `server_ack`: at once, or when awaited. Most frames are only handed over to an engine, and need no
+        coroutine for that."""
+        applications = self._own[who.role]
+
+        def receive(raw: bytes | str) -> bool | Awaitable[bool]:
+            frame: Frame | None = None
+            try:
+                frame = frames.decode(raw)
+                application = applications.get(frame.type)
+                if application is None:
+                    return self._take(session, who, frame)
+                said = application.receive(session, who, frame)
+            except SenderError as problem:
+                seq_id = frames.seq_id_in(raw) if frame is None else frame.seq_id
+                return self._refuse(session, who, seq_id, problem)
+            except UNABLE as problem:
+                return _unable(session, None if frame is None else frame.seq_id, problem)
+            return said if said is True or said is False else self._wait(session, who, frame.seq_id, said)
+
+        return receive
 
     def _take(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        seq_id = frame.seq_id
-        try:
-            application = self._own[who.role].get(frame.type) or self._other(who, frame.type)
-            if application is not None:
-                said = application.receive(session, who, frame)
-                return said if isinstance(said, bool) else self._wait(session, who, seq_id, said)
-            if frame.type != WATCH:
-                raise Malformed(f"there is no frame type {frame.type[:80]!r} for {who.role.with_article}")
-            if who.role is not Role.ADMIN:
-                raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
-            self._audit.watchers.append(session)
-            session.push(_TAKEN)  # from now on it is told everything
-            return True
-        except SenderError as problem:
-            return self._refuse(session, who, seq_id, problem)
-        except UNABLE as problem:
-            return _unable(session, seq_id, problem)
+        """Takes a frame; raises what is wrong with it."""
+        application = self._own[who.role].get(frame.type) or self._other(who, frame.type)
+        if application is not None:
+            said = application.receive(session, who, frame)
+            return said if isinstance(said, bool) else self._wait(session, who, frame.seq_id, said)
+        if frame.type != WATCH:
+            raise Malformed(f"there is no frame type {frame.type[:80]!r} for {who.role.with_article}")
+        if who.role is not Role.ADMIN:
+            raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
+        self._audit.watchers.append(session)
+        session.push(_TAKEN)  # from now on it is told everything
+        return True
 
     def _other(self, who: Principal, type_: str) -> RoutedApp | None:
         """The application that takes a type which none names: that of the sender's role, if it is open."""

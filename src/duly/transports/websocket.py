@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -64,8 +64,11 @@ class WebSocketBackend(Protocol):
         """Greets a session that has logged in, and sends what it missed since its cursors."""
         ...
 
-    def receive(self, session: WebSocketSession, who: Principal, raw: bytes) -> bool | Awaitable[object]:
-        """Takes a frame; returns what is to be awaited before the next one, if anything."""
+    def receiver(
+        self, session: WebSocketSession, who: Principal
+    ) -> Callable[[bytes], bool | Awaitable[object]]:
+        """Returns what takes the frames of a session; it returns what is to be awaited before the next one,
+        if anything."""
         ...
 
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None:
@@ -84,7 +87,8 @@ class WebSocketSession:
         self._size = 0
         self._written = 0
         """bytes handed to the transport so far"""
-        self._stall_timer: asyncio.TimerHandle | None = None
+        self.stall_timer: asyncio.TimerHandle | None = None
+        """checks that the client reads: the session is congested, or was a moment ago"""
         self._drained: list[asyncio.Future[None]] = []
         self._news = asyncio.Event()
         self._due = False
@@ -100,21 +104,18 @@ class WebSocketSession:
 
     def push(self, frame: OutgoingFrame) -> None:
         """Queues a frame, as JSON."""
-        if self._closing is not None:
-            return
-        text = encode(frame)
-        self._queue.append(text)
-        self._size += len(text)
-        if self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES:
-            self._congest()
-        if not self._due:
-            self._due = True
-            self._soon(self._flush)
+        if self._closing is None:
+            text = encode(frame)
+            self._queue.append(text)
+            self._size += len(text)
+            if not self._due:
+                self._due = True
+                self._soon(self._flush)
 
     def _congest(self) -> None:
         """The session is congested: a timer checks whether the client reads, and too long a queue ends it."""
-        if self._stall_timer is None:
-            self._stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
+        if self.stall_timer is None:
+            self.stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
             self._hang_up()
 
@@ -122,11 +123,6 @@ class WebSocketSession:
     def congested(self) -> bool:
         """Whether more is queued than the client takes in a moment."""
         return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
-
-    @property
-    def checked_for_stall(self) -> bool:
-        """Whether a timer checks that the client reads: the session is congested, or was a moment ago."""
-        return self._stall_timer is not None
 
     async def drained(self, seconds: float | None = None) -> None:
         """Returns when the queue is short again, when the session has ended, or after this time."""
@@ -145,13 +141,13 @@ class WebSocketSession:
 
     def _check_stalled(self, before: int) -> None:
         """Closes the connection of a congested client that has read nothing since."""
-        self._stall_timer = None
+        self.stall_timer = None
         if self._closing is not None or not self.congested:
             return
         if self._taken == before:
             self._hang_up()
         else:
-            self._stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
+            self.stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
 
     def _hang_up(self) -> None:
         self._queue.clear()
@@ -171,8 +167,8 @@ class WebSocketSession:
             self._closing = reason
             self._news.set()
             self._tell_room()
-            if self._stall_timer is not None:
-                self._stall_timer.cancel()
+            if self.stall_timer is not None:
+                self.stall_timer.cancel()
             # A client that does not read does not see the close either; the writer waits for it until then.
             if self._transport is not None:
                 loop = asyncio.get_running_loop()
@@ -220,6 +216,8 @@ class WebSocketSession:
             self._write_together()
             if self._queue:
                 self._news.set()
+        if self.congested:
+            self._congest()
 
     def _write_together(self) -> None:
         """Writes what is queued at once, unless too much is on its way already."""
@@ -228,15 +226,19 @@ class WebSocketSession:
             return  # the task finds out
         if transport.get_write_buffer_size() > WRITE_BYTES:
             return
-        parts: list[bytes] = []
-        size = 0
-        while queue and size < WRITE_BYTES:
-            frame = queue.popleft()
-            parts += (_text_header(len(frame)), frame)
-            size += len(frame)
+        frames: Collection[bytes] = queue
+        if self._size > WRITE_BYTES:
+            frames, size = [], 0
+            while queue and size < WRITE_BYTES:
+                frames.append(queue.popleft())
+                size += len(frames[-1])
+        else:
+            size = self._size
+        transport.write(b"".join([part for frame in frames for part in (_text_header(len(frame)), frame)]))
+        if frames is queue:
+            queue.clear()
         self._size -= size
         self._written += size
-        transport.write(b"".join(parts))
         if self._drained and not self.congested:
             self._tell_room()
 
@@ -290,14 +292,14 @@ class WebSockets:
             who, cursors = await _introduction(server, request, socket, session)
             if who is not None:
                 await server.connected(session, who, cursors)
-                receive = socket.receive
+                receive, take = socket.receive, server.receiver(session, who)
                 while True:
                     message = await receive()
                     if message.type is WSMsgType.TEXT:
-                        said = server.receive(session, who, message.data)
-                        if not isinstance(said, bool):
+                        said = take(message.data)
+                        if said is not True and said is not False:
                             await said
-                        if session.checked_for_stall:  # it was congested a moment ago
+                        if session.stall_timer is not None:  # it was congested a moment ago
                             await session.drained(HEAR_SECONDS)
                     elif message.type is WSMsgType.BINARY:
                         session.push(_not_text(message.data))

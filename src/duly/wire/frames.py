@@ -19,6 +19,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
+from msgspec.structs import astuple
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
@@ -112,8 +113,8 @@ class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     code: int | None = None
     progress: Raw = NOTHING
     state: str | None = None
-    error: str | None = None
     detail: str | None = None
+    error: str | None = None
     cursor: int | None = None
     after: int | None = None
     first: int | None = None
@@ -147,7 +148,16 @@ _PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
 """The fields that mean something in a command, an ack and a push; any other is passed on."""
 _NAMES_IN_ORDER: Final = Frame.__struct_encode_fields__
 _NAMES: Final = frozenset(_NAMES_IN_ORDER)
-_DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, msgspec.structs.astuple(Frame("")), strict=True))
+_DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, astuple(Frame("")), strict=True))
+_ABSENT: Final = astuple(Frame(""))
+_ONLY_COMMAND: Final = slice(_NAMES_IN_ORDER.index("exp"), _NAMES_IN_ORDER.index("code"))
+_AFTER_COMMAND: Final = _NAMES_IN_ORDER.index("code")
+_AFTER_ACK: Final = _NAMES_IN_ORDER.index("error")
+"""The fields of a frame stand in this order: those of every frame, those of commands alone, those of acks
+alone, those of other frames."""
+_NO_COMMAND: Final = _ABSENT[_ONLY_COMMAND]
+_NO_MORE_THAN_COMMAND: Final = _ABSENT[_AFTER_COMMAND:]
+_NO_MORE_THAN_ACK: Final = _ABSENT[_AFTER_ACK:]
 _BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack"}, _NAMES)
 
 
@@ -192,7 +202,7 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
         more = {name: raw for name, raw in fields.items() if name not in known}
         if more:
             frame = _decode(_encode({name: raw for name, raw in fields.items() if name in known}))
-            whole: tuple[Any, ...] = (*msgspec.structs.astuple(frame), more)
+            whole: tuple[Any, ...] = (*astuple(frame), more)
             return FullFrame(*whole)
     except (msgspec.DecodeError, RecursionError, ValueError) as other:
         if isinstance(problem, msgspec.ValidationError):
@@ -255,14 +265,14 @@ def encode(frame: Frame) -> bytes:
 
 def _fields_of(frame: Frame) -> dict[str, object]:
     """The fields of a frame that the protocol knows, by name, without those that are left out."""
-    pairs = zip(_NAMES_IN_ORDER, msgspec.structs.astuple(frame), strict=False)
+    pairs = zip(_NAMES_IN_ORDER, astuple(frame), strict=False)
     return {name: value for name, value in pairs if name == "type" or value != _DEFAULTS[name]}
 
 
 def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
     """The fields of a frame that are none of its own: unknown ones, and those of other frames."""
     more = {name: raw for name, raw in frame.more.items() if name not in own}
-    for name, value in zip(frame.__struct_encode_fields__, msgspec.structs.astuple(frame), strict=True):
+    for name, value in zip(frame.__struct_encode_fields__, astuple(frame), strict=True):
         if name not in own and name in _DEFAULTS and value != _DEFAULTS[name]:
             more[name] = Raw(_encode(value))
     return more
@@ -299,13 +309,7 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
 def _body_of(frame: Frame) -> bytes:
     """What a command says: its data, mostly, and then nothing is copied."""
     timeout = frame.timeout
-    if (
-        timeout is None and frame.code is None and frame.time is None and frame.n is None
-        and frame.state is None and frame.detail is None and type(frame) is Frame
-        and frame.token is None and frame.you is None and frame.first is None and frame.after is None
-        and frame.conv is None and frame.error is None and frame.cursor is None and frame.attempt is None
-        and frame.cursors is None and frame.online is None and not frame.edited and not frame.progress
-    ):  # fmt: skip
+    if timeout is None and type(frame) is Frame and astuple(frame)[_AFTER_COMMAND:] == _NO_MORE_THAN_COMMAND:
         return bytes(frame.data)
     if timeout is not None and not 1 <= timeout <= TIMEOUT_LIMIT:
         raise Malformed(f"timeout is milliseconds, from 1 to {TIMEOUT_LIMIT} (a day), not {timeout}")
@@ -353,13 +357,10 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
 
 def _is_bare(frame: Frame) -> bool:
     """Whether an ack has no fields but its own."""
-    return (
-        type(frame) is Frame and frame.time is None and frame.exp is None and frame.timeout is None
-        and frame.error is None and frame.order is None and frame.n is None and frame.cursor is None
-        and frame.token is None and frame.you is None and frame.first is None and frame.after is None
-        and frame.conv is None and frame.attempt is None and frame.cursors is None and frame.online is None
-        and not frame.queue and not frame.edited
-    )  # fmt: skip
+    if type(frame) is not Frame:
+        return False
+    fields = astuple(frame)
+    return fields[_AFTER_ACK:] == _NO_MORE_THAN_ACK and fields[_ONLY_COMMAND] == _NO_COMMAND
 
 
 def more_in(frame: Frame) -> Fields:

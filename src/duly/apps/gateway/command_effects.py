@@ -27,7 +27,6 @@ from duly.runtime.audit import AuditLog
 from duly.storage.ledger import Record
 from duly.wire import outgoing
 from duly.wire.fields import Fields
-from duly.wire.outgoing import OutgoingFrame
 from duly.wire.session import Session
 
 
@@ -67,11 +66,13 @@ class CommandEffects:
                 to=message.recipient,
                 kind=message.kind,
             )
-        _push_to((reply.origin,), outgoing.server_ack(message.id, verdict))
-        self._remote.follow(message, verdict, reply.origin)
-        if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
-            ended = outgoing.ack(message.id, message.recipient, verdict.state, verdict.answer)
-            _push_to((reply.origin,), ended)
+        session = cast("Session | None", reply.origin)
+        if session is not None:
+            session.push(outgoing.server_ack(message.id, verdict))
+        self._remote.follow(message, verdict, session)
+        state, answer = verdict.state, verdict.answer
+        if answer is not None and state is not None and state.terminal and session is not None:
+            session.push(outgoing.ack(message.id, message.recipient, state, answer))
 
     def transmit(self, transmit: Transmit) -> None:
         """Send a command to its device, if it is connected here."""
@@ -114,15 +115,18 @@ class CommandEffects:
         if self._audit.watchers:
             self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
-        _push_to(origins, frame)
-        # An app that has reconnected meanwhile is not where it asked; it still wants to know.
-        others = [session for session in self._sessions.apps.get(scope, ()) if session not in origins]
-        if others:
-            before = self._accounts.predecessor(scope)
-            if before and int.from_bytes(key[:6], "big") * MS <= before:
-                return  # another app of that name asked for it
-            for session in others:
+        for session in cast("Collection[Session | None]", origins):
+            if session is not None:
                 session.push(frame)
+        # An app that has reconnected meanwhile is not where it asked; it still wants to know.
+        for session in self._sessions.apps.get(scope, ()):
+            if session not in origins and self._asked(scope, key):
+                session.push(frame)
+
+    def _asked(self, scope: str, key: bytes) -> bool:
+        """Whether the app that has this name now asked for a command, not an earlier one of the name."""
+        before = self._accounts.predecessor(scope)
+        return not before or int.from_bytes(key[:6], "big") * MS > before
 
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
@@ -130,10 +134,4 @@ class CommandEffects:
         self._traces.note(key, "at work")
         frame = outgoing.working(id_, device, progress, more)
         for session in self._sessions.apps.get(scope, ()):
-            session.push(frame)
-
-
-def _push_to(origins: Iterable[Origin], frame: OutgoingFrame) -> None:
-    for session in cast("Iterable[Session | None]", origins):
-        if session is not None:
             session.push(frame)

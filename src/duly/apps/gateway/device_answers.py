@@ -72,7 +72,8 @@ class DeviceAnswers:
             raise Malformed("an ack needs seq_id: the command it answers")
         app = frame.to or self._sender_of(who.name, frame.seq_id)
         key = key_of(app, frame.seq_id)
-        command = self._inbox.under_way(key)
+        under_way = self._inbox.outbox.transmissions.get(key)
+        command = None if under_way is None else under_way.message
         if frames.is_working(frame):
             if command is None or command.recipient != who.name:
                 raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")
@@ -86,7 +87,8 @@ class DeviceAnswers:
     def _sender_of(self, device: str, seq_id: str) -> str:
         """The app that an ack without `to` is for."""
         if not self._unaddressed.knows(device):
-            self._unaddressed.learn(device, self._inbox.all_under_way(device))
+            under_way = self._inbox.outbox.transmissions.to(device)
+            self._unaddressed.learn(device, (one.message for one in under_way))
         scopes = self._unaddressed.find(device, seq_id)
         if len(scopes) != 1:
             which = "several commands" if scopes else "no command"
@@ -100,7 +102,9 @@ class DeviceAnswers:
 
     async def _take_late(self, end: Answered) -> bool:
         """Take an answer to a command that is not under way here, if it was this device's by the ledger."""
-        record = None if self._inbox.under_way(end.key) else await self._ledger.find(end.key)
+        record = (
+            None if self._inbox.outbox.transmissions.message(end.key) else await self._ledger.find(end.key)
+        )
         if record is not None and not record.state.terminal and not self._remote.handed_over(record):
             record = None
         if record is None or record.message.recipient != end.by:
@@ -116,7 +120,7 @@ class DeviceAnswers:
 
     def under_way_to(self, key: bytes) -> str | None:
         """The device that a command is under way to from here."""
-        message = self._inbox.under_way(key)
+        message = self._inbox.outbox.transmissions.message(key)
         return None if message is None else message.recipient
 
     async def handed_to(self, key: bytes) -> str | None:

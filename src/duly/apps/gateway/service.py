@@ -56,7 +56,7 @@ from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
-from duly.wire.fields import timeout_in
+from duly.wire.fields import MORE, timeout_in
 from duly.wire.frames import Frame
 from duly.wire.outgoing import WelcomeFrame
 from duly.wire.session import Session
@@ -273,7 +273,9 @@ class GatewayService:
     ) -> bool | Awaitable[bool]:
         message = self._admission.check(who, frame, message)
         event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
-        if not (frame.queue or self.online(message.recipient)):
+        if message.recipient not in self.sessions.devices and not (
+            frame.queue or self.remote.holds(message.recipient)
+        ):
             search = self.remote.search(message.recipient)
             if search is not None:
                 return self._take_after(search, event)
@@ -353,6 +355,12 @@ class GatewayService:
         return self._takeovers.conflicts()
 
 
+def _own_patience(message: Message) -> int:
+    """How long a device may take for a command that says so itself; 0 for one that does not."""
+    body = message.body
+    return timeout_in(body) * MS if body[:1] == MORE else 0
+
+
 def _inbox_of(
     policy: GatewayPolicy, ledger: Ledger, accounts: Accounts, admission: CommandAdmission, *, shared: bool
 ) -> Inbox:
@@ -368,5 +376,5 @@ def _inbox_of(
         backlog=admission.backlog,
         shared=shared,
         once=lambda message: accounts.is_sent_once(message.recipient),
-        patience=lambda message: timeout_in(message.body) * MS,
+        patience=_own_patience,
     )

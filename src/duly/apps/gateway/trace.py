@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from typing import Final
 
 from msgspec import Struct
@@ -10,8 +10,8 @@ from msgspec import Struct
 from duly.core.units import MS
 from duly.runtime.clock import Clock
 
-TRACES_KEPT: Final = 5_000
-HOPS_KEPT: Final = 50
+HOPS_KEPT: Final = 15_000
+"""A command has three hops, if all goes well."""
 
 
 class Hop(Struct, frozen=True, gc=False):
@@ -23,23 +23,17 @@ class Hop(Struct, frozen=True, gc=False):
 
 
 class TraceLog:
-    """The hops of the newest commands, by key. They are kept as they are noted: there are three to a command,
-    and few are ever asked for."""
+    """The newest hops of all commands, in a ring. A command's own are picked out when it is asked for: there
+    are three to a command, and few are ever asked for."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._traces: OrderedDict[bytes, list[tuple[int, str, int]]] = OrderedDict()
+        self._hops: deque[tuple[bytes, int, str, int]] = deque(maxlen=HOPS_KEPT)
 
     def note(self, key: bytes, what: str, attempt: int = 0) -> None:
-        """Notes that this happened to a command, now."""
-        trace = self._traces.get(key)
-        if trace is None:
-            trace = self._traces[key] = []
-            if len(self._traces) > TRACES_KEPT:
-                self._traces.popitem(last=False)
-        if len(trace) < HOPS_KEPT:
-            trace.append((self._clock.now(), what, attempt))
+        """Note that this happened to a command, now."""
+        self._hops.append((key, self._clock.now(), what, attempt))
 
     def of(self, key: bytes) -> list[Hop]:
-        """What happened to a command, in order."""
-        return [Hop(at // MS, what, attempt) for at, what, attempt in self._traces.get(key, ())]
+        """Return what happened to a command, in order."""
+        return [Hop(at // MS, what, attempt) for noted, at, what, attempt in self._hops if noted == key]

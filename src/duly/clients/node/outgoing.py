@@ -216,11 +216,11 @@ class Outgoing:
         """Takes in an answer. Raises `SenderError` if it is malformed."""
         said = _READ[kind](payload)
         key = _key_of(self._name, said.msg_id)
-        recipient = self._outbox.recipient(key)
-        if recipient is None:
+        task = self._outbox.transmissions.message(key)
+        if task is None:
             self._chores.do(self._late(key, said, ack))
         else:
-            self._answered(key, said, recipient, ack)
+            self._answered(key, said, task.recipient, ack)
 
     async def _late(self, key: bytes, said: Said, ack: Acknowledge) -> None:
         """Takes in an answer to no task under way: it may settle an unknown one, or be to no task of this
@@ -275,7 +275,7 @@ class Outgoing:
         self._storing = None
         receipts, self._receipts = self._receipts, {}
         for key in receipts:
-            if self._outbox.state(key) is State.SENT:
+            if self._outbox.transmissions.state(key) is State.SENT:
                 self._offer(Received(key))
 
     def _offer(self, event: Event, ack: Acknowledge | None = None) -> None:

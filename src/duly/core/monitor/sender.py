@@ -101,7 +101,7 @@ class EventSender:
         return waiting.data is not None or not self._is_open(key_of(SCOPE, waiting.event))
 
     def _is_open(self, key: bytes) -> bool:
-        return key in self.pending or key in self._starting or self.outbox.state(key) is not None
+        return key in self.pending or key in self._starting or key in self.outbox.transmissions
 
     def start(self, waiting: PendingEvent, now: int) -> Step:
         """Hand a message that waited to the outbox."""

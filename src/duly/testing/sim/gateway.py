@@ -335,7 +335,7 @@ class GatewayHub(SimProcess):
             self.spawn(self._quietly(session, self._hear(session, name, raw)))
 
     async def _hear(self, session: Session, name: str, raw: bytes) -> None:
-        await settled(self.router.receive(session, self.principal(name), raw))
+        await settled(self.router.receiver(session, self.principal(name))(raw))
 
     def record(self, name: str, frame: bytes) -> None:
         """Keep a frame that a client has sent, for replays."""

@@ -1,0 +1,246 @@
+"""Chains: the numbers of each sender, in what order they may be let go, and how long a gap is waited for.
+
+The laws. A message whose number follows on is let go at once. One behind a gap is held, at most for the
+window; after that the missing numbers are given up. A lower number that was made later than anything before
+is a sender that has lost its counter and starts over: it is waited for no longer.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.high_water import names_in
+from duly.core.messages import Message
+from duly.core.timers import Timers
+from duly.core.units import FOREVER
+
+CHAINS_KEPT: Final = 50_000
+AHEAD_KEPT: Final = 1_024
+"""Most numbers of one sender beyond a gap that no message waits for; with more, the gap is given up."""
+EVERY_GAP: Final = 1 << 62
+"""A number that no sender reaches: gaps up to here are all of them."""
+_BY_TIME: Final = "t"
+"""Ends the name of a chain in which messages wait to be sorted by their time; the rest is their mark's name,
+which ends with a bracket."""
+
+
+class HeldMessage(Struct, frozen=True, order=True):
+    """A message that waits in a chain: for the number `needs`, at most until `deadline`."""
+
+    n: int
+    turn: int
+    """arrival, to break ties"""
+    needs: int
+    ms: int
+    deadline: int
+    mark: str
+    message: Message
+
+    @property
+    def number(self) -> int:
+        """Its own number if it has one, even where it is sorted by its time."""
+        order = self.message.order
+        return self.n if order is None or order.n is None else order.n
+
+
+class Chain:
+    """The numbers of one sender that follow on from each other."""
+
+    __slots__ = ("ahead", "held", "mark", "top_ms")
+
+    def __init__(self) -> None:
+        self.mark = -1
+        self.top_ms = 0
+        self.ahead: dict[int, int] = {}
+        """numbers behind a gap that need no lane, and until when the gap is waited for"""
+        self.held: list[HeldMessage] = []
+        """messages behind a gap, sorted by their numbers"""
+
+    @property
+    def deadline(self) -> int:
+        """Until when its oldest gap is waited for; `FOREVER` if there is none."""
+        held = min((waiting.deadline for waiting in self.held), default=FOREVER)
+        return min(held, min(self.ahead.values(), default=FOREVER))
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits in it."""
+        return not self.ahead and not self.held
+
+    def raise_to(self, n: int, ms: int) -> None:
+        """Note that a number has come, and when it was made; neither goes back."""
+        self.mark = max(self.mark, n)
+        self.top_ms = max(self.top_ms, ms)
+
+    def count_anew(self, n: int, ms: int, needs: int) -> list[HeldMessage]:
+        """If this number says that the sender starts over, let go what is held and begin before it."""
+        if n > self.mark or ms <= self.top_ms:
+            return []
+        free = self.follow(EVERY_GAP)
+        self.mark = -1 if needs == n - 1 else min(needs, n - 1)
+        self.ahead.clear()
+        return free
+
+    def follow(self, given_up: int = -1) -> list[HeldMessage]:
+        """Let go everything held that follows on now; gaps up to `given_up` are no longer waited for."""
+        held, count = self.held, 0
+        while True:
+            if self.mark + 1 in self.ahead:
+                self.mark += 1
+                del self.ahead[self.mark]
+            elif count < len(held) and (held[count].needs <= self.mark or held[count].n <= given_up):
+                self.mark = max(self.mark, held[count].n)
+                count += 1
+            elif given_up > self.mark and any(n <= given_up for n in self.ahead):
+                skipped = min(self.ahead)
+                del self.ahead[skipped]
+                self.mark = max(self.mark, skipped)
+            else:
+                break
+        if self.ahead:
+            self.ahead = {n: until for n, until in self.ahead.items() if n > self.mark}
+        free = held[:count]
+        del held[:count]
+        return free
+
+
+class Chains:
+    """The chains of one inbox, by name: a sender's, or a mark's."""
+
+    def __init__(self, window: int) -> None:
+        self._window = window
+        self._chains: OrderedDict[str, Chain] = OrderedDict()
+        self.by_time: dict[str, set[str]] = {}
+        """the chains in which messages of a sender that have numbers wait to be sorted by their time"""
+        self._deadlines = Timers[str]()
+        """of each chain with a gap, perhaps too early: `next_wake` puts that right"""
+        self._turn = 0
+
+    def get(self, name: str) -> Chain | None:
+        """Return the chain of this name, if there is one."""
+        return self._chains.get(name)
+
+    def open(self, name: str) -> Chain:
+        """Return the chain of this name; it is made if there is none."""
+        chain = self._chains.get(name)
+        if chain is None:
+            if len(self._chains) >= CHAINS_KEPT:
+                self._drop_idle()  # before the new one is here, which is idle, too
+            chain = self._chains[name] = Chain()
+        return chain
+
+    def held_message(self, message: Message, mark: str, n: int, ms: int, needs: int, now: int) -> HeldMessage:
+        """Return a message as it is held from now on, for the window."""
+        self._turn += 1
+        return HeldMessage(n, self._turn, needs, ms, now + self._window, mark, message)
+
+    def hold(self, name: str, chain: Chain, waiting: HeldMessage) -> None:
+        """Hold a message behind a gap."""
+        insort(chain.held, waiting)
+        self._wait_until(waiting.deadline, name)
+
+    def sort_by_time(self, scope: str, waiting: HeldMessage, *, counts: bool) -> None:
+        """Hold a message that only its time can put in order. `counts`: it has a number, so a later one may
+        show that its sender counts after all."""
+        name = waiting.mark + _BY_TIME
+        if counts:
+            self.by_time.setdefault(scope, set()).add(name)
+        self.hold(name, self.open(name), waiting)
+
+    def stop_sorting(self, scope: str) -> Iterator[list[HeldMessage]]:
+        """Let go what was held to be sorted by time, since its sender counts after all."""
+        for name in self.by_time.pop(scope, ()):
+            chain = self._chains.get(name)
+            if chain is not None:
+                yield chain.follow(EVERY_GAP)
+
+    def arrive(self, scope: str, n: int, ms: int, now: int) -> list[list[HeldMessage]]:
+        """Note a number of this sender that needs no lane, and let go what follows on from it."""
+        chain = self.open(scope)
+        free = chain.count_anew(n, ms, n - 1)
+        chain.top_ms = max(chain.top_ms, ms)
+        if n > chain.mark:
+            chain.ahead[n] = deadline = now + self._window
+            if n > chain.mark + 1:
+                self._wait_until(deadline, scope)
+            if len(chain.ahead) > AHEAD_KEPT:
+                chain.mark = min(chain.ahead) - 1
+        return [free, chain.follow()]
+
+    def remove(self, name: str) -> None:
+        """Remove a chain, with what waits in it."""
+        self._chains.pop(name, None)
+
+    def remove_messages(self, recipient: str) -> None:
+        """Remove the messages for one recipient that wait."""
+        for name in self._deadlines:
+            chain = self._chains.get(name)
+            if chain is not None and chain.held:
+                chain.held = [held for held in chain.held if held.message.recipient != recipient]
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def wake(self, now: int) -> Iterator[list[HeldMessage]]:
+        """Give up the gaps that were waited for long enough, and yield what is let go, chain by chain."""
+        for name in self._deadlines.due(now):
+            chain = self._chains.get(name)
+            if chain is None:
+                continue
+            overdue = [waiting.n for waiting in chain.held if waiting.deadline <= now]
+            overdue += [n for n, until in chain.ahead.items() if until <= now]
+            if overdue:
+                yield chain.follow(max(overdue))
+                if chain.idle and name.endswith(f"]{_BY_TIME}"):
+                    self._sorted(name)
+            self._deadlines.set(name, chain.deadline)
+
+    def next_wake(self) -> int | None:
+        """Return when the next gap is given up; None: there is none."""
+        while (first := self._deadlines.first()) is not None:
+            name, deadline = first
+            chain = self._chains.get(name)
+            real = FOREVER if chain is None else chain.deadline
+            if real == deadline:
+                return deadline
+            self._deadlines.set(name, real)
+        return None
+
+    def shift(self, by: int) -> None:
+        """Follow a wall clock that was set by this much: windows go on as if it had not been."""
+        self._deadlines.shift(by)
+        for chain in self._chains.values():
+            if not chain.idle:
+                chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
+                chain.ahead = {n: until + by for n, until in chain.ahead.items()}
+
+    @property
+    def waiting(self) -> int:
+        """The number of messages that wait for a gap."""
+        return sum(len(chain.held) for chain in self._chains.values())
+
+    def __len__(self) -> int:
+        return len(self._chains)
+
+    def _wait_until(self, deadline: int, name: str) -> None:
+        earlier = self._deadlines.get(name)
+        if earlier is None or deadline < earlier:
+            self._deadlines.set(name, deadline)
+
+    def _sorted(self, name: str) -> None:
+        scope = names_in(name.removesuffix(_BY_TIME))[2]
+        waiting = self.by_time.get(scope, set())
+        waiting.discard(name)
+        if not waiting:
+            self.by_time.pop(scope, None)
+
+    def _drop_idle(self) -> None:
+        for name, chain in self._chains.items():
+            if chain.idle:
+                del self._chains[name]
+                return

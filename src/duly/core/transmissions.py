@@ -1,0 +1,191 @@
+"""The transmissions of one outbox: when each is repeated, and when its message is given up.
+
+The law: a message under way has one timer. It is due when the message is sent again, when it expires, or when
+its recipient has had enough time; what is then to be done, the outbox decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import Message
+from duly.core.timers import Timers
+from duly.core.units import FOREVER
+
+if TYPE_CHECKING:
+    from duly.core.outbox import OutboxPolicy
+
+
+class Transmission(Struct, eq=False, gc=False):
+    """A message under way, and the newest attempt to get it to its recipient."""
+
+    message: Message
+    attempt: int
+    after: int
+    begun: bool = False
+    """this attempt was transmitted by this process"""
+    received: bool = False
+    resting: bool = False
+    """its attempt failed, and it waits for the next one"""
+    own: int = 0
+    """the message's own patience; 0: the policy's"""
+    give_up: int = FOREVER
+    next_try: int = FOREVER
+    tries: int = 0
+    """transmissions since the start, or since the recipient reconnected: what `resend` counts. `attempt` goes
+    on over restarts, and only fences"""
+
+
+class Transmissions:
+    """The messages under way of one outbox, by key, with their timers.
+
+    `once(message)` says whether its recipient is sent everything once only, `patience(message)` how long it
+    may take if the message itself says so (else 0).
+    """
+
+    def __init__(
+        self,
+        policy: OutboxPolicy,
+        once: Callable[[Message], bool],
+        patience: Callable[[Message], int],
+    ) -> None:
+        self._beyond_expiry = policy.beyond_expiry
+        self._most = policy.patience
+        self._resend = resend = policy.resend
+        self._first = resend.delay(1, b"") if resend is not None and not resend.jitter else None
+        """the delay after the first try, where it is the same for all messages"""
+        self.is_sent_once = once
+        self._patience = patience
+        self._by_key: dict[bytes, Transmission] = {}
+        self._timers = Timers[bytes]()
+        self.get: Callable[[bytes], Transmission | None] = self._by_key.get
+        """returns the message under way with this key"""
+
+    def begin(self, message: Message, attempt: int, after: int, now: int) -> Transmission:
+        """Add a message that is under way from now on, or again."""
+        one = self._by_key[message.key] = Transmission(message, attempt, after, own=self._patience(message))
+        self.be_patient(one, now)
+        return one
+
+    def keep(self, one: Transmission) -> None:
+        """Add a message that was under way before the machine was rebuilt, as it was."""
+        self._by_key[one.message.key] = one
+
+    def remove(self, key: bytes) -> None:
+        """Remove a message that is no longer under way, with its timer."""
+        self._by_key.pop(key, None)
+        self._timers.cancel(key)
+
+    def take_all(self) -> dict[bytes, Transmission]:
+        """Remove every message, and return them by key."""
+        before = self._by_key.copy()
+        self._by_key.clear()
+        self._timers.clear()
+        return before
+
+    # ── questions ────────────────────────────────────────────────────────────────────────────────
+
+    def state(self, key: bytes) -> State | None:
+        """Return the state of a message under way: sent or delivered; None: it is not under way."""
+        one = self._by_key.get(key)
+        return None if one is None else State.DELIVERED if one.received else State.SENT
+
+    def message(self, key: bytes) -> Message | None:
+        """Return the message under way with this key."""
+        one = self._by_key.get(key)
+        return None if one is None else one.message
+
+    def to(self, recipient: str) -> list[Transmission]:
+        """Return what is under way to this recipient; an empty name means every recipient."""
+        return [one for one in self._by_key.values() if recipient in ("", one.message.recipient)]
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self._by_key)
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def next_try(self, message: Message, attempt: int, now: int) -> int:
+        """Return when a message that is transmitted now is sent again, if it is not answered."""
+        if self._resend is None or self.is_sent_once(message):
+            return FOREVER
+        delay = self._first if attempt == 1 else None
+        if delay is None:
+            delay = self._delay(attempt, message.key)
+        return FOREVER if delay is None else now + delay
+
+    def repeat_later(self, one: Transmission, now: int) -> None:
+        """Set the timer of a message that was just transmitted. Whether its recipient is sent everything once
+        only is asked when it is due: most are answered before."""
+        delay = self._first if one.tries == 1 else None
+        if delay is None:
+            delay = self._delay(one.tries, one.message.key)
+        self.schedule(one, FOREVER if delay is None else now + delay)
+
+    def has_no_more_tries(self, one: Transmission) -> bool:
+        """Return whether a message that is due again must not be sent again."""
+        if self._resend is None or not one.tries:
+            return False
+        return self.is_sent_once(one.message) or self._delay(one.tries, one.message.key) is None
+
+    def schedule(self, one: Transmission, next_try: int) -> None:
+        """Set the timer of a message: it is sent again at `next_try`, unless it ends before."""
+        expiry = self.expiry(one)
+        if one.own and not one.resting:
+            if next_try >= expiry:
+                next_try = FOREVER  # after that it must not start any more
+            expiry = FOREVER
+        one.next_try = next_try
+        self._timers.set(one.message.key, min(one.give_up, next_try), expiry)
+
+    def cancel(self, one: Transmission) -> None:
+        """Cancel the timer of a message: it is being sent again."""
+        self._timers.cancel(one.message.key)
+
+    def be_patient(self, one: Transmission, now: int) -> None:
+        """Start the time anew that the recipient of a message has."""
+        begins = max(now, one.message.expires) if self._beyond_expiry else now
+        one.give_up = min(FOREVER, begins + (one.own or self._most))
+
+    def deadline(self, one: Transmission) -> int:
+        """Return when a message ends at the latest. One that says itself how long it may take has that
+        long from its transmission."""
+        if one.own and not one.resting:
+            return one.give_up
+        return min(one.give_up, self.expiry(one))
+
+    def expiry(self, one: Transmission) -> int:
+        """Return when a message expires: never once the recipient has it or a local handler works on it."""
+        if one.received or (self._resend is None and not one.resting):
+            return FOREVER
+        return one.message.expires or FOREVER
+
+    def due(self, now: int) -> Iterator[Transmission]:
+        """Yield the messages whose timers are due."""
+        for key in self._timers.due(now):
+            yield self._by_key[key]
+
+    def next_wake(self) -> int | None:
+        """Return when the next timer is due; None: there is none."""
+        return self._timers.next_wake()
+
+    def shift(self, by: int) -> None:
+        """Follow a wall clock that was set by this much: timers go on as if it had not been."""
+        self._timers.shift(by)
+        for one in self._by_key.values():
+            if one.give_up < FOREVER:
+                one.give_up += by
+            if one.next_try < FOREVER:
+                one.next_try += by
+
+    def _delay(self, attempt: int, salt: bytes) -> int | None:
+        return None if self._resend is None else self._resend.delay(attempt, salt)

@@ -1,0 +1,90 @@
+"""The one timer of an engine, and the steps of the wall clock.
+
+The laws. The timer rings at the latest when the machine has something to do. When the wall clock was set, the
+machine's timers move with it before the time is used: they measure lengths. While a computer sleeps time
+passes, although the loop's own stands still: that sets no clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from duly.core.units import SECOND
+from duly.runtime.clock import Clock
+
+CLOCK_STEP: Final = SECOND
+"""The wall clock was set, if it has moved this much against the steady one; less is its ordinary drift."""
+
+
+class TimedMachine(Protocol):
+    """What of a machine its timer needs."""
+
+    def next_wake(self) -> int | None:
+        """Return when something is due next."""
+        ...
+
+    def shift(self, by: int) -> None:
+        """Move all timers: the wall clock was set."""
+        ...
+
+
+class WakeTimer:
+    """The timer of one machine; `ring` is called when it is due."""
+
+    def __init__(self, machine: TimedMachine, clock: Callable[[], Clock], ring: Callable[[], None]) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._ring_out = ring
+        self._timer: asyncio.TimerHandle | None = None
+        self._due = 0.0
+        """when it rings"""
+        self._ahead: int | None = None
+        """wall clock minus steady clock"""
+
+    def now(self) -> int:
+        """Return the time, after the machine's timers were moved if the wall clock was set."""
+        clock = self._clock()
+        now = clock.now()
+        ahead = now - clock.steady()
+        if self._ahead is None:
+            self._ahead = ahead
+        elif abs(ahead - self._ahead) > CLOCK_STEP:
+            self._machine.shift(ahead - self._ahead)
+            self._ahead = ahead
+        return now
+
+    def set(self, now: int) -> None:
+        """Ring at the machine's next wake at the latest. A timer that rings too early is left alone: most of
+        what is waited for comes before it is due, so setting it anew each time would be for nothing."""
+        wake = self._machine.next_wake()
+        if wake is None:
+            return
+        loop = asyncio.get_running_loop()
+        due = loop.time() + max(0, wake - now) / SECOND
+        if self._timer is None or due < self._due:
+            self.cancel()
+            self._timer, self._due = loop.call_at(due, self._ring), due
+
+    def cancel(self) -> None:
+        """Ring no more until it is set again."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    @property
+    def rings_too_late(self) -> bool:
+        """Whether the machine has something to do before the timer rings."""
+        wake = self._machine.next_wake()
+        if wake is None or self._ahead is None:
+            return False
+        due = (
+            asyncio.get_running_loop().time()
+            + (wake - self._ahead - self._clock().steady() + CLOCK_STEP) / SECOND
+        )
+        return self._timer is None or self._due > due
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._ring_out()

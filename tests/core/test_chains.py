@@ -1,0 +1,74 @@
+"""Chains, as a specification: which numbers follow on, which are held, and when a gap is given up."""
+
+from __future__ import annotations
+
+from duly.core.chains import EVERY_GAP, Chain, Chains, HeldMessage
+from duly.core.high_water import mark_name
+from duly.core.messages import Message, Order
+from duly.core.units import MS
+
+T = 1_700_000_000_000 * MS
+WINDOW = 300 * MS
+
+
+def message(n: int) -> Message:
+    return Message("app", f"{T // MS + n}_{n}", "dev_control", "lamp", order=Order("power", n=n))
+
+
+def hold(chains: Chains, n: int, now: int = T) -> Chain:
+    """Hold a message that needs the number before its own."""
+    chain, one = chains.open("app"), message(n)
+    chains.hold("app", chain, chains.held_message(one, mark_name(one), n, one.made // MS, n - 1, now))
+    return chain
+
+
+def numbers(free: list[HeldMessage]) -> list[int]:
+    return [held.number for held in free]
+
+
+def test_what_is_held_follows_on_when_its_gap_is_closed() -> None:
+    chains = Chains(WINDOW)
+    for n in (3, 2):
+        chain = hold(chains, n)
+    assert numbers(chain.follow()) == []
+    chain.raise_to(1, T // MS)
+    assert numbers(chain.follow()) == [2, 3]
+    assert chains.waiting == 0
+
+
+def test_a_gap_is_given_up_when_the_window_is_over() -> None:
+    chains = Chains(WINDOW)
+    hold(chains, 2)
+    hold(chains, 5, T + 10 * MS)
+    assert chains.next_wake() == T + WINDOW
+    assert [numbers(free) for free in chains.wake(T + WINDOW)] == [[2]]
+    assert chains.next_wake() == T + WINDOW + 10 * MS
+
+
+def test_a_number_that_needs_no_lane_lets_go_what_follows_it() -> None:
+    chains = Chains(WINDOW)
+    chains.open("app").raise_to(0, T // MS)
+    hold(chains, 2)
+    assert [numbers(free) for free in chains.arrive("app", 1, T // MS + 1, T)] == [[], [2]]
+
+
+def test_a_sender_that_starts_over_is_waited_for_no_longer() -> None:
+    chains = Chains(WINDOW)
+    chain = hold(chains, 9)
+    chain.raise_to(7, T // MS)
+    assert numbers(chain.count_anew(0, T // MS + 1_000, -1)) == [9]
+    assert chain.mark == -1
+
+
+def test_what_waits_for_a_recipient_that_has_left_is_removed() -> None:
+    chains = Chains(WINDOW)
+    hold(chains, 2)
+    chains.remove_messages("lamp")
+    assert (chains.waiting, numbers(chains.open("app").follow(EVERY_GAP))) == (0, [])
+
+
+def test_windows_go_on_when_the_wall_clock_is_set() -> None:
+    chains = Chains(WINDOW)
+    hold(chains, 2)
+    chains.shift(60_000 * MS)
+    assert chains.next_wake() == T + WINDOW + 60_000 * MS
