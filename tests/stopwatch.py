@@ -6,8 +6,10 @@ it must not count the time in which a process was ready to run and others ran; L
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -36,3 +38,35 @@ class Stopwatch:
         """The seconds since then in which there was a processor for each of them."""
         # A process that has ended says nothing any more.
         return self.wall - sum(max(0.0, stalled(pid) - before) for pid, before in self._stalled.items())
+
+
+class FamilyStopwatch:
+    """Leaves out the time for which this process, or one of those that it has started, had no processor.
+
+    They come and go, so it has to be read again and again: `seconds` is added up from one reading to the
+    next. Of several that waited at the same time, the one that waited longest counts.
+    """
+
+    def __init__(self) -> None:
+        self._stalled = {pid: stalled(pid) for pid in _family(os.getpid())}
+        self._read = time.monotonic()
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since it was made in which there was a processor for all of them."""
+        before, began = self._stalled, self._read
+        self._stalled = {pid: stalled(pid) for pid in _family(os.getpid())}
+        self._read = time.monotonic()
+        waited = max(now - before.get(pid, 0.0) for pid, now in self._stalled.items())
+        self._seconds += max(0.0, self._read - began - max(0.0, waited))
+        return self._seconds
+
+
+def _family(pid: int) -> Iterator[int]:
+    """A process, and all that it or they have started and that still run."""
+    yield pid
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has just ended
+            for child in path.read_text().split():
+                yield from _family(int(child))

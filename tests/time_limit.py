@@ -26,8 +26,10 @@ from typing import Any, Final, TextIO
 import pytest
 import pytest_timeout
 
-from tests.stopwatch import Stopwatch
+from tests.stopwatch import FamilyStopwatch
 
+LOOK: Final = 0.25
+"""Seconds between two looks at how long the test, and the processes that it has started, had no processor."""
 OVERDUE: Final = 15.0
 """Seconds until a process is ended in which no thread of Python can run, so that none can tell."""
 LOGGED: Final = 4_000
@@ -80,12 +82,13 @@ def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
 
 
 def _watch(item: pytest.Item, seconds: float, over: threading.Event) -> None:
-    """Wait until the test is over or its time is. The time for which it was ready to run and had no processor
-    is not its own: on a machine with other work a test takes many times as long."""
-    watch = Stopwatch()
+    """Wait until the test is over or its time is. The time for which it, or a process that it has started,
+    was ready to run and had no processor is not its own: on a machine with other work a test takes many times
+    as long."""
+    watch = FamilyStopwatch()
     while (left := seconds - watch.seconds) > 0:
         faulthandler.dump_traceback_later(left + OVERDUE, exit=True, file=item.config.stash[_FILE])
-        if over.wait(left):
+        if over.wait(min(left, LOOK)):
             return
     _end(item, seconds)
 
