@@ -174,7 +174,7 @@ async def test_a_device_without_will_and_heartbeat_is_offline_once_its_connectio
     running, _, firmware = hub
     assert running.mqtt is not None
     devices = running.mqtt.devices
-    monkeypatch.setattr("duly.apps.gateway.mqtt_devices.GRACE", 0.1)
+    monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 0.1)
     await devices.sweep()
     assert running.gateway.online("lock")
     firmware.stop()
