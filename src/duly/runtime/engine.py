@@ -162,7 +162,6 @@ class Engine:
         self._perform = perform
         self._recall = recall
         self._ours = ours
-        self._capacity = capacity
         self._events = EventQueue(capacity, fair=fair)
         self._gathering = _Group()
         """what has been handled while another group is being flushed"""
@@ -170,14 +169,8 @@ class Engine:
         self._bugs = 0
         """how often it has died since it last committed something"""
         self._news = asyncio.Event()
-        self._direct = 0
-        """how many events may be handled as they come: the loop sleeps, nothing waits, the group has room"""
-        self._moment: int | None = None
-        """when the first event since the loop went to sleep came; None if none has"""
-        self._todo: list[Todo] = []
-        """effects of events that were handled as they came, for the loop to perform"""
-        self._bug: Exception | None = None
-        """what the machine raised meanwhile, for the loop to die of"""
+        self._told = False
+        """the loop will look at the queue: there is no need to wake it once more"""
         self._timer = WakeTimer(machine, lambda: ledger.clock, self._news.set)
         self._task: asyncio.Task[None] | None = None
         self._open = False
@@ -198,61 +191,27 @@ class Engine:
     def offer(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
 
-        `committed` is called when what the event brought about is stored: the moment for a PUBACK. An event
-        that comes while the loop sleeps and nothing waits is handled at once, and what it asks for joins the
-        group; the loop, which is woken, performs its effects, so that they come in the order of their events
-        and never in the middle of a caller.
+        `committed` is called when what the event brought about is stored: the moment for a PUBACK.
         """
-        if not self._direct:
-            self._enqueue(event, committed)
-            return
-        if self._moment is None:
-            self._moment = self._timer.now()
-            self._news.set()
-        group = self._gathering
-        group.taken.append((event, committed))
-        try:
-            todo = self._handle(event, self._moment)
-        except Exception as bug:
-            self._bug, self._direct = bug, 0  # the machine's, not the caller's: the engine dies of it
-            return
-        for item in todo:
-            if type(item) is Step:
-                group.steps.append(item)
-            else:
-                self._todo.append(item)
-        self._direct -= 1
-        if type(event) is Arrived:
-            group.size += len(event.message.body)
-            if group.size >= GROUP_BYTES:
-                self._direct = 0
-            if not todo:
-                group.attached.append(event)
-        if not self._direct:
-            self._events.reserve(len(group.taken))
-
-    def _enqueue(self, event: Event, committed: Callable[[], None] | None) -> None:
         if not self._open:
             raise _stopped()
         if not self._events.offer(event, committed):
             raise Overloaded(f"{self._events.excess(event)}; try again later")
-        self._news.set()
+        if not self._told:
+            self._told = True
+            self._news.set()
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
-        if self._direct:
-            self.offer(event, committed)
-            return
         await self._events.wait_for_room(event)
         if not self._open:
             raise _stopped()
-        self._direct = 0  # what comes later does not overtake it
         self._events.append(event, committed)
         self._news.set()
 
     async def stop(self) -> None:
         """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
-        self._stopping, self._open, self._direct = True, False, 0
+        self._stopping, self._open = True, False
         self._events.make_room(all_=True)
         self._news.set()
         if self._task is not None:
@@ -293,7 +252,7 @@ class Engine:
 
     def kill(self) -> None:
         """End without finishing anything, as a crash would."""
-        self._stopping, self._open, self._direct = True, False, 0
+        self._stopping, self._open = True, False
         self._events.clear()
         self._timer.cancel()
         if self._task is not None:
@@ -340,14 +299,10 @@ class Engine:
                         return
                     timer.set(now)
                 self._idle = flushing is None
-                self._direct = self._room()
                 await self._hear()
-                self._idle, self._direct = False, 0
-                if self._bug is not None:
-                    raise self._bug
-                todo, self._todo = self._todo, []
+                self._idle = False
         finally:
-            self._idle, self._open, self._direct = False, False, 0
+            self._idle = self._open = False
             if flushing is not None and self._stopping:
                 flushing.abandon()
 
@@ -355,14 +310,7 @@ class Engine:
         """Sleep until there is news."""
         await self._news.wait()
         self._news.clear()
-        self._moment = None
-
-    def _room(self) -> int:
-        """How many events may be handled as they come, while the loop sleeps."""
-        group = self._gathering
-        if self._events.busy or not self._open or group.size >= GROUP_BYTES:
-            return 0
-        return max(0, min(GROUP - len(group.steps), self._capacity - len(group.taken)))
+        self._told = False
 
     def _take_in(self, group: _Group, now: int) -> None:
         """Handle the events that wait, as many as the group has room for."""
@@ -454,8 +402,6 @@ class Engine:
         """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
         more, unless the engine died of that already: then it is left out, so that one event cannot end it
         for ever."""
-        self._bug = None
-        self._todo.clear()
         groups = [group for group in (self._flushing, self._gathering) if group is not None]
         self._flushing, self._gathering = None, _Group()
         self._bugs += 1

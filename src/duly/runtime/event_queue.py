@@ -47,8 +47,7 @@ class EventQueue:
     def excess(self, event: Event) -> str:
         """Return a sentence about why there is no room for an event."""
         sender = self._sender(event)
-        count = len(self._events) + self._events.reserved
-        return f"{count} events{f' of {sender}' if sender else ''} are waiting"
+        return f"{len(self._events)} events{f' of {sender}' if sender else ''} are waiting"
 
     async def wait_for_room(self, event: Event) -> None:
         """Return when there is room for an event, or when no event is taken any more."""
@@ -110,11 +109,6 @@ class EventQueue:
                     room -= 1
             if not waiting:
                 del self._waiting[sender]
-
-    @property
-    def busy(self) -> bool:
-        """Whether an event waits here, or a sender for room."""
-        return bool(self._events or self._waiting)
 
     def _sender(self, event: Event) -> str:
         """Return whose share of the queue an event takes."""
