@@ -25,11 +25,11 @@ from duly.apps.gateway.admission import CommandAdmission, not_granted
 from duly.apps.gateway.command_effects import CommandEffects
 from duly.apps.gateway.device_answers import DeviceAnswers, hand_over
 from duly.apps.gateway.device_list import DeviceList
-from duly.apps.gateway.device_takeovers import DeviceTakeovers
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
 from duly.apps.gateway.sessions import GatewaySessions
+from duly.apps.gateway.shared_tokens import SharedTokens
 from duly.apps.gateway.trace import Hop, TraceLog
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
@@ -130,7 +130,7 @@ class GatewayService:
             self._inbox, self.engine, ledger, audit, self.remote, self._effects.tell_progress, unaddressed
         )
         self.tasks = Supervisor()
-        self._takeovers = DeviceTakeovers(audit, self.tasks)
+        self._takeovers = SharedTokens(audit, self.tasks)
         self.tasks.adopt(self.pushes.tasks)
         self.tasks.adopt(self.remote.tasks)
 

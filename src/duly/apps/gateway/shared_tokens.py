@@ -16,7 +16,7 @@ from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import Supervisor
 
 
-class DeviceTakeovers:
+class SharedTokens:
     """The connections of devices that were closed for newer ones."""
 
     def __init__(self, audit: AuditLog, tasks: Supervisor) -> None:
