@@ -11,8 +11,8 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,8 @@ from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
-from tests.servers import GUARD, unable
+from tests.servers import GUARD
+from tests.small_disk import small_disk
 from tests.stopwatch import Stopwatch
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
@@ -443,18 +444,6 @@ async def test_a_full_disk_is_forgotten_when_there_is_room_again(tmp_path: Path)
             await until(lambda: hub.link.up)
             await hub.link.publish("nodes/a/pending", b"room")
             await until(lambda: b"room" in hub.heard)
-
-
-@contextmanager
-def small_disk(place: Path) -> Iterator[Path]:
-    """A disk of a few megabytes, where this machine lets us have one."""
-    place.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", place], check=False).returncode:
-        unable("only root can have a disk of its own")
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", place], check=True)
 
 
 async def test_users_set_while_it_is_down_are_in_force_after(broker: EmbeddedBroker) -> None:

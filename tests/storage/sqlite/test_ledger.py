@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import signal
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from duly.storage import open_ledger, sql
 from duly.storage.sqlite.file import APPLICATION_ID
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.testing import ManualClock
+from tests.small_disk import small_disk
 from tests.storage.making import admit, message, until
 
 
@@ -328,6 +330,41 @@ async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(pa
         assert (await ledger.extent("log")).last == 0
         db.pragma("max_page_count", room)
         assert {v.word for v in await ledger.admit_many([message(n) for n in range(20)])} == {Word.FRESH}
+
+
+async def test_the_log_does_not_fill_a_small_disk(tmp_path: Path) -> None:
+    """If it did, there would be no room to move it into the database, and nothing were ever stored again."""
+    with small_disk(tmp_path / "disk") as disk:
+        async with await SqliteLedger.open(disk / "app.db", ManualClock()) as ledger:
+            for n in range(2_000):
+                assert (await ledger.admit(message(n))).fresh
+
+
+async def test_a_disk_that_others_have_filled_is_used_again_when_there_is_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        async with await SqliteLedger.open(disk / "app.db", ManualClock()) as ledger:
+            (disk / "ballast").write_bytes(bytes(disk_room(disk) - 100_000))
+            stored = await stored_until_full(ledger)
+            (disk / "ballast").unlink()
+            assert (await ledger.size()).messages == stored
+            for n in range(stored, stored + 500):
+                assert (await ledger.admit(message(n))).fresh
+
+
+async def stored_until_full(ledger: SqliteLedger) -> int:
+    """How many messages were stored before the disk was full."""
+    for n in range(2_000):
+        try:
+            await ledger.admit(message(n, body=b"x" * 1_000))
+        except LedgerUnavailable as problem:
+            assert "is full" in str(problem)
+            return n
+    raise AssertionError("it is not full")
+
+
+def disk_room(disk: Path) -> int:
+    found = os.statvfs(disk)
+    return found.f_bavail * found.f_frsize
 
 
 ADMIT = """

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import threading
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -50,6 +51,9 @@ from duly.storage.sqlite.verbs import SqliteVerbs
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000
+"""Pages in the write-ahead log after which they are moved into the database; fewer, if the disk is small."""
+FEWEST_PAGES: Final = 16
+PAGE_SIZE: Final = 4_096
 
 
 class SqliteLedger(SqlLedger):
@@ -279,6 +283,7 @@ class _Writer:
         self._path = file.path
         self._queue: SimpleQueue[tuple[list[CommitBatch], GroupCommit] | None] = SimpleQueue()
         self._wal_pages = 0
+        self._checkpoint_at = self._affordable_pages()
         self._db = db = self._connect()
         try:
             db.execute("PRAGMA journal_mode = WAL")
@@ -357,10 +362,17 @@ class _Writer:
             # The loop may be gone at interpreter exit; what was committed stays committed.
             with suppress(RuntimeError):
                 batches[0].future.get_loop().call_soon_threadsafe(gather.flushed, batches)
-            if self._wal_pages > CHECKPOINT_PAGES:
+            if self._wal_pages > self._checkpoint_at or isinstance(batches[0].error, LedgerUnavailable):
                 with suppress(apsw.Error):  # another connection reads: the next checkpoint will do
                     self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
                 self._wal_pages = 0
+                self._checkpoint_at = self._affordable_pages()
+
+    def _affordable_pages(self) -> int:
+        """Return how long the log may become: a log that fills a disk leaves no room to move it into the
+        database, and nothing would ever be stored again."""
+        disk = os.statvfs(self._path.parent)
+        return max(FEWEST_PAGES, min(CHECKPOINT_PAGES, disk.f_bavail * disk.f_frsize // (4 * PAGE_SIZE)))
 
     def _commit(self, batches: list[CommitBatch]) -> None:
         run, apply = self._cursor.execute, self._verbs.apply
