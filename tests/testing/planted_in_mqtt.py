@@ -74,7 +74,17 @@ def foreign_subscriptions_stay(patch: Patch) -> None:
 
 def a_repeat_is_news(patch: Patch) -> None:
     """What the broker sends again after its death counts as a word of the device."""
-    patch.setattr(MqttPresence, "is_repeat", lambda self, name, status: False)
+    patch.setattr(MqttPresence, "is_repeat", lambda self, name, session: False)
+
+
+def an_earlier_session_is_news(patch: Patch) -> None:
+    """Of what the broker sends again after its death, only what the device said last counts as a repeat."""
+    is_repeat = MqttPresence.is_repeat
+
+    def last_only(self: MqttPresence, name: str, session: str) -> bool:
+        return is_repeat(self, name, session) and self.session_of(name) == session
+
+    patch.setattr(MqttPresence, "is_repeat", last_only)
 
 
 def only_wills_are_heard(patch: Patch) -> None:
@@ -105,6 +115,7 @@ PLANTED: dict[str, Callable[[Patch], None]] = {
     for bug in (
         any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
         bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
+        an_earlier_session_is_news,
         only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
     )
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from duly.apps.gateway.mqtt_presence import GRACE, MqttPresence
+from duly.apps.gateway.mqtt_presence import GRACE, SESSIONS, MqttPresence
 from duly.core.units import SECOND
 from duly.testing.loops import VirtualLoop
 from duly.wire.fd import FdStatus
@@ -64,16 +64,42 @@ def test_after_the_broker_has_died_only_a_new_session_is_news(loop: VirtualLoop)
     async def run() -> None:
         presence = MqttPresence()
         presence.came("lock", online("1"), old=False)
+        presence.note_session("lock", "1")
         presence.came("lamp", online("1"), old=False)
         presence.broker_restarted()
-        assert presence.is_repeat("lock", online("1"))
-        assert not presence.is_repeat("lock", online("2"))
+        assert presence.is_repeat("lock", "1")
+        assert not presence.is_repeat("lock", "2")
         presence.heard("lock")
         presence.came("lamp", online("2"), old=False)
         await asyncio.sleep(GRACE)
         assert presence.silent() == {"lock": "1"}
 
     loop.run_until_complete(run())
+
+
+def test_a_session_before_the_last_one_is_no_news_either_after_the_broker_has_died(loop: VirtualLoop) -> None:
+    """All that the hub had not acknowledged comes again, in its order: also what an earlier session said."""
+
+    async def run() -> None:
+        presence = MqttPresence()
+        for session in ("1", "2"):
+            presence.came("lock", online(session), old=False)
+            presence.note_session("lock", session)
+        assert not presence.is_former("lock", "1")
+        presence.broker_restarted()
+        assert presence.is_former("lock", "1")
+        assert not presence.is_former("lock", "2")
+        assert not presence.is_former("lock", "3")
+        assert not presence.is_former("lock", "")
+
+    loop.run_until_complete(run())
+
+
+def test_the_latest_sessions_are_remembered(loop: VirtualLoop) -> None:
+    presence = MqttPresence()
+    for n in range(1_000):
+        presence.note_session("lock", str(n))
+    assert len(presence._sessions["lock"]) == SESSIONS
 
 
 def test_a_device_that_is_not_heard_of_in_a_new_session_of_the_hub_is_given_up(loop: VirtualLoop) -> None:

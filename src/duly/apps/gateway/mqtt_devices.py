@@ -248,11 +248,14 @@ class MqttDevices:
             raise Forged(f"the status of {name} was removed; a removal cannot be signed")
         if status is not None and fd.is_question(status):
             return
+        session = status.session if status is not None else ""
+        former = self.presence.is_former(name, session)
         if not old:
             self._heard(name)
-            old = status is not None and self.presence.is_repeat(name, status)
+            old = self.presence.is_repeat(name, session)
         elif status is not None and self.presence.is_given_up(name, status):
             return
+        self.presence.note_session(name, session)
         known = self._ours(name)
         push = None if status is None else push_in(status, payload)
         if push is not None and known is not None:
@@ -261,12 +264,11 @@ class MqttDevices:
         if push is None and not old:
             self.presence.reported(name, heard.connection)
         kept = push is not None and self._gateway.remote.overhear(name, *push[:4])
-        if old and self.presence.is_overtaken(name, heard.connection):
+        if former or (old and self.presence.is_overtaken(name, heard.connection)):
             if push is not None and not kept:
                 await self._pushes.store(name, push, again=True)
             return
         online = status is not None and status.online is not False
-        session = status.session if status is not None else ""
         if status is not None and online:
             self.presence.came(name, status, old)
             if known is None:

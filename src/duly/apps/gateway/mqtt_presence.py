@@ -27,6 +27,9 @@ GRACE: Final = 30.0
 MISSED: Final = 3
 """Heartbeats that may be missed."""
 
+SESSIONS: Final = 20
+"""The latest sessions of a device that are remembered."""
+
 
 class _OnlineDevice(Struct):
     """A device that is online, by its own word. Times are the loop's."""
@@ -50,6 +53,10 @@ class MqttPresence:
         """the session of each device that was silent for too long"""
         self._unconnected: set[str] = set()
         """accounts that had a connection to the embedded broker and have none now"""
+        self._lives = 0
+        """how often the broker was started anew"""
+        self._sessions: dict[str, dict[str, int]] = {}
+        """the sessions of each device, and in which life of the broker each was heard of first"""
         self._new = False
         """the broker is a new one: what it keeps was said since it started"""
         self._lost = -inf
@@ -109,11 +116,21 @@ class MqttPresence:
         land after the news of a newer one."""
         return self.session_of(name) in (None, session) or not session
 
-    def is_repeat(self, name: str, status: FdStatus) -> bool:
-        """Whether a status is from before the broker died. What the hub had not acknowledged by then comes
-        again, and the embedded broker does not always mark it as a repeat."""
-        before = self._online.get(name)
-        return before is not None and before.doubted and status.session == before.session != ""
+    def note_session(self, name: str, session: str) -> None:
+        """Remember a session of a device that was heard of, and in which life of the broker."""
+        sessions = self._sessions.setdefault(name, {})
+        sessions.setdefault(session, self._lives)
+        if len(sessions) > SESSIONS:
+            del sessions[next(iter(sessions))]
+
+    def is_repeat(self, name: str, session: str) -> bool:
+        """Whether a session is from before the broker died, and no news. What the hub had not acknowledged by
+        then comes again, and the embedded broker does not always mark it as a repeat."""
+        return session != "" and self._sessions.get(name, {}).get(session, self._lives) < self._lives
+
+    def is_former(self, name: str, session: str) -> bool:
+        """Whether a session is from before the broker died, and not even the device's last one."""
+        return self.is_repeat(name, session) and self.session_of(name) != session
 
     def is_given_up(self, name: str, status: FdStatus) -> bool:
         """Whether a status is from a session that was silent for too long: the broker kept it, and it is no
@@ -125,6 +142,7 @@ class MqttPresence:
     def broker_restarted(self) -> None:
         """Every connection to the broker is gone, with the wills. A device that lives comes back and says so;
         until then all count as online."""
+        self._lives += 1
         self._new = False
         self._doubt(lambda _: True)
         for device in self._online.values():
