@@ -1,4 +1,4 @@
-"""The device client in C: built without warnings, with sanitizers, and run as a lock on a real hub and broker.
+"""The device client in C: built without warnings, run with sanitizers as a lock on a real hub and broker.
 
 The lock writes a line to a file of its own for every effect: what happened is read there, not asked.
 """

@@ -8,7 +8,7 @@
  * hub has stored it.
  *
  * The board provides a `duly_port`: a connection to an MQTT broker, two clocks, random bits and some flash.
- * See README.md beside this file, and examples/lock.c for a whole device. */
+ * See docs/c.md, and examples/lock.c for a whole device. */
 
 #ifndef DULY_H
 #define DULY_H
