@@ -18,6 +18,7 @@ from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verd
 from duly.core.trusted_time import Floor
 
 _CAUSES: Final = frozenset(w.CONSEQUENCES)
+_NONE: Final[w.Group] = ()
 
 
 class MessageRow(Protocol):
@@ -160,13 +161,19 @@ class Interpreter:
     def _carry_out(self, group: w.Group, operations: list[w.Write], values: list[Any]) -> None:
         """Carry operations out in order, the consequences of each right behind it."""
         verbs = self._verbs
-        for operation in group:
-            kind = type(operation)
-            result = verbs[kind](operation)
-            operations.append(operation)
-            values.append(result)
-            if kind in _CAUSES and (more := w.CONSEQUENCES[kind](operation, result)):
-                self._carry_out(more, operations, values)
+        while group:
+            last, following = group[-1], _NONE
+            for operation in group:
+                kind = type(operation)
+                result = verbs[kind](operation)
+                operations.append(operation)
+                values.append(result)
+                if kind in _CAUSES and (more := w.CONSEQUENCES[kind](operation, result)):
+                    if operation is last:  # most often: then there is nothing to come back to
+                        following = more
+                    else:
+                        self._carry_out(more, operations, values)
+            group = following
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
@@ -293,7 +300,7 @@ class Interpreter:
         old = self._rows.mark(mark)
         if not w.is_later(n, ms, old):
             return False
-        self._rows.put_mark(mark, n, ms if old is None else max(ms, old[1]))
+        self._rows.put_mark(mark, n, ms if old is None or ms > old[1] else old[1])
         return True
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────

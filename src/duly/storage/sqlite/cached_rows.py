@@ -18,6 +18,7 @@ from itertools import chain, islice
 from typing import Final, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
@@ -28,7 +29,7 @@ from duly.storage.ledger import Record, StreamEntry
 from duly.storage.sql import rows
 from duly.storage.sqlite import journal
 from duly.storage.sqlite.journal import PendingChanges, Row
-from duly.storage.sqlite.tables import FIXED_WIDTH, TableChanges, TableReader, change_of_delivery
+from duly.storage.sqlite.tables import FIXED_WIDTH, TableChanges, TableReader
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -64,6 +65,8 @@ class CachedMessage(Struct, gc=False):
     row: Row
     """the columns that never change, in the order of the table"""
     moved_at: int
+    flush: int
+    """the number of the flush that changed it last"""
 
     def record(self) -> Record:
         """Return it as the ledger gives it out."""
@@ -90,6 +93,10 @@ class CachedRows:
         self._tables = tables
         self.changes = PendingChanges()
         self._note = self.changes.log.append
+        self.flush = 1
+        """the number of the flush that is carried out"""
+        self.durable = 0
+        """the number of the last flush that is on the disk"""
         self.clear(top)
 
     def clear(self, top: bytes | None = None) -> None:
@@ -159,31 +166,34 @@ class CachedRows:
             row = self._tables.message(key)
             if row is not None:
                 fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
-                found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at)
+                found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at, 0)
                 self._messages[key] = found
                 self._bytes += len(row[9])
         return found
 
     def admit(self, admit: w.Admit) -> None:
         """Note that a message was admitted."""
-        row = rows.fixed_row(admit)
-        if not (admit.until <= _LARGEST and admit.at <= _LARGEST):
+        at, state = admit.at, admit.state
+        if admit.until > _LARGEST or at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        key = row[0]
-        self._messages[key] = CachedMessage(row[1], admit.state, None, row, admit.at)
+        row = rows.fixed_row(admit)
+        self._messages[row[0]] = CachedMessage(row[1], state, None, row, at, self.flush)
         self._bytes += len(row[9])
-        if key not in self._deliveries and (key > self._top or key in self._gone):
-            self._deliveries[key] = {}
-        self._note((journal.ADMIT, row, rows.STATE_NUMBERS[admit.state]))
+        self._note((journal.ADMIT, row, rows.STATE_NUMBERS[state]))
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
         if at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
         row = self._messages[key]
-        row.state, row.answer, row.moved_at = to, answer, at
+        row.state, row.answer, row.moved_at, row.flush = to, answer, at, self.flush
         packed = None if answer is None else pack_answer(answer)
         self._note((journal.MOVE, key, rows.STATE_NUMBERS[to], at, packed))
+
+    def recall(self, key: bytes, now: int) -> CachedMessage | None:
+        """Return a message that can still be accepted, if what is known here of it is on the disk."""
+        found = self._messages.get(key)
+        return found if found is not None and found.flush <= self.durable and found.row[4] > now else None
 
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
@@ -203,24 +213,23 @@ class CachedRows:
 
     def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
         """Return a delivery."""
-        of_one = self._deliveries.get(ref.key)
+        key = ref.key
+        of_one = self._deliveries.get(key)
         if of_one is None:
-            of_one = self._read_deliveries(ref.key)
+            found = () if key > self._top or key in self._gone else self._tables.deliveries(key)
+            of_one = {(d.ref.channel, d.ref.recipient, d.ref.round): d for d in found}
+            self._deliveries[key] = of_one
         return of_one.get((ref.channel, ref.recipient, ref.round))
-
-    def _read_deliveries(self, key: bytes) -> dict[tuple[str, str, int], w.Delivery]:
-        found = () if key > self._top or key in self._gone else self._tables.deliveries(key)
-        of_one = self._deliveries[key] = {(d.ref.channel, d.ref.recipient, d.ref.round): d for d in found}
-        return of_one
 
     def put_delivery(self, delivery: w.Delivery) -> None:
         """Store a delivery, new or changed, that was asked for before."""
-        if not (delivery.due <= _LARGEST and delivery.expires <= _LARGEST and delivery.attempt <= _LARGEST):
-            raise OverflowError("a number of a delivery is too large for the ledger")
-        change = change_of_delivery(delivery)
         ref = delivery.ref
-        self._deliveries[ref.key][ref.channel, ref.recipient, ref.round] = change[1]
-        self._note(change)
+        if delivery.due > _LARGEST or delivery.expires > _LARGEST or delivery.attempt > _LARGEST:
+            raise OverflowError("a number of a delivery is too large for the ledger")
+        if delivery.error and not delivery.error.isprintable():
+            delivery = replace(delivery, error=rows.plain(delivery.error))
+        self._deliveries[ref.key][ref.channel, ref.recipient, ref.round] = delivery
+        self._note((journal.DELIVERY, delivery))
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""

@@ -98,6 +98,7 @@ class Flushes:
             for batch in batches:
                 batch.results = [execute(group) for group in batch.groups]
         changes = self.rows.changes.take()
+        self.rows.flush += 1
         return bodies_of(changes) if changes else []
 
     def _write(self, bodies: list[bytes], through: Callable[[Exception | None], None]) -> None:
@@ -108,6 +109,7 @@ class Flushes:
             if problem is None:
                 self._bytes += sum(map(len, bodies))
                 self.rows.changes.committed()
+                self.rows.durable = self.rows.flush - 1
             else:
                 self._tainted = True
             self._pause()

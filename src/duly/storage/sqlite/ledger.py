@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -26,11 +26,12 @@ import apsw
 from msgspec.structs import replace
 
 from duly.core import operations as w
+from duly.core.messages import Message, Verdict
 from duly.errors import LedgerUnavailable, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import HOT_IDS, Record, StreamEntry, StreamPosition, Transaction
+from duly.storage.ledger import HOT_IDS, Record, StreamEntry, StreamPosition, Transaction, repeat_of
 from duly.storage.sql import rows
 from duly.storage.sql.ledger import SqlLedger
 from duly.storage.sqlite.cached_rows import UNREAD, Unread
@@ -153,6 +154,15 @@ class SqliteLedger(SqlLedger):
             self._flushes.scrub(first)
         else:
             self._flushes.flush(batches)
+
+    def recall(self, message: Message, now: int) -> Verdict | None:
+        """Return the verdict on a repeat, if memory can tell."""
+        return (
+            None if self._flushes is None else repeat_of(message, self._flushes.rows.recall(message.key, now))
+        )
+
+    def _remember(self, committed: Iterable[w.Results]) -> None:
+        """Do nothing: the rows in memory are what `recall` asks."""
 
     def _check_writable(self) -> None:
         if self._readonly:

@@ -234,10 +234,3 @@ class TableReader:
     def journal(self) -> list[Change]:
         """Return the changes that are not in the tables yet."""
         return journal.changes_in((n, body) for n, body in self._fetch("journal"))
-
-
-def change_of_delivery(delivery: Delivery) -> Change:
-    """Return the change that stores a delivery, with text that any database can hold."""
-    if delivery.error and not delivery.error.isprintable():
-        delivery = msgspec.structs.replace(delivery, error=rows.plain(delivery.error))
-    return journal.DELIVERY, delivery
