@@ -47,7 +47,7 @@ SIMULATION: Final = "testing/sim/"
 
 _RIDDLES: Final = """
 vigil watched courier manifest endings parcel parcels route homes pulse neighbours elsewhere desk audience
-seat place departures lines reception journal notice doorbell shelf image bet gather seal unseal express
+seat place departures lines reception notice doorbell shelf image bet gather seal unseal express
 look rough borrow town
 """
 RIDDLES: Final = frozenset(_RIDDLES.split())
@@ -85,6 +85,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "storage/item_loader.py": (1, "one read for all that ask in one turn of the loop"),
     "storage/postgres/ledger.py": (1, "looks for what a lost notification would have told"),
     "storage/postgres/watch.py": (5, "notices a database that does not answer"),
+    "storage/sqlite/flushes.py": (2, "the tables follow the journal, and a flush waits for them at times"),
     "transports/connections.py": (2, "limits of a connection: time to log in, time to read the last answer"),
     "transports/http/fast_path.py": (1, "one task for a request; it ends with its connection"),
     "transports/http/messages.py": (1, "the caller's own limit for its wait"),

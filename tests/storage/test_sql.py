@@ -17,12 +17,12 @@ from tests import servers
 
 SOURCES = Path(sql.__file__).parents[1]
 ASKED = {
-    "sqlite": ["sql/ledger.py", "sqlite/ledger.py", "sqlite/verbs.py", "sqlite/bulk.py"],
+    "sqlite": ["sql/ledger.py", "sqlite/ledger.py", "sqlite/tables.py", "sqlite/writer.py"],
     "postgres": ["sql/ledger.py", "postgres/ledger.py", "postgres/flush.py", "postgres/watch.py"],
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(
-    r'(?:_read|_run|_run_many|_insert|_fetch|_changed|_all|_count)\(\s*"(\w+)"|(?:_?queries|_sql|queries\("\w+"\))\["(\w+)"\]'
+    r'(?:_read|_ask|_run|_run_many|_insert|_fetch|_all)\(\s*"(\w+)"|(?:_?queries|_sql|queries\("\w+"\))\["(\w+)"\]'
     r'|\("(hold|known)",'
 )
 

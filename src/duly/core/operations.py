@@ -11,14 +11,14 @@ that came too late reports it in its result; it never raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict
+from duly.core.messages import Answer, Message, Verdict, Word
 from duly.errors import ProgramError
 
 R = TypeVar("R")
@@ -49,7 +49,7 @@ class DeliveryKind(IntEnum):
         return self.name.lower()
 
 
-class DeliveryRef(Struct, frozen=True, gc=False):
+class DeliveryRef(Struct, frozen=True, gc=False, array_like=True):
     """Names one delivery: one attempt chain of one message to one (channel, recipient).
 
     A `round` tells the deliveries of a message to one recipient apart; `kind` says what one is for.
@@ -62,7 +62,7 @@ class DeliveryRef(Struct, frozen=True, gc=False):
     kind: DeliveryKind = DeliveryKind.STEP
 
 
-class Delivery(Struct, frozen=True, gc=False):
+class Delivery(Struct, frozen=True, gc=False, array_like=True):
     """A delivery as the ledger holds it. `due` is when it may be claimed (again): for one that waits,
     its next attempt; for one under way, the end of its lease."""
 
@@ -341,37 +341,18 @@ class Results(Struct, gc=False):
         self.values.append(result)
 
 
-def consequences(operation: Write, result: Result) -> Group:
-    """Return what an operation brings with it, given how it went.
-
-    This is the one place that knows `then` and `otherwise`.
-    """
-    match operation:
-        case Admit(then=then):
-            return then if isinstance(result, Verdict) and result.fresh else ()
-        case Finish(then=then):
-            return then if result else ()
-        case (
-            RaiseMark(then=then, otherwise=otherwise)
-            | PutNewItem(then=then, otherwise=otherwise)
-            | CheckItem(then=then, otherwise=otherwise)
-        ):
-            return then if result else otherwise
-        case _:
-            return ()
+def _either(operation: RaiseMark | PutNewItem | CheckItem, result: bool) -> Group:
+    return operation.then if result else operation.otherwise
 
 
-def execute(group: Group, apply: Callable[[Write], Result]) -> Results:
-    """Carry a group out, operation by operation, with the consequences of each right behind it."""
-    results = Results([], [])
-    left = list(group[::-1])
-    while left:
-        operation = left.pop()
-        result = apply(operation)
-        results.add(operation, result)
-        if more := consequences(operation, result):
-            left += more[::-1]
-    return results
+CONSEQUENCES: Final[Mapping[type[Write], Callable[[Any, Any], Group]]] = {
+    Admit: lambda admit, verdict: admit.then if verdict.word is Word.FRESH else (),
+    Finish: lambda finish, ended: finish.then if ended else (),
+    RaiseMark: _either,
+    PutNewItem: _either,
+    CheckItem: _either,
+}
+"""What an operation brings with it, given how it went: the one place that knows `then` and `otherwise`."""
 
 
 def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:

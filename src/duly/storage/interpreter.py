@@ -7,8 +7,8 @@ database and no time; whether a group takes hold as a whole is the store's busin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
@@ -16,6 +16,9 @@ from duly.core import operations as w
 from duly.core.lifecycle import SOURCES, State
 from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
 from duly.core.trusted_time import Floor
+
+_CAUSES: Final = frozenset(w.CONSEQUENCES)
+_NONE: Final[w.Group] = ()
 
 
 class MessageRow(Protocol):
@@ -127,57 +130,62 @@ class Interpreter:
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
+        self._verbs: dict[type[w.Write], Callable[[Any], w.Result]] = {
+            w.Admit: self._admit,
+            w.Recall: self._recall,
+            w.Withdraw: self._withdraw,
+            w.Advance: self._advance,
+            w.Deliver: self._deliver,
+            w.Take: self._take,
+            w.Claim: self._claim,
+            w.Renew: self._renew,
+            w.Postpone: self._postpone,
+            w.Finish: self._finish,
+            w.AppendEntry: self._append,
+            w.RewriteEntry: self._rewrite,
+            w.MoveCursor: self._move_cursor,
+            w.RaiseMark: self._raise_mark,
+            w.RecordRefusal: rows.refuse,
+            w.PutItem: self._put_item,
+            w.PutNewItem: self._put_new_item,
+            w.DropItem: self._drop_item,
+            w.CheckItem: self._check_item,
+        }
 
     def execute(self, group: w.Group) -> w.Results:
         """Carry a group out, with the consequences of its operations."""
-        return w.execute(group, self.apply)
+        results = w.Results([], [])
+        self._carry_out(group, results.operations, results.values)
+        return results
 
-    def apply(self, operation: w.Write) -> w.Result:
-        """Carry one operation out, without its consequences."""
-        match operation:
-            case w.Admit():
-                return self._admit(operation)
-            case w.Recall(message=message, otherwise=otherwise, at=at):
-                return self._told(message, self._known(message) or otherwise, at)
-            case w.Withdraw(key=key):
-                return self._withdraw(key)
-            case w.Advance(key=key, to=to, answer=answer, at=at):
-                return self._advance(key, to, answer, at)
-            case w.Deliver():
-                return self._deliver(operation)
-            case w.Take() | w.Renew() | w.Postpone() | w.Finish():
-                return self._change(operation)
-            case w.Claim(channel=channel, now=now, limit=limit):
-                due = self._rows.due(channel, now, limit)
-                return [self._start_attempt(each, operation.worker, operation.due) for each in due]
-            case w.AppendEntry() | w.RewriteEntry() | w.MoveCursor():
-                return self._apply_to_stream(operation)
-            case w.RaiseMark(mark=mark, n=n, ms=ms):
-                return self._raise_mark(mark, n, ms)
-            case w.RecordRefusal():
-                self._rows.refuse(operation)
-                return None
-            case w.PutItem() | w.PutNewItem() | w.DropItem() | w.CheckItem():
-                return self._apply_to_item(operation)
+    def _carry_out(self, group: w.Group, operations: list[w.Write], values: list[Any]) -> None:
+        """Carry operations out in order, the consequences of each right behind it."""
+        verbs = self._verbs
+        while group:
+            last, following = group[-1], _NONE
+            for operation in group:
+                kind = type(operation)
+                result = verbs[kind](operation)
+                operations.append(operation)
+                values.append(result)
+                if kind in _CAUSES and (more := w.CONSEQUENCES[kind](operation, result)):
+                    if operation is last:  # most often: then there is nothing to come back to
+                        following = more
+                    else:
+                        self._carry_out(more, operations, values)
+            group = following
 
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
     def _admit(self, admit: w.Admit) -> Verdict:
-        verdict = self._known(admit.message)
-        if verdict is None:
-            if not self._rows.floor.covers(admit.until, admit.message.made):
-                self._rows.admit(admit)
-                return FRESH
-            verdict = FORGOTTEN
-        return self._told(admit.message, verdict, admit.at)
-
-    def _known(self, message: Message) -> Verdict | None:
-        row = self._rows.message(message.key)
-        if row is None:
-            return None
-        if row.fingerprint != message.fingerprint:
-            return CONFLICT
-        return Verdict(Word.DUPLICATE, row.state, row.answer)
+        rows, message = self._rows, admit.message
+        row = rows.message(message.key)
+        if row is not None:
+            return self._told(message, _repeat(message, row), admit.at)
+        if rows.floor.covers(admit.until, message.made):
+            return self._told(message, FORGOTTEN, admit.at)
+        rows.admit(admit)
+        return FRESH
 
     def _told(self, message: Message, verdict: Verdict, at: int) -> Verdict:
         """Return the verdict, and record it if it is a refusal."""
@@ -185,20 +193,26 @@ class Interpreter:
             self._rows.refuse(w.refusal_of(message, verdict, at))
         return verdict
 
-    def _withdraw(self, key: bytes) -> bool:
-        row = self._rows.message(key)
+    def _recall(self, recall: w.Recall) -> Verdict:
+        message = recall.message
+        row = self._rows.message(message.key)
+        return self._told(message, recall.otherwise if row is None else _repeat(message, row), recall.at)
+
+    def _withdraw(self, withdraw: w.Withdraw) -> bool:
+        row = self._rows.message(withdraw.key)
         if row is None or row.state.terminal:
             return False
-        self._rows.withdraw(key)
+        self._rows.withdraw(withdraw.key)
         return True
 
-    def _advance(self, key: bytes, to: State, answer: Answer | None, at: int) -> w.Advanced:
+    def _advance(self, advance: w.Advance) -> w.Advanced:
+        key, to, answer = advance.key, advance.to, advance.answer
         row = self._rows.message(key)
         if row is None:
             return w.Advanced(False, None)
         if row.state not in SOURCES[to]:
             return w.Advanced(False, row.state, row.answer)
-        self._rows.move(key, to, answer, at)
+        self._rows.move(key, to, answer, advance.at)
         return w.Advanced(True, to, answer)
 
     # ── deliveries ───────────────────────────────────────────────────────────────────────────────
@@ -210,26 +224,48 @@ class Interpreter:
         self._rows.put_delivery(w.Delivery(new.ref, state, new.attempt, new.due, new.expires, new.worker))
         return True
 
-    def _change(self, change: w.Take | w.Renew | w.Postpone | w.Finish) -> bool:
-        old = self._fenced(change.ref, change.attempt)
+    def _take(self, take: w.Take) -> bool:
+        old = self._fenced(take.ref, take.attempt)
+        if old is not None:
+            self._start_attempt(old, take.worker, take.due)
+        return old is not None
+
+    def _claim(self, claim: w.Claim) -> list[w.Delivery]:
+        due = self._rows.due(claim.channel, claim.now, claim.limit)
+        return [self._start_attempt(each, claim.worker, claim.due) for each in due]
+
+    def _renew(self, renew: w.Renew) -> bool:
+        old = self._fenced(renew.ref, renew.attempt)
+        if old is not None:
+            self._rows.put_delivery(replace(old, due=renew.due))
+        return old is not None
+
+    def _postpone(self, postpone: w.Postpone) -> bool:
+        old = self._fenced(postpone.ref, postpone.attempt)
+        if old is not None:
+            error, in_doubt = postpone.error, postpone.in_doubt
+            self._rows.put_delivery(
+                replace(
+                    old, state=State.ACCEPTED, due=postpone.due, error=error, worker="", in_doubt=in_doubt
+                )
+            )
+        return old is not None
+
+    def _finish(self, finish: w.Finish) -> bool:
+        old = self._fenced(finish.ref, finish.attempt)
         if old is None:
             return False
-        match change:
-            case w.Take(worker=worker, due=due):
-                self._start_attempt(old, worker, due)
-            case w.Renew(due=due):
-                self._rows.put_delivery(replace(old, due=due))
-            case w.Postpone(due=due, error=error, in_doubt=doubt):
-                waits = replace(old, state=State.ACCEPTED, due=due, error=error, worker="", in_doubt=doubt)
-                self._rows.put_delivery(waits)
-            case w.Finish(state=state, error=error):
-                self._rows.put_delivery(replace(old, state=state, error=error, worker=""))
+        self._rows.put_delivery(
+            w.Delivery(
+                old.ref, finish.state, old.attempt, old.due, old.expires, "", finish.error, old.in_doubt
+            )
+        )
         return True
 
     def _fenced(self, ref: w.DeliveryRef, attempt: int | None) -> w.Delivery | None:
         """Return a delivery that has not ended, if `attempt` is its last one; None stands for any attempt."""
         found = self._rows.delivery(ref)
-        if found is None or found.state.terminal or attempt not in (None, found.attempt):
+        if found is None or found.state.terminal or not (attempt is None or attempt == found.attempt):
             return None
         return found
 
@@ -238,52 +274,65 @@ class Interpreter:
         self._rows.put_delivery(new)
         return new
 
-    # ── streams, marks, items ────────────────────────────────────────────────────────────────────
+    # ── streams and marks ────────────────────────────────────────────────────────────────────────
 
-    def _apply_to_stream(self, operation: w.AppendEntry | w.RewriteEntry | w.MoveCursor) -> int | bool:
-        rows = self._rows
-        match operation:
-            case w.AppendEntry(stream=stream, key=key, at=at, ends=ends):
-                n = rows.last(stream) + 1
-                rows.append(n, operation)
-                if ends:
-                    self._advance(key, State.DONE, w.numbered(n), at)
-                return n
-            case w.RewriteEntry(stream=stream, n=n, body=body):
-                if not rows.entry_body(stream, n):
-                    return False
-                rows.rewrite(stream, n, body)
-                return True
-            case w.MoveCursor(stream=stream, reader=reader, n=n):
-                reached = max(rows.cursor(stream, reader), min(n, rows.last(stream)))
-                rows.put_cursor(stream, reader, reached)
-                return reached
+    def _append(self, append: w.AppendEntry) -> int:
+        n = self._rows.last(append.stream) + 1
+        self._rows.append(n, append)
+        if append.ends:
+            self._advance(w.Advance(append.key, State.DONE, append.at, w.numbered(n)))
+        return n
 
-    def _raise_mark(self, mark: str, n: int, ms: int) -> bool:
+    def _rewrite(self, rewrite: w.RewriteEntry) -> bool:
+        if not self._rows.entry_body(rewrite.stream, rewrite.n):
+            return False
+        self._rows.rewrite(rewrite.stream, rewrite.n, rewrite.body)
+        return True
+
+    def _move_cursor(self, move: w.MoveCursor) -> int:
+        rows, stream, reader = self._rows, move.stream, move.reader
+        reached = max(rows.cursor(stream, reader), min(move.n, rows.last(stream)))
+        rows.put_cursor(stream, reader, reached)
+        return reached
+
+    def _raise_mark(self, rise: w.RaiseMark) -> bool:
+        mark, n, ms = rise.mark, rise.n, rise.ms
         old = self._rows.mark(mark)
         if not w.is_later(n, ms, old):
             return False
-        self._rows.put_mark(mark, n, ms if old is None else max(ms, old[1]))
+        self._rows.put_mark(mark, n, ms if old is None or ms > old[1] else old[1])
         return True
 
-    def _apply_to_item(self, operation: w.PutItem | w.PutNewItem | w.DropItem | w.CheckItem) -> bool:
-        rows, bucket, name = self._rows, operation.bucket, operation.name
-        found = rows.item(bucket, name)
-        match operation:
-            case w.PutItem(body=body):
-                rows.put_item(bucket, name, body)
-                return found is None
-            case w.PutNewItem(body=body):
-                if found is None:
-                    rows.put_item(bucket, name, body)
-                return found is None
-            case w.DropItem(only=only):
-                there = found is not None and only in (None, found)
-                if there:
-                    rows.drop_item(bucket, name)
-                return there
-            case w.CheckItem(body=wanted):
-                return found is not None and wanted in (None, found)
+    # ── items ────────────────────────────────────────────────────────────────────────────────────
+
+    def _put_item(self, put: w.PutItem) -> bool:
+        new = self._rows.item(put.bucket, put.name) is None
+        self._rows.put_item(put.bucket, put.name, put.body)
+        return new
+
+    def _put_new_item(self, put: w.PutNewItem) -> bool:
+        new = self._rows.item(put.bucket, put.name) is None
+        if new:
+            self._rows.put_item(put.bucket, put.name, put.body)
+        return new
+
+    def _drop_item(self, drop: w.DropItem) -> bool:
+        found = self._rows.item(drop.bucket, drop.name)
+        there = found is not None and drop.only in (None, found)
+        if there:
+            self._rows.drop_item(drop.bucket, drop.name)
+        return there
+
+    def _check_item(self, check: w.CheckItem) -> bool:
+        found = self._rows.item(check.bucket, check.name)
+        return found is not None and check.body in (None, found)
+
+
+def _repeat(message: Message, row: MessageRow) -> Verdict:
+    """Return what a repeat of a message is told, or other content under its id."""
+    if row.fingerprint != message.fingerprint:
+        return CONFLICT
+    return Verdict(Word.DUPLICATE, row.state, row.answer)
 
 
 def earliest(deliveries: Iterable[w.Delivery], channel: str, now: int, limit: int) -> list[w.Delivery]:

@@ -44,6 +44,7 @@ from duly.core.operations import (
 )
 from duly.core.trusted_time import CONFIRM, Floor, TrustedClock
 from duly.runtime.clock import Clock, SystemClock
+from duly.storage.interpreter import MessageRow
 from duly.storage.queries import LedgerQueries
 from duly.storage.records import (
     NEWEST,
@@ -161,10 +162,7 @@ class Ledger(LedgerQueries):
     def recall(self, message: Message, now: int) -> Verdict | None:
         """Return the verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the
         store, where it is recorded."""
-        hot = self._hot.get(message.key, now)
-        if hot is None or hot.fingerprint != message.fingerprint:
-            return None
-        return _REPEATS[hot.state] if hot.answer is None else Verdict(Word.DUPLICATE, hot.state, hot.answer)
+        return repeat_of(message, self._hot.get(message.key, now))
 
     async def write(self, *operations: Write) -> Results:
         """Commit one group: all of it or nothing."""
@@ -279,8 +277,26 @@ class Ledger(LedgerQueries):
 
     # ── what memory learns from a commit ─────────────────────────────────────────────────────────
 
-    def _learn(self, committed: Iterable[Results]) -> None:
+    def _learn(self, committed: Sequence[Results]) -> None:
         """Take in what was committed: the results of groups, in order."""
+        self._remember(committed)
+        if self._waiters:
+            for results in committed:
+                for operation, result in zip(results.operations, results.values, strict=True):
+                    self._wake_those_of(operation, result)
+
+    def _wake_those_of(self, operation: Write, result: Any) -> None:
+        """Wake those who wait for what an operation has ended, freed or given back."""
+        match operation:
+            case Advance(key=key, to=to):
+                if result.moved and to.terminal:
+                    self._wake(key)
+            case AppendEntry(ends=True, key=key) | Withdraw(key=key) | Postpone(ref=DeliveryRef(key=key)):
+                if result:
+                    self._wake(key)
+
+    def _remember(self, committed: Iterable[Results]) -> None:
+        """Remember recent messages, for `recall`."""
         for results in committed:
             values = results.values
             for at, operation in enumerate(results.operations):
@@ -289,18 +305,11 @@ class Ledger(LedgerQueries):
                 elif type(operation) is Advance:
                     if values[at].moved:
                         self._moved(operation.key, operation.to, operation.answer)
-                elif type(operation) in _NEWS and values[at]:
-                    self._learn_rare(operation, values[at])
-
-    def _learn_rare(self, operation: Write, result: int) -> None:
-        match operation:
-            case AppendEntry(ends=True, key=key):
-                self._moved(key, State.DONE, numbered(result))
-            case Withdraw(key=key):
-                self._hot.drop(key)
-                self._wake(key)
-            case Postpone(ref=ref):
-                self._wake(ref.key)
+                elif type(operation) is AppendEntry:
+                    if operation.ends:
+                        self._moved(operation.key, State.DONE, numbered(values[at]))
+                elif type(operation) is Withdraw and values[at]:
+                    self._hot.drop(operation.key)
 
     def _admitted(self, admit: Admit, verdict: Verdict) -> None:
         message = admit.message
@@ -317,8 +326,6 @@ class Ledger(LedgerQueries):
         hot = self._hot.get(key, 0)
         if hot is not None:
             hot.state, hot.answer = to, answer
-        if key in self._waiters and to.terminal:
-            self._wake(key)
 
     def _wake(self, key: bytes) -> None:
         """Wake those who wait for this key: they ask the ledger again."""
@@ -332,12 +339,17 @@ class Ledger(LedgerQueries):
             self._wake(key)
 
 
-_NEWS: Final = frozenset({AppendEntry, Withdraw, Postpone})
-"""Operations that end a message, free its id or give an attempt back."""
-
-
 _REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
 """What a repeat is told of a message that was just admitted."""
+
+
+def repeat_of(message: Message, known: MessageRow | None) -> Verdict | None:
+    """Return what a repeat of a message is told, if this is the first; None says nothing."""
+    if known is None or known.fingerprint != message.fingerprint:
+        return None
+    return (
+        _REPEATS[known.state] if known.answer is None else Verdict(Word.DUPLICATE, known.state, known.answer)
+    )
 
 
 def _admission(message: Message, horizon: Horizon, now: int, listed: bool = False) -> Admit | Recall:

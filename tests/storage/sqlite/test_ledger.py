@@ -161,6 +161,7 @@ async def fill(path: Path) -> None:
     """A ledger of many pages, with a WAL that was left behind: its process was killed."""
     ledger = await SqliteLedger.open(path, ManualClock())
     await ledger.admit_many([message(n, body=b"x" * 500) for n in range(200)])
+    await ledger.scrub()
     await ledger.close()
 
 
@@ -316,7 +317,7 @@ async def test_an_upgrade_that_fails_leaves_the_old_ledger(
 async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(path: Path) -> None:
     async with await SqliteLedger.open(path, ManualClock()) as ledger:
         assert ledger._writer is not None
-        db = ledger._writer._db
+        db = ledger._writer.db
         room = db.pragma("max_page_count")
         db.pragma("max_page_count", db.pragma("page_count") + 3)
         with pytest.raises(LedgerUnavailable, match=r"is full; nothing was stored\. Free some room"):
@@ -457,7 +458,7 @@ async def test_a_thousand_callers_share_a_few_flushes(path: Path) -> None:
             flushes += 1
             return False
 
-        ledger._writer._db.set_commit_hook(count)
+        ledger._writer.db.set_commit_hook(count)
         verdicts = await asyncio.gather(*(ledger.admit(message(n)) for n in range(1_000)))
         assert all(v.fresh for v in verdicts)
         assert 1 <= flushes <= 5

@@ -1,12 +1,101 @@
--- name: admit
--- Insert if absent; the number of changed rows says whether it was fresh.
-INSERT OR IGNORE INTO messages
-    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, listed)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- ── the journal ──
 
--- name: known
--- What a repeat needs to be told.
-SELECT fingerprint, state, answer FROM messages WHERE key = ?;
+-- name: add_to_journal
+INSERT INTO journal (n, body) VALUES (?, ?);
+
+-- name: journal
+SELECT n, body FROM journal ORDER BY n;
+
+-- name: cut_journal
+-- What is in the tables now.
+DELETE FROM journal WHERE n <= ?;
+
+-- ── the tables, many rows at a time: the row of VALUES is repeated ──
+
+-- name: insert_messages
+INSERT INTO messages
+    (key, fingerprint, kind, recipient, until, accepted_at, time, expires, position, body, listed,
+     state, moved_at, answer)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: move_messages
+UPDATE messages SET state = v.column2, moved_at = v.column3, answer = v.column4
+FROM (VALUES (?, ?, ?, ?)) AS v WHERE messages.key = v.column1;
+
+-- name: drop_messages
+DELETE FROM messages WHERE key IN (VALUES (?));
+
+-- name: drop_deliveries
+DELETE FROM deliveries WHERE key IN (VALUES (?));
+
+-- name: put_deliveries
+INSERT OR REPLACE INTO deliveries
+    (key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+
+-- name: insert_entries
+INSERT INTO entries (stream, n, body, at, key) VALUES (?, ?, ?, ?, ?);
+
+-- name: rewrite_entries
+UPDATE entries SET body = v.column3
+FROM (VALUES (?, ?, ?)) AS v WHERE entries.stream = v.column1 AND entries.n = v.column2;
+
+-- name: put_lasts
+INSERT OR REPLACE INTO streams (stream, last) VALUES (?, ?);
+
+-- name: put_cursors
+INSERT OR REPLACE INTO cursors (stream, reader, n) VALUES (?, ?, ?);
+
+-- name: put_marks
+INSERT OR REPLACE INTO marks (mark, n, ms) VALUES (?, ?, ?);
+
+-- name: put_items
+INSERT OR REPLACE INTO items (bucket, name, body) VALUES (?, ?, ?);
+
+-- name: drop_items
+DELETE FROM items WHERE (bucket, name) IN (VALUES (?, ?));
+
+-- name: insert_refusals
+INSERT INTO refusals (scope, id, word, reason, at) VALUES (?, ?, ?, ?, ?);
+
+-- ── single rows, as the interpreter asks for them ──
+
+-- name: message
+SELECT key, fingerprint, kind, recipient, until, accepted_at, time, expires, position, body, listed,
+       state, moved_at, answer
+FROM messages WHERE key = ?;
+
+-- name: top
+-- Above every key that is stored.
+SELECT max((SELECT coalesce(max(key), x'') FROM messages), (SELECT coalesce(max(key), x'') FROM deliveries));
+
+-- name: mark
+SELECT n, ms FROM marks WHERE mark = ?;
+
+-- name: entry_body
+SELECT body FROM entries WHERE stream = ? AND n = ?;
+
+-- name: due
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM deliveries
+WHERE channel = ? AND state < 10 AND due <= ? ORDER BY due, key, recipient, round LIMIT ?;
+
+-- name: last
+SELECT last FROM streams WHERE stream = ?;
+
+-- name: cursor
+SELECT n FROM cursors WHERE stream = ? AND reader = ?;
+
+-- name: item
+SELECT body FROM items WHERE bucket = ? AND name = ?;
+
+-- name: floor
+SELECT until, trusted, claim, mended, barrier FROM floor;
+
+-- name: forget_refusals
+DELETE FROM refusals WHERE n <= (SELECT max(n) FROM refusals) - ?;
+
+-- ── questions ──
 
 -- name: find
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
@@ -40,70 +129,6 @@ FROM (
 ) AS m LEFT JOIN deliveries AS d ON d.key = m.key AND m.state >= 10 AND d.state >= 10
 ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
 
--- name: forget_ended_deliveries
--- As a JSON array of [key in hex, channel, recipient, round].
-DELETE FROM deliveries WHERE state >= 10 AND (key, channel, recipient, round) IN (
-    SELECT unhex(value ->> 0), value ->> 1, value ->> 2, value ->> 3 FROM json_each(?)
-)
-RETURNING 1;
-
--- name: withdraw
-DELETE FROM messages WHERE key = ? AND state < 10;
-
--- name: state
-SELECT state, answer FROM messages WHERE key = ?;
-
--- name: advance
--- Compare-and-set: the state must still be the one that was read.
-UPDATE messages SET state = ?, answer = ?, moved_at = ? WHERE key = ? AND state = ?;
-
--- name: advance_all
--- Compare-and-set of many; the row is repeated.
-UPDATE messages SET state = v.column2, answer = v.column3, moved_at = v.column4
-FROM (VALUES (?, ?, ?, ?)) AS v
-WHERE messages.key = v.column1 AND messages.state IN (:sources);
-
--- name: deliver
-INSERT OR IGNORE INTO deliveries
-    (key, channel, recipient, round, state, attempt, due, expires, worker, kind, error)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, '');
-
--- name: take
--- The next attempt, fenced by the number of the last.
-UPDATE deliveries SET state = 1, attempt = attempt + 1, worker = ?, due = ?
-WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
-
--- name: renew
-UPDATE deliveries SET due = ?
-WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
-
--- name: postpone
-UPDATE deliveries SET state = 0, due = ?, error = ?, in_doubt = ?, worker = ''
-WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = ? AND state < 10;
-
--- name: finish
--- NULL for the attempt accepts the end of any.
-UPDATE deliveries SET state = ?, error = ?, worker = ''
-WHERE key = ? AND channel = ? AND recipient = ? AND round = ? AND attempt = coalesce(?, attempt) AND state < 10;
-
--- name: finish_all
--- The same of many. The plus keeps SQLite from walking over all that is open instead of these.
-UPDATE deliveries SET state = v.column5, error = v.column6, worker = ''
-FROM (VALUES (?, ?, ?, ?, ?, ?, ?)) AS v
-WHERE deliveries.key = v.column1 AND deliveries.channel = v.column2 AND deliveries.recipient = v.column3
-    AND deliveries.round = v.column4 AND deliveries.attempt = coalesce(v.column7, deliveries.attempt)
-    AND +deliveries.state < 10;
-
--- name: due
-SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
-FROM deliveries
-WHERE channel = ? AND state < 10 AND due <= ? ORDER BY due, key, recipient, round LIMIT ?;
-
--- name: deliveries
-SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
-FROM deliveries
-WHERE key = ? ORDER BY channel, recipient, round;
-
 -- name: open
 -- What a restart goes on with.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
@@ -112,66 +137,16 @@ SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.stat
 FROM deliveries AS d JOIN messages AS m ON m.key = d.key
 WHERE d.channel = ? AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
--- name: drop_deliveries
-DELETE FROM deliveries WHERE key = ?;
-
--- name: next_number
-INSERT INTO streams (stream, last) VALUES (?, 1)
-ON CONFLICT (stream) DO UPDATE SET last = last + 1 RETURNING last;
-
--- name: append
-INSERT INTO entries (stream, n, body, at, key) VALUES (?, ?, ?, ?, ?);
-
--- name: last
-SELECT last FROM streams WHERE stream = ?;
-
--- name: extend
-INSERT INTO streams (stream, last) VALUES (?, ?)
-ON CONFLICT (stream) DO UPDATE SET last = excluded.last WHERE excluded.last > last;
-
--- name: admit_ended
--- Messages whose effect is stored with them.
-INSERT OR IGNORE INTO messages
-    (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, listed,
-     answer)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
-
--- name: there
--- How many of these items exist, with this body if one is named.
-WITH asked (bucket, name, body) AS (VALUES (?, ?, ?))
-SELECT count(*) FROM asked JOIN items AS i ON i.bucket = asked.bucket AND i.name = asked.name
-WHERE asked.body IS NULL OR i.body = asked.body;
-
--- name: number
--- A message that was admitted in this transaction is done: its answer is the number of its entry.
-UPDATE messages SET state = 10, answer = ?, moved_at = ? WHERE key = ? AND state < 10;
-
--- name: rewrite
--- What was erased stays so.
-UPDATE entries SET body = ? WHERE stream = ? AND n = ? AND body <> x'';
+-- name: deliveries
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM deliveries
+WHERE key = ? ORDER BY channel, recipient, round;
 
 -- name: entries
 SELECT n, body, at, key FROM entries WHERE stream = ? AND n > ? ORDER BY n LIMIT ?;
 
 -- name: extent
 SELECT (SELECT min(n) FROM entries WHERE stream = ?1), (SELECT last FROM streams WHERE stream = ?1);
-
--- name: trim
-DELETE FROM entries WHERE stream = ? AND n <= ?;
-
--- name: move_cursor
--- Forward only, and never past the end of the stream.
-INSERT INTO cursors (stream, reader, n)
-VALUES (?1, ?2, min(?3, coalesce((SELECT last FROM streams WHERE stream = ?1), 0)))
-ON CONFLICT (stream, reader) DO UPDATE SET n = max(n, excluded.n) RETURNING n;
-
--- name: advance_cursors
--- Those that really move.
-INSERT INTO cursors (stream, reader, n) VALUES (?, ?, ?)
-ON CONFLICT (stream, reader) DO UPDATE SET n = excluded.n WHERE excluded.n > n;
-
--- name: cursor
-SELECT n FROM cursors WHERE stream = ? AND reader = ?;
 
 -- name: cursors
 SELECT reader, n FROM cursors WHERE stream = ?;
@@ -180,52 +155,30 @@ SELECT reader, n FROM cursors WHERE stream = ?;
 SELECT coalesce((SELECT last FROM streams WHERE stream = ?1), 0),
        (SELECT n FROM cursors WHERE stream = ?1 AND reader = ?2);
 
--- name: raise
--- A higher number, or a later time from a sender that counts anew; see duly.core.operations.is_later.
-INSERT INTO marks (mark, n, ms) VALUES (?, ?, ?)
-ON CONFLICT (mark) DO UPDATE SET n = excluded.n, ms = max(ms, excluded.ms)
-WHERE excluded.n > n OR excluded.ms > ms;
-
--- name: raise_from
--- The same of many that rise under one mark: the first (n, ms) must be later, the last is what stands then.
-INSERT INTO marks (mark, n, ms)
-SELECT v.column1, v.column4, v.column5 FROM (VALUES (?, ?, ?, ?, ?)) AS v
-LEFT JOIN marks AS old ON old.mark = v.column1
-WHERE old.mark IS NULL OR v.column2 > old.n OR v.column3 > old.ms
-ON CONFLICT (mark) DO UPDATE SET n = excluded.n, ms = max(ms, excluded.ms);
-
 -- name: marks
 SELECT mark, n, ms FROM marks WHERE mark >= ?1 AND mark < ?1 || char(1114111) ORDER BY ms DESC LIMIT 100000;
-
--- name: put_new
-INSERT OR IGNORE INTO items (bucket, name, body) VALUES (?, ?, ?);
-
--- name: replace
-UPDATE items SET body = ? WHERE bucket = ? AND name = ?;
-
--- name: drop
-DELETE FROM items WHERE bucket = ? AND name = ?;
-
--- name: drop_only
-DELETE FROM items WHERE bucket = ? AND name = ? AND body = ?;
 
 -- name: bucket
 SELECT name, body FROM items WHERE bucket = ? ORDER BY name;
 
--- name: item
-SELECT body FROM items WHERE bucket = ? AND name = ?;
-
--- name: refuse
-INSERT INTO refusals (scope, id, word, reason, at) VALUES (?, ?, ?, ?, ?);
-
--- name: forget_refusals
-DELETE FROM refusals WHERE n <= (SELECT max(n) FROM refusals) - ?;
-
 -- name: refusals
 SELECT scope, id, word, reason, at FROM refusals ORDER BY n DESC LIMIT ?;
 
--- name: floor
-SELECT until, trusted, claim, mended, barrier FROM floor;
+-- name: size
+SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),
+       (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size());
+
+-- name: describe
+SELECT 'SQLite ' || sqlite_version(), user_version FROM pragma_user_version;
+
+-- ── forgetting ──
+
+-- name: forget_ended_deliveries
+-- As a JSON array of [key in hex, channel, recipient, round].
+DELETE FROM deliveries WHERE state >= 10 AND (key, channel, recipient, round) IN (
+    SELECT unhex(value ->> 0), value ->> 1, value ->> 2, value ->> 3 FROM json_each(?)
+)
+RETURNING 1;
 
 -- name: set_floor
 UPDATE floor SET until = ?, trusted = ?, claim = ?, mended = ?, barrier = ?;
@@ -241,6 +194,9 @@ DELETE FROM deliveries WHERE key IN (SELECT unhex(value) FROM json_each(?));
 -- name: forget
 DELETE FROM messages WHERE key IN (SELECT unhex(value) FROM json_each(?));
 
+-- name: trim
+DELETE FROM entries WHERE stream = ? AND n <= ?;
+
 -- name: prunable
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM messages
@@ -253,11 +209,3 @@ WHERE until < 4611686018427387903 AND until <= ? AND state >= 10 ORDER BY until,
 -- name: prunable_keys_of
 SELECT m.key FROM json_each(?2) AS asked JOIN messages AS m ON m.key = unhex(asked.value)
 WHERE m.until <= ?1 AND m.state >= 10;
-
--- name: size
-SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),
-       (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size());
-
--- What the ledger is made of.
--- name: describe
-SELECT 'SQLite ' || sqlite_version(), user_version FROM pragma_user_version;

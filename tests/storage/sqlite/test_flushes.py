@@ -13,8 +13,6 @@ from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Answer, Message, Verdict, Word
 from duly.storage.memory import MemoryLedger
-from duly.storage.sqlite import bulk as sqlite_bulk
-from duly.storage.sqlite.bulk import OptimisticFlush
 from duly.storage.sqlite.ledger import SqliteLedger
 
 AT = 1_700_000_000_000_000
@@ -97,62 +95,12 @@ async def test_a_flush_does_what_its_writes_do_one_by_one(
     tmp_path_factory: pytest.TempPathFactory, flushes: Sequence[Sequence[w.Group]]
 ) -> None:
     model = MemoryLedger()
-    async with await SqliteLedger.open(tmp_path_factory.mktemp("bulk") / "ledger.db") as ledger:
+    async with await SqliteLedger.open(tmp_path_factory.mktemp("flushes") / "ledger.db") as ledger:
         for flush in [[(w.PutItem("members", "c", b"owner"),)], *flushes]:
             assert await ledger.commit(flush) == await model.commit(flush)
             for n in range(8):
                 assert ledger.recall(message(n), AT) == model.recall(message(n), AT)
         assert await settled(ledger) == await settled(model)
-
-
-def is_usual(*groups: w.Group) -> bool:
-    flush = OptimisticFlush(lambda stream: 10)
-    return all(flush.add(group) is not None for group in groups)
-
-
-def test_what_usually_comes_together_is_written_in_bulk() -> None:
-    assert is_usual(*(launch(n) for n in range(100)), *(end(n) for n in range(100, 200)))
-    assert is_usual(receipt(1), end(1))
-    assert is_usual(
-        *(say(n) for n in range(100)), reach(12), reach(12, reader="bob"), (w.AppendEntry("d", b"", AT),)
-    )
-
-
-@pytest.mark.parametrize(
-    "flush",
-    [
-        [launch(1), launch(1)],
-        [launch(2), launch(1)],
-        [end(1), end(1)],
-        [end(1), receipt(1)],
-        [receipt(1), receipt(1)],
-        [receipt(1), launch(1)],
-        [(w.Finish(ref(1), None, State.DONE),), launch(1)],
-        [(w.RecordRefusal("app", "x", "malformed", "", AT),)],
-        [say(1), say(1)],
-        [reach(3), reach(4)],
-        [reach(11)],
-        [(w.AppendEntry("c", b"", AT, message(1).key, ends=True),)],
-        [say(1), (w.PutItem("barred", "c", b""),)],
-    ],
-    ids=[
-        "the same twice",
-        "a mark that falls",
-        "two ends",
-        "an end first",
-        "two receipts",
-        "a receipt first",
-        "nothing to end",
-        "another verb",
-        "the same line twice",
-        "the same reader twice",
-        "beyond the end",
-        "the end of nothing",
-        "a changing guard",
-    ],
-)
-def test_what_depends_on_its_remote_is_not(flush: list[w.Group]) -> None:
-    assert not is_usual(*flush)
 
 
 @pytest.mark.parametrize("count", [1, 3, 4, 5, 16, 63, 64, 65, 200])
@@ -165,26 +113,3 @@ async def test_any_number_of_rows_is_carried_out(tmp_path: Path, count: int) -> 
         assert (await ledger.size()).messages == (await ledger.size()).deliveries == count
         assert await ledger.open_deliveries("device") == []
         assert await ledger.marks() == {"m": (count - 1, AT // 1000 + count - 1)}
-
-
-async def test_an_optimistic_flush_that_fails_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lost: list[bool] = []
-    write = sqlite_bulk.BulkWriter.write
-
-    def watched(self: sqlite_bulk.BulkWriter, flush: OptimisticFlush, floor: int) -> bool:
-        usual = write(self, flush, floor)
-        lost.append(not usual)
-        return usual
-
-    monkeypatch.setattr(sqlite_bulk.BulkWriter, "write", watched)
-    async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
-        await ledger.commit([launch(5)])
-        results = await ledger.commit([launch(4), launch(5), launch(6), end(9)])
-        assert lost == [False, True]
-        assert [r.values[0] is FRESH for r in results] == [True, False, True, False]
-        late = await ledger.find(message(4).key)
-        assert late is not None
-        assert late.state is State.SUPERSEDED
-        assert len(await ledger.open_deliveries("device")) == 2

@@ -1,0 +1,363 @@
+"""The rows of a SQLite ledger, as far as they are in memory: a cache with read-through.
+
+It is `duly.storage.interpreter.Rows`. What is asked for and not here is read from the tables. What is changed
+is changed here, and noted as it goes into the journal.
+
+The law: a row that was changed after the tables were brought up to date last is here, always; what is not
+here may be read from the tables. So nothing is forgotten but what the tables hold as it stands: see `forget`.
+
+A key that lies above every key that was ever forgotten, or that was stored when the ledger was opened, and is
+not here, is surely new: it is not looked up. Keys begin with the time in their ids, so that is the usual one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from enum import Enum
+from itertools import chain, islice
+from typing import Final, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from duly.core import operations as w
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, pack_answer
+from duly.core.trusted_time import Floor
+from duly.storage.interpreter import earliest
+from duly.storage.ledger import Record, StreamEntry
+from duly.storage.sql import rows
+from duly.storage.sqlite import journal
+from duly.storage.sqlite.journal import PendingChanges, Row
+from duly.storage.sqlite.tables import FIXED_WIDTH, TableChanges, TableReader
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+ROWS_KEPT: Final = 20_000
+"""How many rows of each kind are kept that need not be: with BYTES_KEPT about 30 MB, whatever the ledger's
+size."""
+BYTES_KEPT: Final = 16 << 20
+TAIL: Final = 100
+"""How many entries of a stream in use are kept, at least."""
+_LARGEST: Final = (1 << 63) - 1
+"""A column holds no larger number."""
+
+ALL: Final = b"\xff" * 8
+"""Above every key: nothing is surely new."""
+
+
+class Unread(Enum):
+    """What the cache says of a row that is not in it."""
+
+    UNREAD = "unread"
+
+
+UNREAD: Final = Unread.UNREAD
+
+
+class CachedMessage(Struct, gc=False):
+    """A message in memory."""
+
+    fingerprint: bytes
+    state: State
+    answer: Answer | None
+    row: Row
+    """the columns that never change, in the order of the table"""
+    moved_at: int
+    flush: int
+    """the number of the flush that changed it last"""
+
+    def record(self) -> Record:
+        """Return it as the ledger gives it out."""
+        key, _, kind, recipient, until, accepted_at, time, expires, position, body, _ = self.row
+        message = rows.message_of((key, kind, recipient, body, time, expires, position))
+        return Record(message, self.state, self.answer, until, accepted_at, self.moved_at)
+
+
+class KnownEntries(Struct):
+    """What is in memory of some entries of a stream."""
+
+    whole: bool
+    """these are all that were asked for"""
+    tail: list[StreamEntry]
+    """else: those that come last"""
+    bodies: dict[int, bytes] = {}
+    """and what those before them say now, if they were rewritten"""
+
+
+class CachedRows:
+    """The rows in memory, and their changes that the tables do not hold."""
+
+    def __init__(self, tables: TableReader, top: bytes | None = None) -> None:
+        self._tables = tables
+        self.changes = PendingChanges()
+        self._note = self.changes.log.append
+        self.flush = 1
+        """the number of the flush that is carried out"""
+        self.durable = 0
+        """the number of the last flush that is on the disk"""
+        self.clear(top)
+
+    def clear(self, top: bytes | None = None) -> None:
+        """Forget everything, and read anew what is always known. All that is stored must be in the tables."""
+        self.floor: Floor = self._tables.floor()
+        self._top = self._tables.top() if top is None else top
+        """no key above it is in the tables and not here"""
+        self._messages: dict[bytes, CachedMessage] = {}
+        self._gone: dict[bytes, None] = {}
+        """messages that were withdrawn, while the tables may have them"""
+        self._deliveries: dict[bytes, dict[tuple[str, str, int], w.Delivery]] = {}
+        """of those messages that are here, all of their deliveries"""
+        self._lasts: dict[str, int] = {}
+        self._tails: dict[str, list[StreamEntry]] = {}
+        """the end of a stream, without gaps"""
+        self._tail_count = 0
+        self._bodies: dict[tuple[str, int], bytes | None] = {}
+        """of entries that may be rewritten"""
+        self._cursors: dict[tuple[str, str], int | None] = {}
+        self._marks: dict[str, tuple[int, int] | None] = {}
+        self._items: dict[tuple[str, str], bytes | None] = {}
+        self._bytes = 0
+        """about how much there is of messages"""
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    def forget(self, most: int = ROWS_KEPT, most_bytes: int = BYTES_KEPT) -> None:
+        """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
+        tables = (self._messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
+        if self._bytes <= most_bytes and all(len(t) <= most for t in (*tables, self._items, self._gone)):
+            if self._tail_count > most:
+                self._shorten_tails(TableChanges(self.changes))
+            return
+        kept = TableChanges(self.changes)
+        keys = {*kept.states, *kept.gone, *(names[0] for names in kept.deliveries)}
+        gone = _forget_half(self._messages, keys) + _forget_half(self._deliveries, keys)
+        self._top = max(self._top, max(gone, default=b""))
+        self._bytes //= 2
+        self._gone = dict.fromkeys(key for key in self._gone if key in kept.gone)
+        _forget_half(self._marks, kept.marks)
+        _forget_half(self._items, kept.items)
+        _forget_half(self._cursors, kept.cursors)
+        _forget_half(self._bodies, kept.bodies)
+        self._shorten_tails(kept)
+        _forget_half(self._lasts, {*kept.lasts, *self._tails})
+
+    def _shorten_tails(self, kept: TableChanges) -> None:
+        """Keep the end of each stream, and what the tables do not hold."""
+        first: dict[str, int] = {}
+        for stream, n in chain(kept.entries, kept.bodies):
+            first[stream] = min(n, first.get(stream, n))
+        for stream in list(self._tails):
+            if stream in first:
+                tail = self._tails[stream]
+                begin = min(first[stream], tail[-1].n - TAIL)
+                del tail[: max(0, begin - tail[0].n)]
+            else:
+                del self._tails[stream]
+        self._tail_count = sum(map(len, self._tails.values()))
+
+    # ── messages ─────────────────────────────────────────────────────────────────────────────────
+
+    def message(self, key: bytes) -> CachedMessage | None:
+        """Return a message."""
+        found = self._messages.get(key)
+        if found is None and key <= self._top and key not in self._gone:
+            row = self._tables.message(key)
+            if row is not None:
+                fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
+                found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at, 0)
+                self._messages[key] = found
+                self._bytes += len(row[9])
+        return found
+
+    def admit(self, admit: w.Admit) -> None:
+        """Note that a message was admitted."""
+        at, state = admit.at, admit.state
+        if admit.until > _LARGEST or at > _LARGEST:
+            raise OverflowError("a time is too large for the ledger")
+        row = rows.fixed_row(admit)
+        self._messages[row[0]] = CachedMessage(row[1], state, None, row, at, self.flush)
+        self._bytes += len(row[9])
+        self._note((journal.ADMIT, row, rows.STATE_NUMBERS[state]))
+
+    def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
+        """Put a message into another state."""
+        if at > _LARGEST:
+            raise OverflowError("a time is too large for the ledger")
+        row = self._messages[key]
+        row.state, row.answer, row.moved_at, row.flush = to, answer, at, self.flush
+        packed = None if answer is None else pack_answer(answer)
+        self._note((journal.MOVE, key, rows.STATE_NUMBERS[to], at, packed))
+
+    def recall(self, key: bytes, now: int) -> CachedMessage | None:
+        """Return a message that can still be accepted, if what is known here of it is on the disk."""
+        found = self._messages.get(key)
+        return found if found is not None and found.flush <= self.durable and found.row[4] > now else None
+
+    def withdraw(self, key: bytes) -> None:
+        """Remove a message and its deliveries."""
+        del self._messages[key]
+        self._deliveries[key] = {}
+        self._gone[key] = None
+        self._note((journal.WITHDRAW, key))
+
+    def record(self, key: bytes) -> Record | Unread | None:
+        """Return a message as it is given out, if that is known here."""
+        found = self._messages.get(key)
+        if found is not None:
+            return found.record()
+        return None if key > self._top or key in self._gone else UNREAD
+
+    # ── deliveries ───────────────────────────────────────────────────────────────────────────────
+
+    def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
+        """Return a delivery."""
+        key = ref.key
+        of_one = self._deliveries.get(key)
+        if of_one is None:
+            found = () if key > self._top or key in self._gone else self._tables.deliveries(key)
+            of_one = {(d.ref.channel, d.ref.recipient, d.ref.round): d for d in found}
+            self._deliveries[key] = of_one
+        return of_one.get((ref.channel, ref.recipient, ref.round))
+
+    def put_delivery(self, delivery: w.Delivery) -> None:
+        """Store a delivery, new or changed, that was asked for before."""
+        ref = delivery.ref
+        if delivery.due > _LARGEST or delivery.expires > _LARGEST or delivery.attempt > _LARGEST:
+            raise OverflowError("a number of a delivery is too large for the ledger")
+        if delivery.error and not delivery.error.isprintable():
+            delivery = replace(delivery, error=rows.plain(delivery.error))
+        self._deliveries[ref.key][ref.channel, ref.recipient, ref.round] = delivery
+        self._note((journal.DELIVERY, delivery))
+
+    def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
+        """Return the deliveries that a claim takes."""
+        changed = {
+            rows.names(change[1].ref): None
+            for change in self.changes
+            if change[0] == journal.DELIVERY and change[1].ref.channel == channel
+        }
+        stored = self._tables.due(channel, now, limit + len(changed))
+        names = changed | dict.fromkeys(rows.names(d.ref) for d in stored)
+        found = (self.delivery(w.DeliveryRef(*name)) for name in names)
+        return earliest((each for each in found if each is not None), channel, now, limit)
+
+    # ── streams ──────────────────────────────────────────────────────────────────────────────────
+
+    def last(self, stream: str) -> int:
+        """Return the number of a stream's last entry."""
+        found = self._lasts.get(stream)
+        if found is None:
+            found = self._lasts[stream] = self._tables.last(stream)
+        return found
+
+    def append(self, n: int, entry: w.AppendEntry) -> None:
+        """Store a new entry under its number."""
+        stream, body, at, key = entry.stream, entry.body, entry.at, entry.key
+        if at > _LARGEST:
+            raise OverflowError("a time is too large for the ledger")
+        self._lasts[stream] = n
+        tail = self._tails.get(stream)
+        if tail is None:
+            tail = self._tails[stream] = []
+        tail.append(StreamEntry(n, body, at, key))
+        self._tail_count += 1
+        self._note((journal.APPEND, stream, n, body, at, key))
+
+    def entry_body(self, stream: str, n: int) -> bytes | None:
+        """Return the body of an entry."""
+        tail = self._tails.get(stream)
+        if tail and tail[0].n <= n <= tail[-1].n:
+            return tail[n - tail[0].n].body
+        found = self._bodies.get((stream, n), UNREAD)
+        if found is UNREAD:
+            found = self._bodies[stream, n] = self._tables.entry_body(stream, n)
+        return found
+
+    def rewrite(self, stream: str, n: int, body: bytes) -> None:
+        """Replace the body of an entry."""
+        tail = self._tails.get(stream)
+        if tail and tail[0].n <= n <= tail[-1].n:
+            old = tail[n - tail[0].n]
+            tail[n - tail[0].n] = StreamEntry(n, body, old.at, old.key)
+        self._bodies[stream, n] = body
+        self._note((journal.REWRITE, stream, n, body))
+
+    def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
+        """Return what is here of the entries of a stream."""
+        if self._lasts.get(stream, after + 1) <= after:
+            return KnownEntries(True, [])
+        tail = self._tails.get(stream)
+        if tail and tail[0].n <= after + 1:
+            begin = after + 1 - tail[0].n
+            return KnownEntries(True, tail[begin : begin + limit])
+        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream and body is not None}
+        return KnownEntries(False, tail[:limit] if tail else [], bodies)
+
+    def cursor(self, stream: str, reader: str) -> int:
+        """Return how far a reader has come."""
+        found = self._cursors.get((stream, reader), UNREAD)
+        if found is UNREAD:
+            found = self._cursors[stream, reader] = self._tables.cursor(stream, reader)
+        return found or 0
+
+    def standing(self, stream: str, reader: str) -> tuple[int | Unread, int | Unread | None]:
+        """Return the last number of a stream and how far a reader has come, as far as that is known here."""
+        return self._lasts.get(stream, UNREAD), self._cursors.get((stream, reader), UNREAD)
+
+    def put_cursor(self, stream: str, reader: str, n: int) -> None:
+        """Store how far a reader has come."""
+        self._cursors[stream, reader] = n
+        self._note((journal.CURSOR, stream, reader, n))
+
+    # ── marks, items, refusals ───────────────────────────────────────────────────────────────────
+
+    def mark(self, name: str) -> tuple[int, int] | None:
+        """Return a high-water mark."""
+        found = self._marks.get(name, UNREAD)
+        if found is UNREAD:
+            found = self._marks[name] = self._tables.mark(name)
+        return found
+
+    def put_mark(self, name: str, n: int, ms: int) -> None:
+        """Store a high-water mark."""
+        if not (n <= _LARGEST and ms <= _LARGEST):
+            raise OverflowError("a mark is too large for the ledger")
+        self._marks[name] = (n, ms)
+        self._note((journal.MARK, name, n, ms))
+
+    def item(self, bucket: str, name: str) -> bytes | None:
+        """Return an item."""
+        found = self._items.get((bucket, name), UNREAD)
+        if found is UNREAD:
+            found = self._items[bucket, name] = self._tables.item(bucket, name)
+        return found
+
+    def known_item(self, bucket: str, name: str) -> bytes | Unread | None:
+        """Return an item, if it is known here whether there is one."""
+        return self._items.get((bucket, name), UNREAD)
+
+    def put_item(self, bucket: str, name: str, body: bytes) -> None:
+        """Store an item, new or replaced."""
+        self._items[bucket, name] = body
+        self._note((journal.ITEM, bucket, name, body))
+
+    def drop_item(self, bucket: str, name: str) -> None:
+        """Remove an item."""
+        self._items[bucket, name] = None
+        self._note((journal.ITEM, bucket, name, None))
+
+    def refuse(self, refusal: w.RecordRefusal) -> None:
+        """Record a refusal."""
+        if refusal.at > _LARGEST:
+            raise OverflowError("a time is too large for the ledger")
+        self._note((journal.REFUSE, *rows.refusal_row(refusal)))
+
+
+def _forget_half(known: dict[K, V], kept: Container[K]) -> list[K]:
+    """Forget the older half of some rows, but none of these; return which."""
+    gone = [key for key in islice(known, (len(known) + 1) // 2) if key not in kept]
+    for key in gone:
+        del known[key]
+    return gone

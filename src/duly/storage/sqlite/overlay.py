@@ -1,0 +1,88 @@
+"""What a reader of a ledger sees that another process writes: the tables, and the journal over them.
+
+A reader cannot bring the tables up to date. For each question it reads the journal, and lays a view over each
+table that shows what the table would hold. Both are of one moment, since they are read in one transaction;
+the views are temporary and end with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import apsw
+
+from duly.storage.sqlite.journal import Row
+from duly.storage.sqlite.tables import TableChanges, TableReader
+
+_KEYS: Final = {
+    "messages": "key",
+    "deliveries": "key, channel, recipient, round",
+    "entries": "stream, n",
+    "streams": "stream",
+    "cursors": "stream, reader",
+    "marks": "mark",
+    "items": "bucket, name",
+    "refusals": "n",
+}
+"""The tables, and what names a row of each."""
+
+
+class JournalOverlay:
+    """Lays the journal over the tables, on one connection."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+        self._reader = TableReader(db)
+        db.execute("PRAGMA temp_store = MEMORY")
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """Show everything that is committed to the questions of this block."""
+        self._db.execute("BEGIN")
+        try:
+            journal = self._reader.journal()
+            if journal:
+                self._lay(TableChanges(journal))
+            yield
+        finally:
+            self._db.execute("ROLLBACK")
+
+    def _lay(self, changes: TableChanges) -> None:
+        run = self._db.execute
+        touched = _touched(changes)
+        for table, key in _KEYS.items():
+            run(f"CREATE TEMP TABLE touched_{table} AS SELECT {key} FROM main.{table} WHERE 0")
+            marks = ", ".join("?" * len(key.split(",")))
+            self._db.executemany(f"INSERT INTO temp.touched_{table} VALUES ({marks})", touched.get(table, ()))
+        run(
+            "INSERT INTO temp.touched_deliveries SELECT key, channel, recipient, round FROM main.deliveries "
+            "WHERE key IN (SELECT key FROM temp.touched_messages)"
+        )
+        for table, key in _KEYS.items():
+            copied = f"SELECT * FROM main.{table} WHERE ({key}) IN temp.touched_{table}"
+            run(f"CREATE TEMP TABLE {table} AS {copied}")
+            run(f"CREATE UNIQUE INDEX temp.{table}_key ON {table} ({key})")
+        for statement, values in changes.statements():  # a name without a schema is that of the copy
+            run(statement, values)
+        run("UPDATE temp.refusals SET n = rowid + (SELECT coalesce(max(n), 0) FROM main.refusals)")
+        for table, key in _KEYS.items():
+            run(f"ALTER TABLE temp.{table} RENAME TO new_{table}")
+            run(
+                f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
+                f"WHERE ({key}) NOT IN temp.touched_{table} UNION ALL SELECT * FROM temp.new_{table}"
+            )
+
+
+def _touched(changes: TableChanges) -> dict[str, Iterable[Row]]:
+    """Return the names of the rows of each table that are not as the table says."""
+    return {
+        "messages": [(key,) for key in {*changes.states, *changes.gone}],
+        "deliveries": list(changes.deliveries),
+        "entries": [*changes.entries, *changes.bodies],
+        "streams": [(stream,) for stream in changes.lasts],
+        "cursors": list(changes.cursors),
+        "marks": [(mark,) for mark in changes.marks],
+        "items": list(changes.items),
+    }

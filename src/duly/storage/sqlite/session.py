@@ -1,0 +1,140 @@
+"""A caller's own transaction in SQLite: its SQL and the ledger's operations commit together, or neither does.
+
+It is driven from the event loop and carried out by the writer thread, which serves no other caller until it
+ends. Before it begins the tables are brought up to date; the operations it writes go to the tables at once,
+where the caller's SQL sees them. The first error ends it, whatever its caller does about it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any
+
+from duly.core import operations as w
+from duly.errors import ProgramError
+from duly.storage.group_commit import CommitBatch
+from duly.storage.interpreter import Interpreter
+from duly.storage.sqlite.cached_rows import ALL, CachedRows
+from duly.storage.sqlite.file import translated
+from duly.storage.sqlite.tables import TableChanges, TableReader
+from duly.storage.sqlite.writer import SqliteWriter
+
+
+class SqliteSession(CommitBatch):
+    """One transaction."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        super().__init__(())
+        self._loop = asyncio.get_running_loop()
+        self._over = False
+        self.committing = False
+        """whether it came so far as to commit"""
+        self.begun: asyncio.Future[None] = self._loop.create_future()
+        self._calls: SimpleQueue[tuple[str, tuple[Any, ...], asyncio.Future[Any] | None]] = SimpleQueue()
+
+    # ── on the loop ──────────────────────────────────────────────────────────────────────────────
+
+    async def execute(self, statement: str, *args: Any) -> None:
+        """Run a statement."""
+        await self._call("fetch", statement, args)
+
+    async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        found: list[tuple[Any, ...]] = await self._call("fetch", statement, args)
+        return found
+
+    async def write(self, *operations: w.Write) -> w.Results:
+        """Carry a group of operations out."""
+        results: w.Results = await self._call("write", operations)
+        return results
+
+    async def _call(self, verb: str, *args: Any) -> Any:
+        if self._over:
+            raise ProgramError("this transaction has ended; open a new one")
+        future = self._loop.create_future()
+        self._calls.put((verb, args, future))
+        return await future
+
+    def end(self, how: str) -> None:
+        """End the transaction by "commit" or "rollback"; only the first word counts."""
+        if not self._over:
+            self._over = True
+            self._calls.put((how, (), None))
+
+    # ── in the writer thread ─────────────────────────────────────────────────────────────────────
+
+    def refuse(self, problem: Exception) -> None:
+        """Say that it cannot begin."""
+        self.error = problem
+        self._settle(self.begun, None, problem)
+
+    def converse(self, writer: SqliteWriter) -> None:
+        """Carry the calls out until the transaction has ended; raise if it did not commit."""
+        try:
+            with translated(writer.file.path):
+                writer.begin()
+        except Exception as problem:
+            self.refuse(problem)
+            raise
+        self._settle(self.begun, None, None)
+        written: list[w.Results] = []
+        while True:
+            verb, args, future = self._calls.get()
+            result: Any = None
+            error: Exception | None = None
+            try:
+                if verb == "rollback":
+                    writer.roll_back()
+                    return
+                self._refuse_after_error()
+                with translated(writer.file.path):
+                    if verb == "commit":
+                        self.committing = True
+                        writer.commit()
+                        self.results = written
+                        return
+                    if verb == "write":
+                        result = _write(writer, *args)
+                        written.append(result)
+                    else:
+                        result = writer.fetch(*args)
+                if not writer.db.in_transaction:
+                    raise ProgramError(
+                        "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
+                    )
+            except Exception as problem:
+                writer.roll_back()
+                self.error = error = problem
+            if future is None:
+                return
+            self._settle(future, result, error)
+
+    def _refuse_after_error(self) -> None:
+        if self.error is not None:
+            raise ProgramError(
+                f"this transaction was rolled back when a statement failed ({self.error}); nothing was stored"
+            ) from self.error
+
+    def _settle(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        def give() -> None:
+            if future.done():
+                return
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        with suppress(RuntimeError):  # the loop is gone, and the caller with it
+            self._loop.call_soon_threadsafe(give)
+
+
+def _write(writer: SqliteWriter, group: w.Group) -> w.Results:
+    """Carry a group out over the rows of the tables, within the transaction that is open."""
+    rows = CachedRows(TableReader(writer.db), ALL)
+    results = Interpreter(rows).execute(group)
+    writer.write_now(list(TableChanges(rows.changes.take()).statements()))
+    return results

@@ -1,0 +1,217 @@
+"""The writer thread of a SQLite ledger, and its connection: the only one that writes and checkpoints.
+
+It carries jobs out in order. What a job writes was worked out before, on the event loop's thread: here are
+SQLite's calls and little else, so two threads do not wait for the interpreter's lock all the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Final
+
+import apsw
+
+from duly.errors import LedgerUnavailable
+from duly.storage import sql
+from duly.storage.sqlite.file import (
+    APPLICATION_ID,
+    LedgerFile,
+    checksum_vfs,
+    connect,
+    has_checksums,
+    reserve_checksums,
+    translated,
+)
+from duly.storage.sqlite.journal import Row
+from duly.storage.sqlite.tables import Statement, TableChanges, TableReader
+
+LOG: Final = logging.getLogger("duly.storage.ledger")
+CHECKPOINT_PAGES: Final = 2_000
+"""Pages in the write-ahead log after which they are moved into the database; fewer, if the disk is small."""
+FEWEST_PAGES: Final = 16
+PAGE_SIZE: Final = 4_096
+
+
+class SqliteWriter:
+    """The thread and its connection."""
+
+    def __init__(self, file: LedgerFile) -> None:
+        self.file = file
+        self._path = file.path
+        self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._wal_pages = 0
+        self._checkpoint_at = self._affordable_pages()
+        self._sql = sql.queries("sqlite")
+        self.db = db = self._connect()
+        try:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA cache_size = -65536")
+            db.execute("PRAGMA wal_autocheckpoint = 0")
+            self._migrate()
+            self._run = db.cursor().execute
+            db.set_wal_hook(self._note_wal)
+            file.made()
+            self.n = self._bring_up_to_date()
+        except BaseException:
+            db.close()
+            raise
+        self._thread = threading.Thread(target=self._work, name="duly-write", daemon=True)
+        self._thread.start()
+
+    def _connect(self) -> apsw.Connection:
+        """Connect to a database whose pages have checksums, as far as that is possible here."""
+        db = connect(self._path)
+        if not int(db.pragma("page_count")):
+            reserve_checksums(db)
+        elif not has_checksums(db) and checksum_vfs() is not None:
+            LOG.warning("writing %s anew, with checksums; this is done once", self._path)
+            db.close()
+            self.file.add_checksums()
+            db = connect(self._path)
+        return db
+
+    def _migrate(self) -> None:
+        db = self.db
+        for migration in sql.pending("sqlite", int(db.pragma("user_version"))):
+            with db:
+                db.execute(migration.sql)
+                db.pragma("user_version", migration.number)
+                db.pragma("application_id", APPLICATION_ID)
+        if has_checksums(db) and db.table_exists("main", "file"):
+            db.execute("UPDATE file SET checksums = 1 WHERE checksums = 0")
+
+    def _bring_up_to_date(self) -> int:
+        """Bring what an earlier process has left in the journal into the tables; return its last number."""
+        changes = TableReader(self.db).journal()
+        last = int(self.db.execute("SELECT coalesce(max(n), 0) FROM journal").get)
+        if changes:
+            self.write_tables(list(TableChanges(changes).statements()), last)
+        return last
+
+    def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
+        self._wal_pages = pages
+        return apsw.SQLITE_OK
+
+    # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
+        """Hand a job to the thread; `done` is called on this loop with what went wrong, if anything did."""
+        loop = asyncio.get_running_loop()
+
+        def carry_out() -> None:
+            problem: Exception | None = None
+            try:
+                with translated(self._path):
+                    if self.file.problem is not None:
+                        raise self.file.problem
+                    job()
+            except Exception as error:
+                self.roll_back()
+                problem = error
+            # The loop may be gone at interpreter exit; what was committed stays committed.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(done, problem)
+            if self._wal_pages > self._checkpoint_at or isinstance(problem, LedgerUnavailable):
+                self._checkpoint()
+
+        self._queue.put(carry_out)
+
+    def _work(self) -> None:
+        while (job := self._queue.get()) is not None:
+            job()
+
+    def add_to_journal(self, bodies: Sequence[bytes]) -> None:
+        """Append rows to the journal, in one transaction, flushed: this is the moment of a commit."""
+        add = self._sql["add_to_journal"]
+        if len(bodies) == 1:
+            self._run(add, (self.n + 1, bodies[0]))  # a statement alone is a transaction, with one call
+        else:
+            self.begin()
+            for at, body in enumerate(bodies):
+                self._run(add, (self.n + 1 + at, body))
+            self.db.execute("COMMIT")
+        self.n += len(bodies)
+        self.file.committed(self._wal_pages)
+
+    def write_tables(self, statements: Sequence[Statement], through: int) -> None:
+        """Bring the tables up to date and cut the journal, in one transaction.
+
+        It is not flushed by itself: if it is lost, the journal still holds what it did.
+        """
+        run = self._run
+        run("PRAGMA synchronous = NORMAL")
+        try:
+            run("BEGIN IMMEDIATE")
+            for statement, values in statements:
+                run(statement, values)
+            run(self._sql["cut_journal"], (through,))
+            run("COMMIT")
+        finally:
+            self.roll_back()
+            run("PRAGMA synchronous = FULL")
+
+    def write_now(self, statements: Sequence[Statement]) -> None:
+        """Write to the tables in the transaction that is open."""
+        for statement, values in statements:
+            self._run(statement, values)
+
+    def begin(self) -> None:
+        """Begin a transaction that keeps every other writer out."""
+        self._run("BEGIN IMMEDIATE")
+
+    def commit(self) -> None:
+        """Commit, flushed."""
+        self.db.execute("COMMIT")
+        self.file.committed(self._wal_pages)
+
+    def fetch(self, statement: str, args: Row) -> Sequence[Row]:
+        """Run a statement of the caller's."""
+        return self.db.execute(statement, args).fetchall()
+
+    def roll_back(self) -> None:
+        """Undo what is not committed."""
+        with suppress(apsw.Error):
+            if self.db.in_transaction:
+                self.db.execute("ROLLBACK")
+
+    def scrub(self) -> None:
+        """Write the file anew: then nothing that was deleted is in it, nor in its log."""
+        self.db.execute("VACUUM")
+        self.file.settled()
+        with suppress(apsw.BusyError):  # another connection reads: the log is cut off when we close
+            self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    # ── the write-ahead log ──────────────────────────────────────────────────────────────────────
+
+    def _checkpoint(self) -> None:
+        with suppress(apsw.Error):  # another connection reads: the next checkpoint will do
+            logged, moved = self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            if logged == moved:  # what is written next begins the log anew, and is perhaps not flushed
+                self.file.settled()
+        self._wal_pages = 0
+        self._checkpoint_at = self._affordable_pages()
+
+    def _affordable_pages(self) -> int:
+        """Return how long the log may become: a log that fills a disk leaves no room to move it into the
+        database, and nothing would ever be stored again."""
+        disk = os.statvfs(self._path.parent)
+        return max(FEWEST_PAGES, min(CHECKPOINT_PAGES, disk.f_bavail * disk.f_frsize // (4 * PAGE_SIZE)))
+
+    def close(self) -> None:
+        """End the thread, and move the write-ahead log into the database."""
+        self._queue.put(None)
+        self._thread.join()
+        with suppress(apsw.Error):
+            if self.file.problem is None:
+                logged, moved = self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
+                if logged == moved:  # said before the log is cut off: a crash in between loses nothing
+                    self.file.settled()
+                    self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self.db.close()
