@@ -14,7 +14,7 @@ performs what was taken in, and leaves the rest where it is: in the ledger.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 from duly.core.messages import Answer, Message, Verdict
@@ -270,13 +270,13 @@ class Engine:
         try:
             while True:
                 gathering = self._gathering
-                self._perform_effects(todo, gathering)
+                self._do(todo, gathering)
                 todo = []
                 now = timer.now()
                 self._take_in(gathering, now)
                 wake = machine.next_wake()
                 if wake is not None and wake <= now:
-                    self._perform_effects(machine.wake(now), gathering)
+                    self._do(machine.wake(now), gathering)
                 if flushing is None or flushing.through:
                     flushed, flushing = flushing, None
                     self._flushing = None
@@ -291,7 +291,7 @@ class Engine:
                     else:
                         _tell(gathering)
                     if flushed is not None:
-                        self._perform_effects(self._follow_up(flushed), self._gathering)
+                        self._follow_up(flushed, self._gathering)
                         if flushing is None and self._gathering.steps:
                             continue
                 if flushing is None:
@@ -317,39 +317,35 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
+        recall, handle, do = self._ledger.recall, self._machine.handle, self._do
         for event, _ in batch:
-            todo = self._handle(event, now)
-            if todo:
-                self._perform_effects(todo, group)
-            elif type(event) is Arrived:
-                group.attached.append(event)
+            if type(event) is Arrived:
+                known = recall(event.message, now)
+                if known is not None and known.state is not None and known.state.terminal:
+                    do(self._machine.repeated(event.message, known, event.origin, now), group)
+                elif todo := handle(event, now):
+                    do(todo, group)
+                else:
+                    group.attached.append(event)
+            else:
+                do(handle(event, now), group)
         self._events.reserve(len(group.taken))
 
-    def _handle(self, event: Event, now: int) -> list[Todo]:
-        if type(event) is Arrived:
-            known = self._ledger.recall(event.message, now)
-            if known is not None and known.state is not None and known.state.terminal:
-                return self._machine.repeated(event.message, known, event.origin, now)
-        return self._machine.handle(event, now)
-
-    def _follow_up(self, group: _Group) -> list[Todo]:
-        """A group is committed: what its steps say follows."""
+    def _follow_up(self, group: _Group, gathering: _Group) -> None:
+        """Do what the steps of a group that is committed say."""
         self._failures = self._bugs = 0
         _tell(group)
-        now = self._ledger.clock.now()
-        todo: list[Todo] = []
+        now, do = self._ledger.clock.now(), self._do
         for step, results in zip(group.steps, group.results, strict=True):
-            todo += step.done(results, now)
-        return todo
+            do(step.done(results, now), gathering)
 
-    def _perform_effects(self, todo: Iterable[Todo], group: _Group) -> None:
+    def _do(self, todo: list[Todo], group: _Group) -> None:
         """Perform what needs no commit; the rest joins the group that is gathering."""
-        steps, perform = group.steps, self._perform
         for item in todo:
             if type(item) is Step:
-                steps.append(item)
+                group.steps.append(item)
             else:
-                perform(item)
+                self._perform(item)
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 

@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
-from functools import lru_cache
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -23,8 +22,9 @@ from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
 from duly.transports.connections import visitor_of, waiting_for
+from duly.transports.frame_socket import FrameSocket
 from duly.wire import frames
-from duly.wire.frames import FRAME_LIMIT, ServerCode
+from duly.wire.frames import ServerCode
 from duly.wire.outgoing import OutgoingFrame, ServerAck, encode, trouble
 
 LOG: Final = logging.getLogger("duly.websocket")
@@ -44,9 +44,6 @@ STILL_SECONDS: Final = 10.0
 HEAR_SECONDS: Final = 5.0
 """A frame of a congested client is read at least this often: it may be only a sign of life."""
 _OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
-READ_BYTES: Final = 4 * FRAME_LIMIT
-"""A frame up to here is read, if only to say that it is too large; one beyond ends the connection."""
-TOO_LARGE: Final = f"a frame of more than {READ_BYTES} bytes; the limit is {FRAME_LIMIT}".encode()
 WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
 
@@ -84,7 +81,10 @@ class WebSocketSession:
         self._socket = socket
         self._transport = transport
         self._queue: deque[bytes] = deque()
+        """the header of a frame and its text, in turns"""
+        self._append = self._queue.append
         self._size = 0
+        """bytes of the texts in the queue"""
         self._written = 0
         """bytes handed to the transport so far"""
         self.stall_timer: asyncio.TimerHandle | None = None
@@ -106,8 +106,11 @@ class WebSocketSession:
         """Queues a frame, as JSON."""
         if self._closing is None:
             text = encode(frame)
-            self._queue.append(text)
-            self._size += len(text)
+            size = len(text)
+            append = self._append
+            append(_HEADERS[size] if size < _SHORT else _header(size))
+            append(text)
+            self._size += size
             if not self._due:
                 self._due = True
                 self._soon(self._flush)
@@ -116,13 +119,13 @@ class WebSocketSession:
         """The session is congested: a timer checks whether the client reads, and too long a queue ends it."""
         if self.stall_timer is None:
             self.stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
-        if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
+        if len(self._queue) > 2 * QUEUE_FRAMES or self._size > QUEUE_BYTES:
             self._hang_up()
 
     @property
     def congested(self) -> bool:
         """Whether more is queued than the client takes in a moment."""
-        return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
+        return self._size > ROOM_BYTES or len(self._queue) > 2 * ROOM_FRAMES
 
     async def drained(self, seconds: float | None = None) -> None:
         """Returns when the queue is short again, when the session has ended, or after this time."""
@@ -188,6 +191,7 @@ class WebSocketSession:
             while True:
                 self._behind = True
                 while queue:
+                    queue.popleft()  # aiohttp makes the header itself
                     frame = queue.popleft()
                     self._size -= len(frame)
                     self._written += len(frame)
@@ -226,28 +230,27 @@ class WebSocketSession:
             return  # the task finds out
         if transport.get_write_buffer_size() > WRITE_BYTES:
             return
-        frames: Collection[bytes] = queue
-        if self._size > WRITE_BYTES:
-            frames, size = [], 0
-            while queue and size < WRITE_BYTES:
-                frames.append(queue.popleft())
-                size += len(frames[-1])
-        else:
-            size = self._size
-        transport.write(b"".join([part for frame in frames for part in (_text_header(len(frame)), frame)]))
-        if frames is queue:
+        size = self._size
+        if size <= WRITE_BYTES:
+            transport.write(b"".join(queue))
             queue.clear()
+        else:
+            parts: list[bytes] = []
+            size = 0
+            while queue and size < WRITE_BYTES:
+                parts += (queue.popleft(), queue.popleft())
+                size += len(parts[-1])
+            transport.write(b"".join(parts))
         self._size -= size
         self._written += size
         if self._drained and not self.congested:
             self._tell_room()
 
 
-@lru_cache(maxsize=1_024)
-def _text_header(length: int) -> bytes:
+def _header(length: int) -> bytes:
     """What goes before a text frame of a server (RFC 6455, 5.2): whole, not masked, not compressed.
 
-    >>> _text_header(5), _text_header(300)
+    >>> _header(5), _header(300)
     (b'\\x81\\x05', b'\\x81~\\x01,')
     """
     if length < 126:
@@ -257,14 +260,9 @@ def _text_header(length: int) -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big")
 
 
-class _Socket(web.WebSocketResponse):
-    """A WebSocket that says why it closes after a frame that is too large to be read."""
-
-    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
-        """Closes the socket; the client learns the limit if it has sent a frame that is too large."""
-        if code == WSCloseCode.MESSAGE_TOO_BIG:
-            message = message or TOO_LARGE
-        return await super().close(code=code, message=message, drain=drain)
+_SHORT: Final = 1_024
+_HEADERS: Final = tuple(map(_header, range(_SHORT)))
+"""The headers of short frames, by length: nearly all are short."""
 
 
 class WebSockets:
@@ -277,10 +275,7 @@ class WebSockets:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The request handler."""
         server = self._server
-        # Text is left as the bytes it came in: that is what is read, stored and passed on.
-        socket = _Socket(
-            max_msg_size=READ_BYTES, heartbeat=HEARTBEAT_SECONDS, compress=False, decode_text=False
-        )
+        socket = FrameSocket(HEARTBEAT_SECONDS)
         try:
             await socket.prepare(request)
         except ConnectionError:
@@ -292,19 +287,7 @@ class WebSockets:
             who, cursors = await _introduction(server, request, socket, session)
             if who is not None:
                 await server.connected(session, who, cursors)
-                receive, take = socket.receive, server.receiver(session, who)
-                while True:
-                    message = await receive()
-                    if message.type is WSMsgType.TEXT:
-                        said = take(message.data)
-                        if said is not True and said is not False:
-                            await said
-                        if session.stall_timer is not None:  # it was congested a moment ago
-                            await session.drained(HEAR_SECONDS)
-                    elif message.type is WSMsgType.BINARY:
-                        session.push(_not_text(message.data))
-                    elif message.type in _OVER:
-                        break
+                await _serve_frames(socket, session, server.receiver(session, who))
         except Exception:
             LOG.exception("a bug in serving a WebSocket")
             session.close("a bug in the hub; come back")
@@ -319,6 +302,36 @@ class WebSockets:
         """Closes every connection, so that clients look for another hub at once."""
         for session in self._sessions:
             session.close("the hub is stopping; come back soon")
+
+
+async def _serve_frames(
+    socket: FrameSocket, session: WebSocketSession, receive: Callable[[bytes], bool | Awaitable[object]]
+) -> None:
+    """Takes the frames of a client that has authenticated, until the connection ends."""
+
+    def take(frame: bytes) -> Awaitable[object] | None:
+        said = receive(frame)
+        if session.stall_timer is None and (said is True or said is False):
+            return None
+        return finish(said)
+
+    async def finish(said: bool | Awaitable[object]) -> None:
+        if not isinstance(said, bool):
+            await said
+        if session.stall_timer is not None:  # it was congested a moment ago
+            await session.drained(HEAR_SECONDS)
+
+    socket.hand_over(take)
+    while True:
+        message = await socket.next_message()
+        if message.type is WSMsgType.TEXT:
+            unfinished = take(message.data)
+            if unfinished is not None:
+                await unfinished
+        elif message.type is WSMsgType.BINARY:
+            session.push(_not_text(message.data))
+        elif message.type in _OVER:
+            return
 
 
 async def _introduction(
