@@ -8,6 +8,7 @@ first frame that ends the connection, no frame is taken any more.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -42,7 +43,7 @@ class _FrameQueue(WebSocketDataQueue):
     unfinished: Awaitable[object] | None = None
     """what has to be awaited before the next frame is taken"""
 
-    def feed_data(self, data: WSMessage, size: int) -> None:  # type: ignore[override]
+    def feed_data(self, data: WSMessage, size: int) -> None:  # type: ignore[override]  # texts are bytes here
         """Take what has been read. It must not raise: its caller is a C function that cannot."""
         take, kind = self.take, data[0]
         if take is None or kind is not _TEXT or self.busy or self._buffer:
@@ -78,7 +79,7 @@ class FrameSocket(web.WebSocketResponse):
         self._writer = writer
         self._reset_heartbeat()
         handler = request.protocol
-        self._reader = self._frames = _FrameQueue(handler, _QUEUE_BYTES, loop=handler._loop)
+        self._reader = self._frames = _FrameQueue(handler, _QUEUE_BYTES, loop=asyncio.get_running_loop())
         self._parser = WebSocketReader(self._frames, READ_BYTES, compress=False, decode_text=False)
         handler.set_parser(self._parser, data_received_cb=self._on_data_received)
         handler.keep_alive(False)
