@@ -46,26 +46,32 @@ async def talk(serve: Serve, *texts: str, binary: bytes | None = None) -> int | 
         await runner.cleanup()
 
 
-async def until_closed(socket: FrameSocket) -> list[WSMsgType]:
-    """The types of the messages that were not handed over, the last one that of the end."""
-    seen = []
-    while not seen or seen[-1] not in (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED):
-        seen.append((await socket.next_message()).type)
-    return seen
+class WillingClient:
+    """A client that reads all it is sent, unless it is told to stall."""
+
+    def __init__(self) -> None:
+        self.stall_timer: asyncio.TimerHandle | None = None
+        self.waits = 0
+
+    async def drained(self, seconds: float | None = None) -> None:
+        self.waits += 1
+        self.stall_timer = None
 
 
-async def test_frames_are_handed_over_in_order_and_other_messages_are_returned() -> None:
+async def test_frames_are_handed_over_in_order_and_other_messages_are_yielded() -> None:
     taken: list[bytes] = []
     others: list[WSMsgType] = []
 
+    def receive(frame: bytes) -> bool:
+        taken.append(frame)
+        return True
+
     async def serve(socket: FrameSocket) -> None:
-        socket.hand_over(taken.append)
-        others.extend(await until_closed(socket))
+        others.extend([message.type async for message in socket.serve(receive, WillingClient())])
 
     await talk(serve, "one", "two", "three", binary=b"four")
-    returned = [kind for kind in others if kind is WSMsgType.TEXT]
-    assert taken == [b"one", b"two", b"three"][len(returned) :], "the first may come before the task waits"
-    assert WSMsgType.BINARY in others
+    assert taken == [b"one", b"two", b"three"]
+    assert others == [WSMsgType.BINARY]
 
 
 async def test_the_next_frame_waits_until_the_one_before_is_finished() -> None:
@@ -75,50 +81,69 @@ async def test_the_next_frame_waits_until_the_one_before_is_finished() -> None:
         await asyncio.sleep(0.01)
         log.append(f"finished {text}")
 
-    def take(frame: bytes) -> Awaitable[object] | None:
+    def receive(frame: bytes) -> Awaitable[object]:
         log.append(f"took {frame.decode()}")
         return finish(frame.decode())
 
     async def serve(socket: FrameSocket) -> None:
-        socket.hand_over(take)
-        while True:
-            message = await socket.next_message()
-            if message.type is WSMsgType.TEXT:
-                await (take(message.data) or asyncio.sleep(0))
-            elif message.type is not WSMsgType.CONTINUATION:
-                return
+        async for _ in socket.serve(receive, WillingClient()):
+            pass
 
     await talk(serve, "one", "two", "three")
     assert log == [f"{done} {text}" for text in ("one", "two", "three") for done in ("took", "finished")]
 
 
-async def test_a_bug_in_taking_a_frame_is_raised_where_the_connection_is_served() -> None:
-    raised: list[Exception] = []
+async def test_the_next_frame_waits_for_a_client_that_does_not_read() -> None:
+    client = WillingClient()
+    taken: list[int] = []
 
-    def take(frame: bytes) -> None:
+    def receive(_: bytes) -> bool:
+        taken.append(client.waits)
+        client.stall_timer = asyncio.get_running_loop().call_later(60, print)
+        client.stall_timer.cancel()
+        return False
+
+    async def serve(socket: FrameSocket) -> None:
+        async for _ in socket.serve(receive, client):
+            pass
+
+    await talk(serve, "one", "two", "three")
+    assert taken == [0, 1, 2]
+
+
+async def test_a_bug_in_taking_a_frame_is_raised_where_the_connection_is_served() -> None:
+    raised: list[str] = []
+
+    def receive(frame: bytes) -> bool:
         raise ZeroDivisionError(frame.decode())
 
     async def serve(socket: FrameSocket) -> None:
-        socket.hand_over(take)
         try:
-            while (await socket.next_message()).type is WSMsgType.TEXT:
+            async for _ in socket.serve(receive, WillingClient()):
                 pass
         except ZeroDivisionError as problem:
-            raised.append(problem)
+            raised.append(str(problem))
 
     await talk(serve, "one", "two")
-    assert [str(problem) for problem in raised] in (["one"], ["two"])
+    assert raised == ["one"]
 
 
 async def test_a_frame_after_the_end_of_the_connection_is_not_taken() -> None:
     taken: list[bytes] = []
 
+    def receive(frame: bytes) -> bool:
+        taken.append(frame)
+        return True
+
     async def serve(socket: FrameSocket) -> None:
-        socket.hand_over(taken.append)
-        waiting = asyncio.ensure_future(until_closed(socket))
+        async def read() -> None:
+            async for _ in socket.serve(receive, WillingClient()):
+                pass
+
+        reading = asyncio.ensure_future(read())
         await asyncio.sleep(0)
         await socket.close(message=b"enough")
-        await waiting
+        await reading
 
     code = await talk(serve, "late")
     assert taken == []

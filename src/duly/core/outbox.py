@@ -253,16 +253,8 @@ class Outbox:
 
     def launched(self, message: Message, attempt: int, after: int, now: int) -> Transmit:
         """Track an attempt that was committed, and return its transmission."""
-        under_way = self.transmissions
-        one = under_way.get(message.key)
-        if one is None:
-            one = under_way.begin(message, attempt, after, now)
-        one.attempt = attempt
-        one.begun = True
-        one.resting = False
-        one.tries += 1
-        under_way.repeat_later(one, now)
-        return Transmit(message, attempt, one.after, again=attempt > 1)
+        one = self.transmissions.transmitted(message, attempt, after, now)
+        return Transmit(message, attempt, one.after, attempt > 1)
 
     def resume(self, item: OpenDelivery, now: int) -> list[Todo]:
         """Take over a delivery that another worker began; do nothing if a newer attempt is under way here."""

@@ -76,6 +76,8 @@ class AccountDirectory:
     def stands(self, principal: Principal) -> bool:
         """Whether the principal's account still is the one it logged in to."""
         standing = self._book.standing.get(principal.name)
+        if standing is principal:  # nearly always: it logged in to what is still there
+            return True
         if standing is None or standing.role is not principal.role:
             return False
         return principal.epoch in (0, standing.epoch)

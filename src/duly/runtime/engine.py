@@ -14,8 +14,9 @@ performs what was taken in, and leaves the rest where it is: in the ledger.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
 
 from duly.core.messages import Answer, Message, Verdict
 from duly.core.operations import OpenDelivery, Results
@@ -26,6 +27,12 @@ from duly.errors import LedgerError, Overloaded, ProgramError, Stopped
 from duly.runtime.event_queue import EventQueue, QueuedEvent
 from duly.runtime.wake_timer import TimedMachine, WakeTimer
 from duly.storage.ledger import Ledger
+
+Perform: TypeAlias = Callable[[Effect], None]
+"""Carries out an effect."""
+
+Performers: TypeAlias = Mapping[type, Callable[..., None]]
+"""What carries out the effects of each type."""
 
 CAPACITY: Final = 10_000
 """Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
@@ -137,10 +144,22 @@ class _Group:
             self._commit.exception()  # so that asyncio does not complain that it was never retrieved
 
 
+class _Performers(dict[type, Callable[..., None]]):
+    """What performs the effects of each type; `otherwise` performs those of any other."""
+
+    def __init__(self, known: Performers, otherwise: Perform) -> None:
+        super().__init__(known)
+        self._otherwise = otherwise
+
+    def __missing__(self, kind: type) -> Callable[..., None]:
+        return self._otherwise
+
+
 class Engine:
     """Drives one machine on one ledger.
 
-    `perform` is called for every effect, in order, on the event loop; it must not block. `recall` is awaited
+    `perform` is called for every effect, in order, on the event loop; it must not block. For an effect of a
+    type in `performers`, the function there is called instead. `recall` is awaited
     before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
     restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
     take turns; otherwise everything is handled in the order it came, from any sender.
@@ -150,8 +169,9 @@ class Engine:
         self,
         machine: Machine,
         ledger: Ledger,
-        perform: Callable[[Effect], None],
+        perform: Perform,
         *,
+        performers: Performers = MappingProxyType({}),
         capacity: int = CAPACITY,
         fair: bool = False,
         recall: Callable[[], Awaitable[None]] | None = None,
@@ -159,7 +179,7 @@ class Engine:
     ) -> None:
         self._machine = machine
         self._ledger = ledger
-        self._perform = perform
+        self._performers = _Performers(performers, perform)
         self._recall = recall
         self._ours = ours
         self._events = EventQueue(capacity, fair=fair)
@@ -291,7 +311,7 @@ class Engine:
                     else:
                         _tell(gathering)
                     if flushed is not None:
-                        self._follow_up(flushed, self._gathering)
+                        self._do(self._follow_up(flushed), self._gathering)
                         if flushing is None and self._gathering.steps:
                             continue
                 if flushing is None:
@@ -317,35 +337,45 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
-        recall, handle, do = self._ledger.recall, self._machine.handle, self._do
+        recall, handle = self._ledger.recall, self._machine.handle
+        todo: list[Todo] = []
         for event, _ in batch:
             if type(event) is Arrived:
                 known = recall(event.message, now)
                 if known is not None and known.state is not None and known.state.terminal:
-                    do(self._machine.repeated(event.message, known, event.origin, now), group)
-                elif todo := handle(event, now):
-                    do(todo, group)
+                    todo += self._machine.repeated(event.message, known, event.origin, now)
+                elif follows := handle(event, now):
+                    todo += follows
                 else:
                     group.attached.append(event)
             else:
-                do(handle(event, now), group)
+                todo += handle(event, now)
+        self._do(todo, group)
         self._events.reserve(len(group.taken))
 
-    def _follow_up(self, group: _Group, gathering: _Group) -> None:
-        """Do what the steps of a group that is committed say."""
+    def _follow_up(self, group: _Group) -> list[Todo]:
+        """Return what the steps of a group that is committed say. All are asked first, and then it is done:
+        one thing for many commands is faster than many things for one."""
         self._failures = self._bugs = 0
         _tell(group)
-        now, do = self._ledger.clock.now(), self._do
+        now = self._ledger.clock.now()
+        todo: list[Todo] = []
         for step, results in zip(group.steps, group.results, strict=True):
-            do(step.done(results, now), gathering)
+            todo += step.done(results, now)
+        return todo
 
     def _do(self, todo: list[Todo], group: _Group) -> None:
         """Perform what needs no commit; the rest joins the group that is gathering."""
+        steps, performers = group.steps, self._performers
         for item in todo:
             if type(item) is Step:
-                group.steps.append(item)
+                steps.append(item)
             else:
-                self._perform(item)
+                performers[type(item)](item)
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            self._performers[type(effect)](effect)
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 
@@ -388,11 +418,9 @@ class Engine:
         """Nothing came of these: tell those who wait to try again."""
         for group in groups:
             for step in group.steps:
-                for effect in step.failed:
-                    self._perform(effect)
+                self._perform(step.failed)
             for event in group.attached:
-                for effect in self._machine.unable(event):
-                    self._perform(effect)
+                self._perform(self._machine.unable(event))
 
     async def _revive(self) -> None:
         """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
@@ -428,8 +456,7 @@ class Engine:
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
         for event in self._events.remove_arrivals():
-            for effect in self._machine.unable(event):
-                self._perform(effect)
+            self._perform(self._machine.unable(event))
         self._events.make_room(all_=self._stopping)
 
     async def _restore(self) -> list[Todo]:

@@ -9,8 +9,8 @@ first frame that ends the connection, no frame is taken any more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, Protocol, TypeAlias
 
 from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from aiohttp._websocket.reader import WebSocketDataQueue, WebSocketReader
@@ -23,41 +23,68 @@ READ_BYTES: Final = 4 * FRAME_LIMIT
 TOO_LARGE: Final = f"a frame of more than {READ_BYTES} bytes; the limit is {FRAME_LIMIT}".encode()
 _QUEUE_BYTES: Final = 64 * 1024
 _TEXT: Final = WSMsgType.TEXT
-_HARMLESS: Final = frozenset({WSMsgType.TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG})
-"""The types after which the connection goes on."""
+_OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 _UNFINISHED: Final = WSMessage(WSMsgType.CONTINUATION, None, None)
 """Wakes the task that serves the connection; aiohttp itself queues no message of this type."""
+_HARMLESS: Final = frozenset({_TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG, _UNFINISHED.type})
+"""The types after which the connection goes on."""
 
-Take = Callable[[bytes], Awaitable[object] | None]
-"""Takes a frame; returns what is to be awaited before the next one, or None."""
+HEAR_SECONDS: Final = 5.0
+"""A frame of a client that does not read is taken at least this often: it may be only a sign of life."""
+
+Receive: TypeAlias = Callable[[bytes], bool | Awaitable[object]]
+"""Takes a frame; returns what is to be awaited before the next one, or a bool if that is nothing."""
+
+
+class ReadingClient(Protocol):
+    """What of a session decides whether the frames of its client are taken."""
+
+    stall_timer: asyncio.TimerHandle | None
+    """checks that the client reads: it was congested a moment ago"""
+
+    async def drained(self, seconds: float | None = None) -> None:
+        """Returns when the client has read enough, or after this time."""
+        ...
 
 
 class _FrameQueue(WebSocketDataQueue):
     """What aiohttp's parser feeds. A text frame goes to the receiver; any other message, and what has to wait
     its turn, is queued for the task that serves the connection."""
 
-    take: Take | None = None
-    """the receiver, while frames are handed over"""
-    busy = True
-    """the task that serves the connection is at work on a message"""
+    receive: Receive | None = None
+    """the receiver, while frames are handed over as they come"""
+    client: ReadingClient
+    over = False
+    """the connection has come to its end"""
     unfinished: Awaitable[object] | None = None
     """what has to be awaited before the next frame is taken"""
 
     def feed_data(self, data: WSMessage, size: int) -> None:  # type: ignore[override]  # texts are bytes here
         """Take what has been read. It must not raise: its caller is a C function that cannot."""
-        take, kind = self.take, data[0]
-        if take is None or kind is not _TEXT or self.busy or self._buffer:
-            if kind not in _HARMLESS:
-                self.take = None
+        receive = self.receive
+        if receive is None or data[0] is not _TEXT:
+            self.receive = None  # the task comes first now
+            self.over = self.over or data[0] not in _HARMLESS
             super().feed_data(data, size)
             return
         try:
-            unfinished = take(data[1])
+            said = receive(data[1])
         except Exception as problem:
-            unfinished = _failed(problem)
-        if unfinished is not None:
-            self.unfinished = unfinished
-            super().feed_data(_UNFINISHED, 0)
+            said = _failed(problem)
+        if self.client.stall_timer is not None or (said is not True and said is not False):
+            self.unfinished = self.finish(said)
+            self.feed_data(_UNFINISHED, 0)
+
+    def is_empty(self) -> bool:
+        """Whether no message waits for the task that serves the connection."""
+        return not self._buffer
+
+    async def finish(self, said: bool | Awaitable[object]) -> None:
+        """Wait for what the receiver of a frame waits for, and for a client that does not read."""
+        if not isinstance(said, bool):
+            await said
+        if self.client.stall_timer is not None:
+            await self.client.drained(HEAR_SECONDS)
 
 
 async def _failed(problem: Exception) -> None:
@@ -84,23 +111,26 @@ class FrameSocket(web.WebSocketResponse):
         handler.set_parser(self._parser, data_received_cb=self._on_data_received)
         handler.keep_alive(False)
 
-    def hand_over(self, take: Take) -> None:
-        """Hand the text frames that come from now on to `take`, as soon as `next_message` is waited for."""
-        assert self._frames is not None
-        self._frames.take = take
-
-    async def next_message(self) -> WSMessage:
-        """Return the next message that was not handed over; frames are handed over until it comes. Raises
-        what taking one of them has raised."""
+    async def serve(self, receive: Receive, client: ReadingClient) -> AsyncIterator[WSMessage]:
+        """Hand the text frames to `receive` until the connection ends, and yield the other messages. Raises
+        what `receive` has raised."""
         frames = self._frames
         assert frames is not None
-        frames.busy = False
-        message: WSMessage = await self.receive()
-        frames.busy = True
-        unfinished, frames.unfinished = frames.unfinished, None
-        if unfinished is not None:
-            await unfinished
-        return message
+        frames.client = client
+        while True:
+            if not frames.over and frames.is_empty():
+                frames.receive = receive
+            message: WSMessage = await self.receive()
+            frames.receive = None
+            unfinished, frames.unfinished = frames.unfinished, None
+            if unfinished is not None:
+                await unfinished
+            if message.type is _TEXT:
+                await frames.finish(receive(message.data))
+            elif message.type in _OVER:
+                return
+            elif message.type is not _UNFINISHED.type:
+                yield message
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
         """Close the socket; the client learns the limit if it has sent a frame that is too large."""

@@ -13,7 +13,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from itertools import chain
 from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -41,9 +42,6 @@ QUEUE_BYTES: Final = 64 * 1024 * 1024
 """What is queued at most: answers to what the client asked itself, since everything else waits for room."""
 STILL_SECONDS: Final = 10.0
 """How long a congested client may take nothing at all."""
-HEAR_SECONDS: Final = 5.0
-"""A frame of a congested client is read at least this often: it may be only a sign of life."""
-_OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
 
@@ -81,10 +79,7 @@ class WebSocketSession:
         self._socket = socket
         self._transport = transport
         self._queue: deque[bytes] = deque()
-        """the header of a frame and its text, in turns"""
-        self._append = self._queue.append
         self._size = 0
-        """bytes of the texts in the queue"""
         self._written = 0
         """bytes handed to the transport so far"""
         self.stall_timer: asyncio.TimerHandle | None = None
@@ -106,11 +101,8 @@ class WebSocketSession:
         """Queues a frame, as JSON."""
         if self._closing is None:
             text = encode(frame)
-            size = len(text)
-            append = self._append
-            append(_HEADERS[size] if size < _SHORT else _header(size))
-            append(text)
-            self._size += size
+            self._queue.append(text)
+            self._size += len(text)
             if not self._due:
                 self._due = True
                 self._soon(self._flush)
@@ -119,13 +111,13 @@ class WebSocketSession:
         """The session is congested: a timer checks whether the client reads, and too long a queue ends it."""
         if self.stall_timer is None:
             self.stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
-        if len(self._queue) > 2 * QUEUE_FRAMES or self._size > QUEUE_BYTES:
+        if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
             self._hang_up()
 
     @property
     def congested(self) -> bool:
         """Whether more is queued than the client takes in a moment."""
-        return self._size > ROOM_BYTES or len(self._queue) > 2 * ROOM_FRAMES
+        return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
 
     async def drained(self, seconds: float | None = None) -> None:
         """Returns when the queue is short again, when the session has ended, or after this time."""
@@ -191,7 +183,6 @@ class WebSocketSession:
             while True:
                 self._behind = True
                 while queue:
-                    queue.popleft()  # aiohttp makes the header itself
                     frame = queue.popleft()
                     self._size -= len(frame)
                     self._written += len(frame)
@@ -232,15 +223,15 @@ class WebSocketSession:
             return
         size = self._size
         if size <= WRITE_BYTES:
-            transport.write(b"".join(queue))
+            transport.write(_framed(queue))
             queue.clear()
         else:
-            parts: list[bytes] = []
+            frames: list[bytes] = []
             size = 0
             while queue and size < WRITE_BYTES:
-                parts += (queue.popleft(), queue.popleft())
-                size += len(parts[-1])
-            transport.write(b"".join(parts))
+                frames.append(queue.popleft())
+                size += len(frames[-1])
+            transport.write(_framed(frames))
         self._size -= size
         self._written += size
         if self._drained and not self.congested:
@@ -260,9 +251,19 @@ def _header(length: int) -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big")
 
 
-_SHORT: Final = 1_024
-_HEADERS: Final = tuple(map(_header, range(_SHORT)))
-"""The headers of short frames, by length: nearly all are short."""
+class _Headers(dict[int, bytes]):
+    """The headers of frames by length; those of short frames, nearly all, are made once."""
+
+    def __missing__(self, length: int) -> bytes:
+        return _header(length)
+
+
+_header_of: Final = _Headers((length, _header(length)) for length in range(1_024)).__getitem__
+
+
+def _framed(texts: Collection[bytes]) -> bytes:
+    """Texts as frames, one after another. No step of this is taken in Python for each frame."""
+    return b"".join(chain.from_iterable(zip(map(_header_of, map(len, texts)), texts, strict=True)))
 
 
 class WebSockets:
@@ -287,7 +288,9 @@ class WebSockets:
             who, cursors = await _introduction(server, request, socket, session)
             if who is not None:
                 await server.connected(session, who, cursors)
-                await _serve_frames(socket, session, server.receiver(session, who))
+                async for message in socket.serve(server.receiver(session, who), session):
+                    if message.type is WSMsgType.BINARY:
+                        session.push(_not_text(message.data))
         except Exception:
             LOG.exception("a bug in serving a WebSocket")
             session.close("a bug in the hub; come back")
@@ -302,36 +305,6 @@ class WebSockets:
         """Closes every connection, so that clients look for another hub at once."""
         for session in self._sessions:
             session.close("the hub is stopping; come back soon")
-
-
-async def _serve_frames(
-    socket: FrameSocket, session: WebSocketSession, receive: Callable[[bytes], bool | Awaitable[object]]
-) -> None:
-    """Takes the frames of a client that has authenticated, until the connection ends."""
-
-    def take(frame: bytes) -> Awaitable[object] | None:
-        said = receive(frame)
-        if session.stall_timer is None and (said is True or said is False):
-            return None
-        return finish(said)
-
-    async def finish(said: bool | Awaitable[object]) -> None:
-        if not isinstance(said, bool):
-            await said
-        if session.stall_timer is not None:  # it was congested a moment ago
-            await session.drained(HEAR_SECONDS)
-
-    socket.hand_over(take)
-    while True:
-        message = await socket.next_message()
-        if message.type is WSMsgType.TEXT:
-            unfinished = take(message.data)
-            if unfinished is not None:
-                await unfinished
-        elif message.type is WSMsgType.BINARY:
-            session.push(_not_text(message.data))
-        elif message.type in _OVER:
-            return
 
 
 async def _introduction(

@@ -8,7 +8,6 @@ gets the command when it comes back.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import cast
 
 import msgspec
 
@@ -20,7 +19,7 @@ from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.core.backlog import Backlog
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, names_in
-from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
+from duly.core.steps import Effect, Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
 from duly.identity.accounts import Accounts
 from duly.runtime.audit import AuditLog
@@ -50,13 +49,13 @@ class CommandEffects:
         self._backlog = backlog
         self._remote = remote
         self._audit = audit
-        self._traces = traces
+        self._note = traces.note
         self._unaddressed = unaddressed
 
     def reply(self, reply: Reply) -> None:
         """Tell a sender what was said of its command."""
         message, verdict = reply.message, reply.verdict
-        self._traces.note(message.key, verdict.named)
+        self._note(message.key, verdict.named)
         if self._audit.watchers:
             self._audit.see(
                 "said",
@@ -66,13 +65,12 @@ class CommandEffects:
                 to=message.recipient,
                 kind=message.kind,
             )
-        session = cast("Session | None", reply.origin)
+        session: Session | None = reply.origin  # type: ignore[assignment]  # the core gives back what it got
         if session is not None:
             session.push(outgoing.server_ack(message.id, verdict))
+            if verdict.answer is not None and verdict.state is not None and verdict.state.terminal:
+                session.push(outgoing.ack(message.id, message.recipient, verdict.state, verdict.answer))
         self._remote.follow(message, verdict, session)
-        state, answer = verdict.state, verdict.answer
-        if answer is not None and state is not None and state.terminal and session is not None:
-            session.push(outgoing.ack(message.id, message.recipient, state, answer))
 
     def transmit(self, transmit: Transmit) -> None:
         """Send a command to its device, if it is connected here."""
@@ -82,7 +80,7 @@ class CommandEffects:
             return
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
-        self._traces.note(message.key, "sent", attempt)
+        self._note(message.key, "sent", attempt)
         device.push(outgoing.command(message, transmit.after))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
@@ -111,11 +109,12 @@ class CommandEffects:
         scope, id_ = names_in(key)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
-        self._traces.note(key, state.word)
+        self._note(key, state.word)
         if self._audit.watchers:
             self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
-        for session in cast("Collection[Session | None]", origins):
+        session: Session
+        for session in origins:  # type: ignore[assignment]  # the core gives back what it got
             if session is not None:
                 session.push(frame)
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
@@ -131,7 +130,11 @@ class CommandEffects:
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
-        self._traces.note(key, "at work")
+        self._note(key, "at work")
         frame = outgoing.working(id_, device, progress, more)
         for session in self._sessions.apps.get(scope, ()):
             session.push(frame)
+
+
+def no_effect(_: Effect) -> None:
+    """Perform an effect that means nothing to a gateway."""
