@@ -74,9 +74,7 @@ class Transmissions:
 
     def transmitted(self, message: Message, attempt: int, after: int, now: int) -> Transmission:
         """Note that this attempt is transmitted now; a message that was not under way is from now on."""
-        one = self._by_key.get(message.key)
-        if one is None:
-            one = self.begin(message, attempt, after, now)
+        one = self._by_key.get(message.key) or self.begin(message, attempt, after, now)
         one.attempt = attempt
         one.begun = True
         one.resting = False
@@ -131,12 +129,18 @@ class Transmissions:
         """Return when a message that is transmitted now is sent again, if it is not answered."""
         if self._resend is None or self.is_sent_once(message):
             return FOREVER
-        return self._after(attempt, message, now)
+        if attempt == 1 and self._first is not None:
+            return now + self._first
+        delay = self._delay(attempt, message.key)
+        return FOREVER if delay is None else now + delay
 
     def repeat_later(self, one: Transmission, now: int) -> None:
         """Set the timer of a message that was just transmitted. Whether its recipient is sent everything once
         only is asked when it is due: most are answered before."""
-        self.schedule(one, self._after(one.tries, one.message, now))
+        delay = self._first if one.tries == 1 else None
+        if delay is None:
+            delay = self._delay(one.tries, one.message.key)
+        self.schedule(one, FOREVER if delay is None else now + delay)
 
     def has_no_more_tries(self, one: Transmission) -> bool:
         """Return whether a message that is due again must not be sent again."""
@@ -199,13 +203,6 @@ class Transmissions:
                 one.give_up += by
             if one.next_try < FOREVER:
                 one.next_try += by
-
-    def _after(self, tries: int, message: Message, now: int) -> int:
-        """Return when a message is due again after so many tries; `FOREVER`: never."""
-        delay = self._first if tries == 1 else None
-        if delay is None:
-            delay = self._delay(tries, message.key)
-        return FOREVER if delay is None else now + delay
 
     def _delay(self, attempt: int, salt: bytes) -> int | None:
         return None if self._resend is None else self._resend.delay(attempt, salt)

@@ -337,12 +337,12 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
-        recall, handle = self._ledger.recall, self._machine.handle
+        handle, end_of = self._machine.handle, self._end_of
         todo: list[Todo] = []
         for event, _ in batch:
             if type(event) is Arrived:
-                known = recall(event.message, now)
-                if known is not None and known.state is not None and known.state.terminal:
+                known = end_of(event.message, now)
+                if known is not None:
                     todo += self._machine.repeated(event.message, known, event.origin, now)
                 elif follows := handle(event, now):
                     todo += follows
@@ -352,6 +352,11 @@ class Engine:
                 todo += handle(event, now)
         self._do(todo, group)
         self._events.reserve(len(group.taken))
+
+    def _end_of(self, message: Message, now: int) -> Verdict | None:
+        """Return what a repeat of a message that has ended is told, if memory knows."""
+        known = self._ledger.recall(message, now)
+        return None if known is None or known.state is None or not known.state.terminal else known
 
     def _follow_up(self, group: _Group) -> list[Todo]:
         """Return what the steps of a group that is committed say. All are asked first, and then it is done:

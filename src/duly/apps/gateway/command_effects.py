@@ -89,24 +89,23 @@ class CommandEffects:
 
     def report(self, report: ReportOutcome) -> None:
         """Tell apps here how a command has ended."""
-        origins = report.origins
-        if self._backlog.waiting:
-            self._backlog.remove(report.key)
-        also = self._remote.ended(report.key, report.state)
+        key, origins = report.key, report.origins
+        also = self._remote.ended(key, report.state)
         if also:
             origins = (*origins, *(origin for origin in also if origin not in origins))
-        self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
+        self._tell_end(key, report.state, report.answer, report.recipient, origins)
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
         """Tell apps here how a command has ended at another hub."""
         message, answer = record.message, record.answer or Answer()
-        self._backlog.remove(message.key)
         self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
 
     def _tell_end(
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> None:
         scope, id_ = names_in(key)
+        if self._backlog.waiting:
+            self._backlog.remove(key)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
         self._note(key, state.word)
