@@ -24,7 +24,8 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
 from duly.core.ordering import Lanes
 from duly.core.outbox import Outbox
-from duly.core.steps import Arrived, DeliveriesFound, Reply, Step, Todo
+from duly.core.steps import Answered, Arrived, DeliveriesFound, Reply, Step, Todo
+from duly.core.transmissions import Transmission
 from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
@@ -352,11 +353,9 @@ def silence_is_not_fenced(patch: Patch) -> None:
     """A hub that a device has left calls unanswered what the device is doing for another."""
     end = Outbox._end
 
-    def unfenced(
-        self: Outbox, entry: Any, state: State, answer: Any, attempt: Any, *more: Any, **other: Any
-    ) -> list[Todo]:
-        attempt = None if state is State.UNKNOWN else attempt
-        return end(self, entry, state, answer, attempt, *more, **other)
+    def unfenced(self: Outbox, one: Transmission, said: Answered, now: int) -> list[Todo]:
+        open_ = msgspec.structs.replace(said, attempt=None) if said.state is State.UNKNOWN else said
+        return end(self, one, open_, now)
 
     patch.setattr(Outbox, "_end", unfenced)
 

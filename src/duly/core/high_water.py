@@ -77,9 +77,9 @@ class HighWaterMarks:
             one = self._add(mark, (n, ms), n)
             one.going = {_FLOOR: _NOTHING, key: (n, ms, turn)}
             return -1
-        (top, top_ms), last = one.at, one.last
-        if n <= top and ms <= top_ms:  # not `is_later`
+        if not is_later(n, ms, one.at):
             return None
+        (top, top_ms), last = one.at, one.last
         if one.going is None:
             one.going = {_FLOOR: (top, top_ms, 0)}
         one.going[key] = (n, ms, turn)

@@ -251,7 +251,7 @@ class Lanes:
         does not make a late one late; one that was never released is taken out of its queue."""
         order, recipient, key = message.order, message.recipient, message.key
         if order is not None and order.mode is not _ANY:
-            self._marks.settled(name_of(recipient, order.key, message.scope), key, counts)
+            self._marks.settled(name_of(recipient, order.key, message.scope), key, counts=counts)
         lanes, outstanding = self._lanes.get(recipient), self._outstanding
         if outstanding is not None:
             if not outstanding.release(recipient, key):

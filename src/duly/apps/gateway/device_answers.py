@@ -30,16 +30,8 @@ from duly.wire.frames import Frame
 TellProgress: TypeAlias = Callable[[bytes, str, msgspec.Raw, Fields], None]
 
 
-def hand_over(engine: Engine, event: Event, answered: bool) -> bool | Awaitable[bool]:
-    """Hand an event to the engine: at once, or as soon as it has room. Returns `answered`."""
-    try:
-        engine.offer(event)
-    except Overloaded:
-        return _wait_for_room(engine, event, answered)
-    return answered
-
-
-async def _wait_for_room(engine: Engine, event: Event, answered: bool) -> bool:
+async def put_later(engine: Engine, event: Event, answered: bool) -> bool:
+    """Hand an event to the engine as soon as it has room. Returns `answered`."""
     await engine.put(event)
     return answered
 
@@ -82,7 +74,13 @@ class DeviceAnswers:
             return self._note_progress(key, device, frame.progress, frames.more_in(frame))
         state, answer = frames.answer_of(frame)
         end = Answered(key, state, answer, None, (), device, command is None or command.kind != CHUNK)
-        return self._take_late(end) if command is None else hand_over(self._engine, end, False)
+        if command is None:
+            return self._take_late(end)
+        try:
+            self._engine.offer(end)
+        except Overloaded:
+            return put_later(self._engine, end, False)
+        return False
 
     def _sender_of(self, device: str, seq_id: str) -> str:
         """The app that an ack without `to` is for."""

@@ -23,7 +23,7 @@ import msgspec
 
 from duly.apps.gateway.admission import CommandAdmission, not_granted
 from duly.apps.gateway.command_effects import CommandEffects, no_effect
-from duly.apps.gateway.device_answers import DeviceAnswers, hand_over
+from duly.apps.gateway.device_answers import DeviceAnswers, put_later
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
@@ -48,7 +48,7 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS
-from duly.errors import DulyError, LedgerError, Malformed
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine, Performers
@@ -279,7 +279,11 @@ class GatewayService:
                 return self._take_after(search, event)
         if self._inbox.backlog.waiting and self._admission.excess(event) is not None:
             return self._take_slowly(event)
-        return hand_over(self.engine, event, True)
+        try:
+            self.engine.offer(event)
+        except Overloaded:
+            return put_later(self.engine, event, True)
+        return True
 
     async def _take_after(self, search: Awaitable[bool], event: Arrived) -> bool:
         """Take a command in once it is known whether another hub holds its device."""
