@@ -49,13 +49,13 @@ class CommandEffects:
         self._backlog = backlog
         self._remote = remote
         self._audit = audit
-        self._note = traces.note
+        self._traces = traces
         self._unaddressed = unaddressed
 
     def reply(self, reply: Reply) -> None:
         """Tell a sender what was said of its command."""
         message, verdict = reply.message, reply.verdict
-        self._note(message.key, verdict.named)
+        self._traces.note(message.key, verdict.named)
         if self._audit.watchers:
             self._audit.see(
                 "said",
@@ -80,7 +80,7 @@ class CommandEffects:
             return
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
-        self._note(message.key, "sent", attempt)
+        self._traces.note(message.key, "sent", attempt)
         device.push(outgoing.command(message, transmit.after))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
@@ -89,26 +89,27 @@ class CommandEffects:
 
     def report(self, report: ReportOutcome) -> None:
         """Tell apps here how a command has ended."""
-        key, origins = report.key, report.origins
-        also = self._remote.ended(key, report.state)
+        origins = report.origins
+        if self._backlog.waiting:
+            self._backlog.remove(report.key)
+        also = self._remote.ended(report.key, report.state)
         if also:
             origins = (*origins, *(origin for origin in also if origin not in origins))
-        self._tell_end(key, report.state, report.answer, report.recipient, origins)
+        self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
         """Tell apps here how a command has ended at another hub."""
         message, answer = record.message, record.answer or Answer()
+        self._backlog.remove(message.key)
         self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
 
     def _tell_end(
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> None:
         scope, id_ = names_in(key)
-        if self._backlog.waiting:
-            self._backlog.remove(key)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
-        self._note(key, state.word)
+        self._traces.note(key, state.word)
         if self._audit.watchers:
             self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
@@ -129,7 +130,7 @@ class CommandEffects:
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
-        self._note(key, "at work")
+        self._traces.note(key, "at work")
         frame = outgoing.working(id_, device, progress, more)
         for session in self._sessions.apps.get(scope, ()):
             session.push(frame)

@@ -116,13 +116,16 @@ class GatewayService:
         self._traces = TraceLog(ledger.clock)
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
-            self.sessions, accounts, self._admission, self._inbox.backlog, self.remote, audit, self._traces,
+            self.sessions,
+            accounts,
+            self._admission,
+            self._inbox.backlog,
+            self.remote,
+            audit,
+            self._traces,
             unaddressed,
-        )  # fmt: skip
-        self.engine = Engine(
-            self._inbox, ledger, no_effect, performers=self.performers(), fair=True,
-            ours=self.remote.open_deliveries,
-        )  # fmt: skip
+        )
+        self.engine = self._new_engine()
         self.answers = DeviceAnswers(
             self._inbox, self.engine, ledger, audit, self.remote, self._effects.tell_progress, unaddressed
         )
@@ -318,6 +321,10 @@ class GatewayService:
         for session, device in self.sessions.grants():
             if not self.pushes.knows(session, device):
                 await self.pushes.introduce(session, device, self.online)
+
+    def _new_engine(self) -> Engine:
+        ours, performers = self.remote.open_deliveries, self.performers()
+        return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=ours)
 
     def performers(self) -> Performers:
         """What performs the effects of each type."""

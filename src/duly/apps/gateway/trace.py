@@ -27,13 +27,12 @@ class TraceLog:
     are three to a command, and few are ever asked for."""
 
     def __init__(self, clock: Clock) -> None:
-        self._now = clock.now
+        self._clock = clock
         self._hops: deque[tuple[bytes, int, str, int]] = deque(maxlen=HOPS_KEPT)
-        self._append = self._hops.append
 
     def note(self, key: bytes, what: str, attempt: int = 0) -> None:
         """Note that this happened to a command, now."""
-        self._append((key, self._now(), what, attempt))
+        self._hops.append((key, self._clock.now(), what, attempt))
 
     def of(self, key: bytes) -> list[Hop]:
         """Return what happened to a command, in order."""
