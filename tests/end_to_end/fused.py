@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from msgspec.structs import replace
@@ -17,21 +18,22 @@ from msgspec.structs import replace
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.channels.webhook import WebhookChannel
 from duly.apps.chat.service import ChatService
-from duly.apps.gateway.service import GatewayService
+from duly.apps.gateway.command_effects import CommandEffects
 from duly.cli import device
 from duly.cli.device import Effects
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
 from duly.core.messages import Answer
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Effect, Reply, ReportOutcome, Transmit
+from duly.core.steps import Effect
 from duly.core.units import MS, SECOND
 from duly.server import hub
 from duly.server.policies import fanout_policy
 from duly.storage.sqlite.ledger import SqliteLedger
 
 RETRY = RetryPolicy.exponential(200 * MS, 2 * SECOND)
-HUB_EFFECTS: dict[str, type[Effect]] = {"server_ack": Reply, "passing on": Transmit, "ack": ReportOutcome}
+HUB_EFFECTS = {"server_ack": "reply", "passing on": "transmit", "ack": "report"}
+"""What a hub does for a command, and the method of `CommandEffects` that does it."""
 
 
 def around(*names: str) -> list[str]:
@@ -59,7 +61,7 @@ class Fuse:
 
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
-    commit, perform, add, say = SqliteLedger.commit, GatewayService._perform, Effects.add, Device._answer
+    commit, add, say = SqliteLedger.commit, Effects.add, Device._answer
     tell, notify = ChatService._perform, WebhookChannel.send
 
     def deadly_tell(self: ChatService, effect: Effect) -> None:
@@ -73,11 +75,13 @@ def wire(fuse: Fuse) -> None:
         fuse("after commit")
         return results
 
-    def deadly_perform(self: GatewayService, effect: Effect) -> None:
-        name = next(name for name, kind in HUB_EFFECTS.items() if isinstance(effect, kind))
-        fuse(f"before {name}")
-        perform(self, effect)
-        fuse(f"after {name}")
+    def deadly(name: str, perform: Callable[..., None]) -> Callable[..., None]:
+        def performing(self: CommandEffects, effect: Effect) -> None:
+            fuse(f"before {name}")
+            perform(self, effect)
+            fuse(f"after {name}")
+
+        return performing
 
     def deadly_effect(self: Effects, command: Command) -> None:
         fuse("before effect")
@@ -96,7 +100,8 @@ def wire(fuse: Fuse) -> None:
 
     WebhookChannel.send = deadly_notify  # type: ignore[method-assign]  # a fuse
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign, assignment]  # a fuse
-    GatewayService._perform = deadly_perform  # type: ignore[method-assign]  # a fuse
+    for name, perform in HUB_EFFECTS.items():
+        setattr(CommandEffects, perform, deadly(name, getattr(CommandEffects, perform)))
     ChatService._perform = deadly_tell  # type: ignore[method-assign]  # a fuse
     Effects.add = deadly_effect  # type: ignore[method-assign]  # a fuse
     Device._answer = deadly_say  # type: ignore[method-assign]  # a fuse

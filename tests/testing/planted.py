@@ -24,7 +24,8 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, Word
 from duly.core.ordering import Lanes
 from duly.core.outbox import Outbox
-from duly.core.steps import Arrived, DeliveriesFound, Reply, Step, Todo
+from duly.core.steps import Answered, Arrived, DeliveriesFound, Reply, Step, Todo
+from duly.core.transmissions import Transmission
 from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
@@ -219,14 +220,10 @@ def memory_is_the_truth(patch: Patch) -> None:
     patch.setattr(Ledger, "_moved", lambda self, write: None)
     from duly.runtime.engine import Engine
 
-    def trusting(self: Engine, event: Any, now: int) -> list[Todo]:
-        if hasattr(event, "message"):
-            known = self._ledger.recall(event.message, now)
-            if known is not None:
-                return self._machine.repeated(event.message, known, event.origin, now)
-        return self._machine.handle(event, now)
+    def trusting(self: Engine, message: Message, now: int) -> Verdict | None:
+        return self._ledger.recall(message, now)
 
-    patch.setattr(Engine, "_handle", trusting)
+    patch.setattr(Engine, "_end_of", trusting)
 
 
 def handlers_side_by_side(patch: Patch) -> None:
@@ -356,11 +353,9 @@ def silence_is_not_fenced(patch: Patch) -> None:
     """A hub that a device has left calls unanswered what the device is doing for another."""
     end = Outbox._end
 
-    def unfenced(
-        self: Outbox, entry: Any, state: State, answer: Any, attempt: Any, *more: Any, **other: Any
-    ) -> list[Todo]:
-        attempt = None if state is State.UNKNOWN else attempt
-        return end(self, entry, state, answer, attempt, *more, **other)
+    def unfenced(self: Outbox, one: Transmission, said: Answered, now: int) -> list[Todo]:
+        open_ = msgspec.structs.replace(said, attempt=None) if said.state is State.UNKNOWN else said
+        return end(self, one, open_, now)
 
     patch.setattr(Outbox, "_end", unfenced)
 

@@ -77,15 +77,14 @@ class HighWaterMarks:
             one = self._add(mark, (n, ms), n)
             one.going = {_FLOOR: _NOTHING, key: (n, ms, turn)}
             return -1
-        before, last = one.at, one.last
-        if not is_later(n, ms, before):
+        if not is_later(n, ms, one.at):
             return None
-        one.at = (n, max(ms, before[1]))
-        one.last = n
+        (top, top_ms), last = one.at, one.last
         if one.going is None:
-            one.going = {_FLOOR: (*before, 0), key: (n, ms, turn)}
-        else:
-            one.going[key] = (n, ms, turn)
+            one.going = {_FLOOR: (top, top_ms, 0)}
+        one.going[key] = (n, ms, turn)
+        one.at = (n, max(top_ms, ms))
+        one.last = n
         self._marks.move_to_end(mark)
         return last
 
@@ -124,20 +123,21 @@ class HighWaterMarks:
         n, ms, _ = before if before[2] > floor[2] else floor
         return n, ms
 
-    def settled(self, mark: str, key: bytes, *, counts: bool) -> None:
+    def settled(self, mark: str, key: bytes, counts: bool) -> None:
         """Record the end of a message that was handed over; it counts unless it failed."""
         one = self._marks.get(mark)
         going = None if one is None else one.going
         if one is None or going is None or key not in going:
             return
         if counts:
-            ended = going[key]
+            ended = going.pop(key)
             if ended[2] > going[_FLOOR][2]:
                 going[_FLOOR] = ended  # nothing before it matters any more
-        elif (before := self._before(mark, key)) is not None:
-            n, top = one.at
-            one.at = before if before[0] == n else (before[0], top + 1)
-        del going[key]
+        else:
+            if (before := self._before(mark, key)) is not None:
+                n, top = one.at
+                one.at = before if before[0] == n else (before[0], top + 1)
+            del going[key]
         if len(going) < 2:
             one.going = None
 

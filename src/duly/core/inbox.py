@@ -72,6 +72,11 @@ from duly.core.steps import (
 from duly.core.timers import Timers
 from duly.core.units import FOREVER, MS
 
+_ACCEPTED: Final = State.ACCEPTED  # reading a member from its class takes nine times as long
+_SENT: Final = State.SENT
+_SUPERSEDED: Final = State.SUPERSEDED
+_FRESH: Final = Word.FRESH
+
 
 class _Live(Struct, eq=False, gc=False):
     """A message that is being admitted, or was and has not ended."""
@@ -197,18 +202,21 @@ class Inbox:
 
     def receive(self, event: Arrived, now: int) -> list[Todo]:
         """Admit a new message, attach a repeat to the message it repeats, or refuse."""
-        message, origin = event.message, event.origin
+        message = event.message
         live = self._live.get(message.key)
         if live is not None and live.message.fingerprint == message.fingerprint:
-            return self._attach(live, origin)
+            return self._attach(live, event.origin)
         horizon = self._horizon(message.kind)
         refusal = horizons.judge(message, horizon, now) or self._refuse(event, now)
         if refusal is not None or live is not None:
-            return [_recall(message, refusal or UNABLE, origin, now), *self._count(message, now)]
+            return [_recall(message, refusal or UNABLE, event.origin, now), *self._count(message, now)]
         if self._shared and message.recipient not in self.lanes.reachable:
             return self._leave(event, horizon, now)
-        live = self._live[message.key] = _Live(message, [origin], committed=False, given=event.given)
+        live = self._live[message.key] = _Live(message, [event.origin], False, False, event.given)
         moves = self.lanes.offer(message, now)
+        if not moves:
+            self._wait(message)
+            return [self._admit(live, None, horizon, now)]
         if len(moves) == 1 and moves[0].message is message:
             return [self._admit(live, moves[0], horizon, now)]
         todo: list[Todo] = []
@@ -335,14 +343,15 @@ class Inbox:
 
     def _admit(self, live: _Live, move: Move | None, horizon: Horizon, now: int) -> Step:
         message = live.message
-        state = State.ACCEPTED
+        state = _ACCEPTED
         raised: RaiseMark | None = None
+        then: Group
         if type(move) is Release:
             # Sent is what it will be, unless its mark says that it is late.
-            state = State.SENT
-            then: Group = (self.outbox.launch(message, now),)
+            state = _SENT
+            then = (self.outbox.launch(message, now),)
             if move.mark:
-                late = Advance(message.key, State.SUPERSEDED, now, _TOO_LATE)
+                late = Advance(message.key, _SUPERSEDED, now, _TOO_LATE)
                 raised = RaiseMark(move.mark, move.n, move.ms, then, (late,))
                 then = (raised,)
         elif type(move) is Supersede:
@@ -373,23 +382,22 @@ class Inbox:
         message, origins = live.message, live.origins
         # What had to be so was not: then only what is known of the message was asked.
         verdict = (results.first(Recall) if live.given else None) or results.of(admit)
-        if verdict.word is not Word.FRESH:
+        if verdict.word is not _FRESH:
             return self._not_fresh(live, verdict, now)
         live.committed = True
         if live.away:
             self._live.pop(message.key, None)  # it goes on being counted, until its end is known
         todo: list[Todo] = [Reply(origins[0], message, verdict)]
-        here = State.ACCEPTED
-        follows: list[Todo] = []
         if type(move) is Release and (raised is None or results.of(raised)):
-            here = State.SENT
-            follows = [self.outbox.launched(message, 1, move.after, now)]
+            here = _SENT
+            todo.append(self.outbox.launched(message, 1, move.after, now))
         elif move is not None:
-            here = State.SUPERSEDED
-            follows = self._superseded(message, getattr(move, "reason", LATE), now)
+            here = _SUPERSEDED
+            todo += self._superseded(message, getattr(move, "reason", LATE), now)
+        else:
+            here = _ACCEPTED
         if len(origins) > 1:
-            todo += [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in origins[1:]]
-        todo += follows
+            todo[1:1] = [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in origins[1:]]
         return todo
 
     def _not_fresh(self, live: _Live, verdict: Verdict, now: int) -> list[Todo]:
@@ -529,11 +537,12 @@ class Inbox:
         return self._move_all(self.lanes.finished(message, now, counts=counts), now)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
-        live = self._live.pop(message.key, None)
+        key = message.key
+        live = self._live.pop(key, None)
         if self.backlog.waiting:
-            self._stop_waiting(message.key)
-        origins = tuple(live.origins) if live is not None else ()
-        todo: list[Todo] = [ReportOutcome(message.key, state, answer, origins, message.recipient)]
+            self._stop_waiting(key)
+        origins = () if live is None else tuple(live.origins)
+        todo: list[Todo] = [ReportOutcome(key, state, answer, origins, message.recipient)]
         if moves := self.lanes.finished(message, now, counts=state in TOOK_EFFECT):
             todo += self._move_all(moves, now)
         return todo

@@ -103,7 +103,7 @@ class Message(Struct, frozen=True, gc=False):
             meaning = _address(self.kind, self.recipient)
         except TypeError:  # of what cannot even be looked up
             raise Malformed("scope, id, kind and recipient must be text that UTF-8 can carry") from None
-        if not isinstance(body, bytes):
+        if type(body) is not bytes:
             raise Malformed(f"body must be bytes, not {type(body).__name__}; encode it first")
         if len(body) > BODY_LIMIT:
             raise TooLarge(f"body has {len(body)} bytes, the limit is {BODY_LIMIT}; send it in parts")
@@ -142,8 +142,11 @@ def names_in(key: bytes) -> tuple[str, str]:
 def parts_of(id: str) -> tuple[int | None, int | None, bytes, bytes]:
     """Return the parts of an id: the time (µs) and the counter it carries, what leads its key, and what
     ends it."""
-    raw = _name("id", id)
-    made, n = read(id)
+    try:
+        made, n = read(id)
+    except TypeError:
+        made = n = None  # it is no text, and refused as such
+    raw = _name("id", id) if n is None else id.encode()  # digits and an underscore need no check
     return made, n, _NO_TIME if made is None else (made // MS).to_bytes(6, "big"), raw
 
 

@@ -43,6 +43,7 @@ from duly.errors import Malformed
 
 LATE: Final = "a later one took effect, or is under way, before it arrived"
 NEWER: Final = "a newer one was handed over in its place"
+_ANY: Final = Mode.ANY  # reading a member from its class takes nine times as long
 BURST: Final = 1_000
 """Milliseconds: numbers 0 of one sender that were made so close together are sorted by their time."""
 
@@ -80,6 +81,7 @@ class Lanes:
         self, policy: LanePolicy | None = None, marks: Mapping[str, tuple[int, int]] | None = None
     ) -> None:
         self._policy = policy or LanePolicy()
+        self._gated = self._policy.gated
         self._counted = self._policy.serial or self._policy.width is not None
         """it matters what is under way"""
         ahead = self._policy.ahead
@@ -107,41 +109,45 @@ class Lanes:
         order = message.order
         if order is None:
             return self._start(message)
-        if order.mode is Mode.ANY:
-            counted = order.n is not None and order.after is None
-            following = self.arrived(message.scope, order.n or 0, message.made, now) if counted else []
+        n, after, scope = order.n, order.after, message.scope
+        if order.mode is _ANY:
+            counted = n is not None and after is None
+            following = self.arrived(scope, n or 0, message.made, now) if counted else []
             return [*self._start(message), *following]
-        mark = name_of(message.recipient, order.key, message.scope)
-        n = order.n
+        mark = name_of(message.recipient, order.key, scope)
         if n is None:
             return self._sort(message, mark, now)
         # Its time is only ever compared with the same sender's: clamping it to our clock would make
         # a late message of a fast clock look like a sender that counts anew.
         ms = message.made // MS
-        name, needs = (message.scope, n - 1) if order.after is None else (mark, order.after)
-        chain = self._chains.open(name)
-        if not n and order.after is None and self._has_only_time(order, chain, ms):
-            chain.mark, chain.top_ms = 0, max(chain.top_ms, ms)  # should it count after all, this was its 0
-            return self._sort(message, mark, now)
-        moves: list[Move] = []
-        if self._chains.by_time:
-            moves = self._let_all_go(self._chains.stop_sorting(message.scope))
-        if needs > chain.mark and name is mark and (released := self._marks.get(mark)) is not None:
-            # It says what it comes after, and that was released here without saying so itself.
-            chain.mark = max(chain.mark, released[0])
+        chains = self._chains
+        if after is None:
+            name, needs = scope, n - 1
+            chain = chains.open(name)
+            if not n and self._has_only_time(order, chain, ms):
+                # should it count after all, this was its 0
+                chain.mark, chain.top_ms = 0, max(chain.top_ms, ms)
+                return self._sort(message, mark, now)
+        else:
+            name, needs = mark, after
+            chain = chains.open(name)
+            if needs > chain.mark and (released := self._marks.get(mark)) is not None:
+                # It says what it comes after, and that was released here without saying so itself.
+                chain.mark = max(chain.mark, released[0])
+        moves = self._let_all_go(chains.stop_sorting(scope)) if chains.by_time else []
         if needs <= chain.mark < n and not chain.held and not chain.ahead:
             # As usual: it follows on, and nothing waits.
             chain.mark = n
             chain.top_ms = max(chain.top_ms, ms)
             started = self._start(message, mark, n, ms)
             return moves + started if moves else started
-        waiting = self._chains.held_message(message, mark, n, ms, needs, now)
+        waiting = chains.held_message(message, mark, n, ms, needs, now)
         moves += self._let_go(chain.count_anew(n, ms, needs))
         chain.top_ms = max(chain.top_ms, ms)
         if n <= chain.mark:
             # Its number was given up or came through another hub; only its lane can say if it is late.
             return moves + self._let_go([waiting])
-        self._chains.hold(name, chain, waiting)
+        chains.hold(name, chain, waiting)
         return moves + self._let_go(chain.follow())
 
     def _has_only_time(self, order: Order, chain: Chain, ms: int) -> bool:
@@ -243,23 +249,21 @@ class Lanes:
     def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
         """Record the end of a message, and return what may move now. A message that failed (`counts` off)
         does not make a late one late; one that was never released is taken out of its queue."""
-        order = message.order
-        if order is not None and order.mode is not Mode.ANY:
-            mark = name_of(message.recipient, order.key, message.scope)
-            self._marks.settled(mark, message.key, counts=counts)
-        recipient = message.recipient
-        lanes = self._lanes.get(recipient)
-        if self._outstanding is not None:
-            if not self._outstanding.release(recipient, message.key):
+        order, recipient, key = message.order, message.recipient, message.key
+        if order is not None and order.mode is not _ANY:
+            self._marks.settled(name_of(recipient, order.key, message.scope), key, counts=counts)
+        lanes, outstanding = self._lanes.get(recipient), self._outstanding
+        if outstanding is not None:
+            if not outstanding.release(recipient, key):
                 self.drop(message)
             return [] if lanes is None else self._advance(recipient, now)
         lane = None if lanes is None else lanes.get(lane_key(message))
         if lane is None:
             return []
-        if message.key not in lane.holders:
-            lane.drop(message.key)
+        if key not in lane.holders:
+            lane.drop(key)
             return []
-        lane.holders.remove(message.key)
+        lane.holders.remove(key)
         return self._advance(recipient, now)
 
     def without(self, message: Message) -> Release | None:
@@ -326,15 +330,18 @@ class Lanes:
 
     def _start(self, message: Message, mark: str = "", n: int = 0, ms: int = 0) -> list[Move]:
         recipient = message.recipient
-        lanes = self._lanes.get(recipient)
-        lane = None if lanes is None else lanes.get(lane_key(message))
-        if (lane is None or (lane.free and lane.empty)) and (
-            not self._policy.gated or recipient in self.reachable
+        if (
+            (recipient in self._lanes and self._has_to_wait(message))
+            or (self._gated and recipient not in self.reachable)
+            or (self._outstanding is not None and not self._outstanding.has_room(recipient))
         ):
-            outstanding = self._outstanding
-            if outstanding is None or outstanding.has_room(recipient):
-                return [self._release(message, mark, n, ms)]
-        return self._queue(message, mark, n, ms)
+            return self._queue(message, mark, n, ms)
+        return [self._release(message, mark, n, ms)]
+
+    def _has_to_wait(self, message: Message) -> bool:
+        """Whether others wait in its lane, or the lane is busy."""
+        lane = self._lanes[message.recipient].get(lane_key(message))
+        return lane is not None and not (lane.free and lane.empty)
 
     def _queue(self, message: Message, mark: str, n: int, ms: int) -> list[Move]:
         if mark and self._marks.is_late(mark, self._number(message, mark, n, ms), ms):
@@ -347,7 +354,7 @@ class Lanes:
         acknowledgement, lanes take turns."""
         lanes = self._lanes.get(recipient, {})
         moves: list[Move] = []
-        if not self._policy.gated or recipient in self.reachable:
+        if not self._gated or recipient in self.reachable:
             if self._outstanding is None:
                 for lane in list(lanes.values()):
                     while lane.free and not lane.empty:
@@ -383,7 +390,8 @@ class Lanes:
             last = self._marks.hand_over(mark, message.key, n, ms)
             if last is None:
                 return Supersede(message, LATE, mark, n, ms)
-            after = last if last < n else -1  # it counts anew, or comes after one that failed
+            if last < n:
+                after = last  # else it counts anew, or comes after one that failed
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))
         if self._counted and self._width(message):

@@ -253,16 +253,8 @@ class Outbox:
 
     def launched(self, message: Message, attempt: int, after: int, now: int) -> Transmit:
         """Track an attempt that was committed, and return its transmission."""
-        under_way = self.transmissions
-        one = under_way.get(message.key)
-        if one is None:
-            one = under_way.begin(message, attempt, after, now)
-        one.attempt = attempt
-        one.begun = True
-        one.resting = False
-        one.tries += 1
-        under_way.repeat_later(one, now)
-        return Transmit(message, attempt, one.after, again=attempt > 1)
+        one = self.transmissions.transmitted(message, attempt, after, now)
+        return Transmit(message, attempt, one.after, attempt > 1)
 
     def resume(self, item: OpenDelivery, now: int) -> list[Todo]:
         """Take over a delivery that another worker began; do nothing if a newer attempt is under way here."""
@@ -294,7 +286,7 @@ class Outbox:
         # An attempt of this worker that it does not know was committed but never begun.
         if one.resting or ours or self._repeatable(message):
             return self._try_again(one, now)
-        return self._end(one, State.UNKNOWN, CRASHED, delivery.attempt, now)
+        return self._end_unanswered(one, State.UNKNOWN, CRASHED, delivery.attempt, now)
 
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
@@ -325,14 +317,11 @@ class Outbox:
 
     def answered(self, event: Answered, now: int) -> list[Todo]:
         """End a message with the recipient's answer. A late answer settles an `unknown`."""
-        key, state, answer = event.key, event.state, event.answer
+        key = event.key
         one = self.transmissions.get(key)
         if one is not None:
-            if event.by and event.by != one.message.recipient:
-                return []
-            return self._end(
-                one, state, answer, event.attempt, now, event.effects, keep=event.keep, burn=event.burn
-            )
+            return [] if event.by and event.by != one.message.recipient else self._end(one, event, now)
+        state, answer = event.state, event.answer
 
         def done(results: Results, now: int) -> list[Todo]:
             settled = results.of(advance).moved
@@ -357,7 +346,7 @@ class Outbox:
             return []
         delay = self.policy.retry.delay(attempt, key)
         if delay is None:
-            return self._end(one, State.FAILED, Answer(1, b"", reason), attempt, now)
+            return self._end_unanswered(one, State.FAILED, Answer(1, b"", reason), attempt, now)
         one.resting = True
         self.transmissions.schedule(one, now + delay)
         return [Step((Postpone(self.ref(one.message), attempt, now + delay, reason),), _nothing)]
@@ -369,9 +358,9 @@ class Outbox:
         todo: list[Todo] = []
         for one in self.transmissions.due(now):
             if one.resting and now >= self.transmissions.expiry(one):
-                todo += self._end(one, State.EXPIRED, EXPIRED, one.attempt, now)
+                todo += self._end_unanswered(one, State.EXPIRED, EXPIRED, one.attempt, now)
             elif now >= self.transmissions.deadline(one):
-                todo += self._end(one, State.UNKNOWN, SILENT, one.attempt, now)
+                todo += self._end_unanswered(one, State.UNKNOWN, SILENT, one.attempt, now)
             else:
                 todo += self._try_again(one, now)
         return todo
@@ -399,26 +388,20 @@ class Outbox:
         take = self.relaunch(one.message, attempt, now)
         return [Step((take,), done)]
 
-    def _end(
-        self,
-        one: Transmission,
-        state: State,
-        answer: Answer,
-        attempt: int | None,
-        now: int,
-        effects: Group = (),
-        *,
-        keep: bool = True,
-        burn: bool = True,
-    ) -> list[Todo]:
-        message = one.message
-        stored = answer if keep else Answer(answer.code, b"", answer.reason)
-        end = Advance(message.key, state, now, stored) if burn else Withdraw(message.key)
-        then: Group = (end, *effects) if effects else (end,)
+    def _end(self, one: Transmission, end: Answered, now: int) -> list[Todo]:
+        message, state, answer = one.message, end.state, end.answer
+        stored = answer if end.keep else Answer(answer.code, b"", answer.reason)
+        last = Advance(message.key, state, now, stored) if end.burn else Withdraw(message.key)
+        then: Group = (last, *end.effects) if end.effects else (last,)
         if state not in TOOK_EFFECT:
             then += self._fails(message)
-        finish = Finish(self.ref(message), attempt, state, answer.reason, then)
+        finish = Finish(self.ref(message), end.attempt, state, answer.reason, then)
         return [Step((finish,), partial(self._finished, one, finish, answer))]
+
+    def _end_unanswered(
+        self, one: Transmission, state: State, answer: Answer, attempt: int, now: int
+    ) -> list[Todo]:
+        return self._end(one, Answered(one.message.key, state, answer, attempt), now)
 
     def _finished(
         self, one: Transmission, finish: Finish, answer: Answer, results: Results, now: int

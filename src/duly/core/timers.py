@@ -1,8 +1,11 @@
 """The timer queue of every machine: which key is due when.
 
 The laws. A key has at most one timer; setting it again replaces it. Timers that are due at the same moment
-fire in the order in which they were set. A timer that was cancelled or replaced stays in the heap until its
-time has passed or the heap has doubled: then the heap is built anew from the live ones.
+fire in the order in which they were set. A timer that was cancelled or replaced stays where it is until it
+is the first, or until there are as many of these as live ones: then the queue is built anew.
+
+Most timers measure the same length, so each is due after those that were set before it: these stand in line.
+Only one that is due before the last in the line goes into a heap.
 
 A timer measures a length of time (`when`) and may have a limit on the wall clock (`until`, an expiry). When
 the wall clock is set, `shift` moves the lengths and leaves the limits; no other place tells the two apart.
@@ -10,8 +13,9 @@ the wall clock is set, `shift` moves the lengths and leaves the limits; no other
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Hashable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from typing import Final, Generic, TypeAlias, TypeVar
 
 from duly.core.units import FOREVER
@@ -19,7 +23,7 @@ from duly.core.units import FOREVER
 K = TypeVar("K", bound=Hashable)
 
 SPARE: Final = 64
-"""Timers that the heap may hold besides twice as many as were alive when it was last tidied."""
+"""Timers that line and heap may each hold besides twice as many as were alive when they were last tidied."""
 
 _Timer: TypeAlias = tuple[int, int, K, int, int]
 """Due, serial number, key, `when`, `until`. The serial number is unique, so keys are never compared."""
@@ -36,11 +40,14 @@ class Timers(Generic[K]):
     (40, ['resend', 'give up'])
     """
 
-    __slots__ = ("_heap", "_live", "_most", "_serial")
+    __slots__ = ("_heap", "_last", "_line", "_live", "_most", "_serial")
 
     def __init__(self) -> None:
-        self._heap: list[_Timer[K]] = []
         self._live: dict[K, _Timer[K]] = {}
+        self._line: deque[_Timer[K]] = deque()
+        self._last = -FOREVER
+        """when the last one in the line is due"""
+        self._heap: list[_Timer[K]] = []
         self._serial = 0
         self._most = SPARE
 
@@ -53,9 +60,14 @@ class Timers(Generic[K]):
             return
         self._serial = serial = self._serial + 1
         self._live[key] = timer = (due, serial, key, when, until)
-        heap = self._heap
-        heappush(heap, timer)
-        if len(heap) > self._most:
+        if due >= self._last:
+            self._last = due
+            self._line.append(timer)
+            queued = len(self._line)
+        else:
+            heappush(self._heap, timer)
+            queued = len(self._heap)
+        if queued > self._most:
             self._tidy()
 
     def cancel(self, key: K) -> None:
@@ -69,27 +81,21 @@ class Timers(Generic[K]):
 
     def first(self) -> tuple[K, int] | None:
         """Return the key of the next timer, and when it is due; None: there is none."""
-        due = self.next_wake()
-        return None if due is None else (self._heap[0][2], due)
+        timer = self._first()
+        return None if timer is None else (timer[2], timer[0])
 
     def next_wake(self) -> int | None:
         """Return when the next timer is due; None: there is none."""
-        heap, live = self._heap, self._live
-        while heap:
-            timer = heap[0]
-            if live.get(timer[2]) is timer:
-                return timer[0]
-            heappop(heap)
-        return None
+        timer = self._first()
+        return None if timer is None else timer[0]
 
     def pop(self, now: int) -> K | None:
         """Remove the next timer that is due at `now`, and return its key; None: none is due."""
-        wake = self.next_wake()
-        if wake is None or wake > now:
+        timer = self._first()
+        if timer is None or timer[0] > now:
             return None
-        key = heappop(self._heap)[2]
-        del self._live[key]
-        return key
+        del self._live[timer[2]]
+        return timer[2]
 
     def due(self, now: int) -> Iterator[K]:
         """Remove and yield the keys that are due at `now`. Timers may be set and cancelled meanwhile."""
@@ -105,13 +111,26 @@ class Timers(Generic[K]):
 
     def clear(self) -> None:
         """Remove every timer."""
-        self._heap.clear()
         self._live.clear()
+        self._tidy()
+
+    def _first(self) -> _Timer[K] | None:
+        """Return the live timer that is due first, after removing the dead ones before it."""
+        live, line, heap = self._live, self._line, self._heap
+        while line and live.get(line[0][2]) is not line[0]:
+            line.popleft()
+        while heap and live.get(heap[0][2]) is not heap[0]:
+            heappop(heap)
+        if not line:
+            self._last = -FOREVER
+            return heap[0] if heap else None
+        return heap[0] if heap and heap[0] < line[0] else line[0]
 
     def _tidy(self) -> None:
-        self._heap = list(self._live.values())
-        self._most = 2 * len(self._heap) + SPARE
-        heapify(self._heap)
+        self._line = deque(sorted(self._live.values()))
+        self._last = self._line[-1][0] if self._line else -FOREVER
+        self._heap = []
+        self._most = 2 * len(self._line) + SPARE
 
     def __contains__(self, key: K) -> bool:
         return key in self._live

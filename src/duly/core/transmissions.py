@@ -67,8 +67,19 @@ class Transmissions:
 
     def begin(self, message: Message, attempt: int, after: int, now: int) -> Transmission:
         """Add a message that is under way from now on, or again."""
-        one = self._by_key[message.key] = Transmission(message, attempt, after, own=self._patience(message))
+        one = self._by_key[message.key] = Transmission(message, attempt, after)
+        one.own = self._patience(message)
         self.be_patient(one, now)
+        return one
+
+    def transmitted(self, message: Message, attempt: int, after: int, now: int) -> Transmission:
+        """Note that this attempt is transmitted now; a message that was not under way is from now on."""
+        one = self._by_key.get(message.key) or self.begin(message, attempt, after, now)
+        one.attempt = attempt
+        one.begun = True
+        one.resting = False
+        one.tries += 1
+        self.repeat_later(one, now)
         return one
 
     def keep(self, one: Transmission) -> None:
@@ -118,9 +129,9 @@ class Transmissions:
         """Return when a message that is transmitted now is sent again, if it is not answered."""
         if self._resend is None or self.is_sent_once(message):
             return FOREVER
-        delay = self._first if attempt == 1 else None
-        if delay is None:
-            delay = self._delay(attempt, message.key)
+        if attempt == 1 and self._first is not None:
+            return now + self._first
+        delay = self._delay(attempt, message.key)
         return FOREVER if delay is None else now + delay
 
     def repeat_later(self, one: Transmission, now: int) -> None:
@@ -145,7 +156,8 @@ class Transmissions:
                 next_try = FOREVER  # after that it must not start any more
             expiry = FOREVER
         one.next_try = next_try
-        self._timers.set(one.message.key, min(one.give_up, next_try), expiry)
+        give_up = one.give_up
+        self._timers.set(one.message.key, min(give_up, next_try), expiry)
 
     def cancel(self, one: Transmission) -> None:
         """Cancel the timer of a message: it is being sent again."""
@@ -153,8 +165,13 @@ class Transmissions:
 
     def be_patient(self, one: Transmission, now: int) -> None:
         """Start the time anew that the recipient of a message has."""
-        begins = max(now, one.message.expires) if self._beyond_expiry else now
-        one.give_up = min(FOREVER, begins + (one.own or self._most))
+        lasts = one.own or self._most
+        if lasts >= FOREVER:
+            one.give_up = FOREVER
+        elif self._beyond_expiry and one.message.expires > now:
+            one.give_up = one.message.expires + lasts
+        else:
+            one.give_up = now + lasts
 
     def deadline(self, one: Transmission) -> int:
         """Return when a message ends at the latest. One that says itself how long it may take has that

@@ -25,6 +25,16 @@ class Window(Struct, frozen=True):
             raise Malformed("a window holds at least one frame and one byte")
 
 
+class _Unacknowledged:
+    """What one recipient has unacknowledged: the size of each message by key, and their sum."""
+
+    __slots__ = ("size", "sizes")
+
+    def __init__(self) -> None:
+        self.sizes: dict[bytes, int] = {}
+        self.size = 0
+
+
 class Outstanding:
     """The messages that are unacknowledged, by recipient.
 
@@ -38,38 +48,34 @@ class Outstanding:
     def __init__(self, window: Window) -> None:
         self._frames = window.frames
         self._bytes = window.bytes
-        self._held: dict[str, dict[bytes, int]] = {}
-        self._sizes: dict[str, int] = {}
+        self._held: dict[str, _Unacknowledged] = {}
 
     def has_room(self, recipient: str) -> bool:
         """Return whether one more message may be handed to this recipient."""
         held = self._held.get(recipient)
-        return held is None or (len(held) < self._frames and self._sizes[recipient] < self._bytes)
+        return held is None or (len(held.sizes) < self._frames and held.size < self._bytes)
 
     def take(self, recipient: str, key: bytes, size: int) -> None:
         """Count a message as unacknowledged; harmless if it is counted already."""
         held = self._held.get(recipient)
         if held is None:
-            self._held[recipient] = {key: size}
-            self._sizes[recipient] = size
-        elif key not in held:
-            held[key] = size
-            self._sizes[recipient] += size
+            held = self._held[recipient] = _Unacknowledged()
+        if key not in held.sizes:
+            held.sizes[key] = size
+            held.size += size
 
     def release(self, recipient: str, key: bytes) -> bool:
         """Stop counting a message that was acknowledged or has ended; return whether it was counted."""
         held = self._held.get(recipient)
-        size = None if held is None else held.pop(key, None)
-        if held is None or size is None:
+        if held is None or key not in held.sizes:
             return False
-        if held:
-            self._sizes[recipient] -= size
-        else:
-            del self._held[recipient], self._sizes[recipient]
+        held.size -= held.sizes.pop(key)
+        if not held.sizes:
+            del self._held[recipient]
         return True
 
     def __len__(self) -> int:
-        return sum(map(len, self._held.values()))
+        return sum(len(held.sizes) for held in self._held.values())
 
 
 PAGE_BYTES: Final = 256 * 1024

@@ -66,12 +66,10 @@ class AccountDirectory:
     def may(self, principal: Principal, device: str) -> bool:
         """Whether the principal may command the device. A connection can outlive its account: a principal
         whose account was removed or disabled since may do nothing."""
-        if (
-            device not in self._book.granted.get(principal.name, NO_NAMES)
-            and principal.role is not Role.ADMIN
-        ):
+        book, name = self._book, principal.name
+        if device not in book.granted.get(name, NO_NAMES) and principal.role is not Role.ADMIN:
             return False
-        return self.stands(principal)
+        return book.standing.get(name) is principal or self.stands(principal)
 
     def stands(self, principal: Principal) -> bool:
         """Whether the principal's account still is the one it logged in to."""

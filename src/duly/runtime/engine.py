@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Final, Protocol
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
 
 from duly.core.messages import Answer, Message, Verdict
 from duly.core.operations import OpenDelivery, Results
@@ -26,6 +27,12 @@ from duly.errors import LedgerError, Overloaded, ProgramError, Stopped
 from duly.runtime.event_queue import EventQueue, QueuedEvent
 from duly.runtime.wake_timer import TimedMachine, WakeTimer
 from duly.storage.ledger import Ledger
+
+Perform: TypeAlias = Callable[[Effect], None]
+"""Carries out an effect."""
+
+Performers: TypeAlias = Mapping[type, Callable[..., None]]
+"""What carries out the effects of each type."""
 
 CAPACITY: Final = 10_000
 """Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
@@ -137,10 +144,22 @@ class _Group:
             self._commit.exception()  # so that asyncio does not complain that it was never retrieved
 
 
+class _Performers(dict[type, Callable[..., None]]):
+    """What performs the effects of each type; `otherwise` performs those of any other."""
+
+    def __init__(self, known: Performers, otherwise: Perform) -> None:
+        super().__init__(known)
+        self._otherwise = otherwise
+
+    def __missing__(self, kind: type) -> Callable[..., None]:
+        return self._otherwise
+
+
 class Engine:
     """Drives one machine on one ledger.
 
-    `perform` is called for every effect, in order, on the event loop; it must not block. `recall` is awaited
+    `perform` is called for every effect, in order, on the event loop; it must not block. For an effect of a
+    type in `performers`, the function there is called instead. `recall` is awaited
     before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
     restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
     take turns; otherwise everything is handled in the order it came, from any sender.
@@ -150,8 +169,9 @@ class Engine:
         self,
         machine: Machine,
         ledger: Ledger,
-        perform: Callable[[Effect], None],
+        perform: Perform,
         *,
+        performers: Performers = MappingProxyType({}),
         capacity: int = CAPACITY,
         fair: bool = False,
         recall: Callable[[], Awaitable[None]] | None = None,
@@ -159,7 +179,7 @@ class Engine:
     ) -> None:
         self._machine = machine
         self._ledger = ledger
-        self._perform = perform
+        self._performers = _Performers(performers, perform)
         self._recall = recall
         self._ours = ours
         self._events = EventQueue(capacity, fair=fair)
@@ -270,13 +290,13 @@ class Engine:
         try:
             while True:
                 gathering = self._gathering
-                self._perform_effects(todo, gathering)
+                self._do(todo, gathering)
                 todo = []
                 now = timer.now()
                 self._take_in(gathering, now)
                 wake = machine.next_wake()
                 if wake is not None and wake <= now:
-                    self._perform_effects(machine.wake(now), gathering)
+                    self._do(machine.wake(now), gathering)
                 if flushing is None or flushing.through:
                     flushed, flushing = flushing, None
                     self._flushing = None
@@ -291,7 +311,7 @@ class Engine:
                     else:
                         _tell(gathering)
                     if flushed is not None:
-                        self._perform_effects(self._follow_up(flushed), self._gathering)
+                        self._do(self._follow_up(flushed), self._gathering)
                         if flushing is None and self._gathering.steps:
                             continue
                 if flushing is None:
@@ -317,23 +337,30 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
+        handle, end_of = self._machine.handle, self._end_of
+        todo: list[Todo] = []
         for event, _ in batch:
-            todo = self._handle(event, now)
-            if todo:
-                self._perform_effects(todo, group)
-            elif type(event) is Arrived:
-                group.attached.append(event)
+            if type(event) is Arrived:
+                known = end_of(event.message, now)
+                if known is not None:
+                    todo += self._machine.repeated(event.message, known, event.origin, now)
+                elif follows := handle(event, now):
+                    todo += follows
+                else:
+                    group.attached.append(event)
+            else:
+                todo += handle(event, now)
+        self._do(todo, group)
         self._events.reserve(len(group.taken))
 
-    def _handle(self, event: Event, now: int) -> list[Todo]:
-        if type(event) is Arrived:
-            known = self._ledger.recall(event.message, now)
-            if known is not None and known.state is not None and known.state.terminal:
-                return self._machine.repeated(event.message, known, event.origin, now)
-        return self._machine.handle(event, now)
+    def _end_of(self, message: Message, now: int) -> Verdict | None:
+        """Return what a repeat of a message that has ended is told, if memory knows."""
+        known = self._ledger.recall(message, now)
+        return None if known is None or known.state is None or not known.state.terminal else known
 
     def _follow_up(self, group: _Group) -> list[Todo]:
-        """A group is committed: what its steps say follows."""
+        """Return what the steps of a group that is committed say. All are asked first, and then it is done:
+        one thing for many commands is faster than many things for one."""
         self._failures = self._bugs = 0
         _tell(group)
         now = self._ledger.clock.now()
@@ -342,14 +369,18 @@ class Engine:
             todo += step.done(results, now)
         return todo
 
-    def _perform_effects(self, todo: Iterable[Todo], group: _Group) -> None:
+    def _do(self, todo: list[Todo], group: _Group) -> None:
         """Perform what needs no commit; the rest joins the group that is gathering."""
-        steps, perform = group.steps, self._perform
+        steps, performers = group.steps, self._performers
         for item in todo:
             if type(item) is Step:
                 steps.append(item)
             else:
-                perform(item)
+                performers[type(item)](item)
+
+    def _perform(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            self._performers[type(effect)](effect)
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 
@@ -392,11 +423,9 @@ class Engine:
         """Nothing came of these: tell those who wait to try again."""
         for group in groups:
             for step in group.steps:
-                for effect in step.failed:
-                    self._perform(effect)
+                self._perform(step.failed)
             for event in group.attached:
-                for effect in self._machine.unable(event):
-                    self._perform(effect)
+                self._perform(self._machine.unable(event))
 
     async def _revive(self) -> None:
         """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
@@ -432,8 +461,7 @@ class Engine:
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
         for event in self._events.remove_arrivals():
-            for effect in self._machine.unable(event):
-                self._perform(effect)
+            self._perform(self._machine.unable(event))
         self._events.make_room(all_=self._stopping)
 
     async def _restore(self) -> list[Todo]:

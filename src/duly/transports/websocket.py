@@ -14,7 +14,7 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
-from functools import lru_cache
+from itertools import chain
 from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
@@ -23,8 +23,9 @@ from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
 from duly.transports.connections import visitor_of, waiting_for
+from duly.transports.frame_socket import FrameSocket
 from duly.wire import frames
-from duly.wire.frames import FRAME_LIMIT, ServerCode
+from duly.wire.frames import ServerCode
 from duly.wire.outgoing import OutgoingFrame, ServerAck, encode, trouble
 
 LOG: Final = logging.getLogger("duly.websocket")
@@ -41,12 +42,6 @@ QUEUE_BYTES: Final = 64 * 1024 * 1024
 """What is queued at most: answers to what the client asked itself, since everything else waits for room."""
 STILL_SECONDS: Final = 10.0
 """How long a congested client may take nothing at all."""
-HEAR_SECONDS: Final = 5.0
-"""A frame of a congested client is read at least this often: it may be only a sign of life."""
-_OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
-READ_BYTES: Final = 4 * FRAME_LIMIT
-"""A frame up to here is read, if only to say that it is too large; one beyond ends the connection."""
-TOO_LARGE: Final = f"a frame of more than {READ_BYTES} bytes; the limit is {FRAME_LIMIT}".encode()
 WRITE_BYTES: Final = 64 * 1024
 """About as much as is written at once."""
 
@@ -226,28 +221,27 @@ class WebSocketSession:
             return  # the task finds out
         if transport.get_write_buffer_size() > WRITE_BYTES:
             return
-        frames: Collection[bytes] = queue
-        if self._size > WRITE_BYTES:
-            frames, size = [], 0
+        size = self._size
+        if size <= WRITE_BYTES:
+            transport.write(_framed(queue))
+            queue.clear()
+        else:
+            frames: list[bytes] = []
+            size = 0
             while queue and size < WRITE_BYTES:
                 frames.append(queue.popleft())
                 size += len(frames[-1])
-        else:
-            size = self._size
-        transport.write(b"".join([part for frame in frames for part in (_text_header(len(frame)), frame)]))
-        if frames is queue:
-            queue.clear()
+            transport.write(_framed(frames))
         self._size -= size
         self._written += size
         if self._drained and not self.congested:
             self._tell_room()
 
 
-@lru_cache(maxsize=1_024)
-def _text_header(length: int) -> bytes:
+def _header(length: int) -> bytes:
     """What goes before a text frame of a server (RFC 6455, 5.2): whole, not masked, not compressed.
 
-    >>> _text_header(5), _text_header(300)
+    >>> _header(5), _header(300)
     (b'\\x81\\x05', b'\\x81~\\x01,')
     """
     if length < 126:
@@ -257,14 +251,19 @@ def _text_header(length: int) -> bytes:
     return b"\x81\x7f" + length.to_bytes(8, "big")
 
 
-class _Socket(web.WebSocketResponse):
-    """A WebSocket that says why it closes after a frame that is too large to be read."""
+class _Headers(dict[int, bytes]):
+    """The headers of frames by length; those of short frames, nearly all, are made once."""
 
-    async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
-        """Closes the socket; the client learns the limit if it has sent a frame that is too large."""
-        if code == WSCloseCode.MESSAGE_TOO_BIG:
-            message = message or TOO_LARGE
-        return await super().close(code=code, message=message, drain=drain)
+    def __missing__(self, length: int) -> bytes:
+        return _header(length)
+
+
+_header_of: Final = _Headers((length, _header(length)) for length in range(1_024)).__getitem__
+
+
+def _framed(texts: Collection[bytes]) -> bytes:
+    """Texts as frames, one after another. No step of this is taken in Python for each frame."""
+    return b"".join(chain.from_iterable(zip(map(_header_of, map(len, texts)), texts, strict=True)))
 
 
 class WebSockets:
@@ -277,10 +276,7 @@ class WebSockets:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The request handler."""
         server = self._server
-        # Text is left as the bytes it came in: that is what is read, stored and passed on.
-        socket = _Socket(
-            max_msg_size=READ_BYTES, heartbeat=HEARTBEAT_SECONDS, compress=False, decode_text=False
-        )
+        socket = FrameSocket(HEARTBEAT_SECONDS)
         try:
             await socket.prepare(request)
         except ConnectionError:
@@ -292,19 +288,9 @@ class WebSockets:
             who, cursors = await _introduction(server, request, socket, session)
             if who is not None:
                 await server.connected(session, who, cursors)
-                receive, take = socket.receive, server.receiver(session, who)
-                while True:
-                    message = await receive()
-                    if message.type is WSMsgType.TEXT:
-                        said = take(message.data)
-                        if said is not True and said is not False:
-                            await said
-                        if session.stall_timer is not None:  # it was congested a moment ago
-                            await session.drained(HEAR_SECONDS)
-                    elif message.type is WSMsgType.BINARY:
+                async for message in socket.serve(server.receiver(session, who), session):
+                    if message.type is WSMsgType.BINARY:
                         session.push(_not_text(message.data))
-                    elif message.type in _OVER:
-                        break
         except Exception:
             LOG.exception("a bug in serving a WebSocket")
             session.close("a bug in the hub; come back")

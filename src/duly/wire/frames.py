@@ -316,14 +316,17 @@ def _body_of(frame: Frame) -> bytes:
     return pack(frame.data, _more_of(frame, _COMMAND), timeout or 0)
 
 
+_REPLAY: Final = Mode.REPLAY
+
+
 def _order(frame: Frame, n: int | None) -> Order | None:
     wanted = frame.order
+    if wanted is None or wanted is True:
+        # By default a sender's commands to a device take effect in its order.
+        return None if n is None else Order("", _REPLAY, n)
     if wanted is False:
         return None if n is None else Order("", Mode.ANY, n)
-    if isinstance(wanted, FrameOrder):
-        return Order(wanted.key, wanted.mode, n, wanted.after)
-    # By default a sender's commands to a device take effect in its order.
-    return None if n is None else Order("", Mode.REPLAY, n)
+    return Order(wanted.key, wanted.mode, n, wanted.after)
 
 
 def received_command(frame: Frame, device: str) -> Message:
@@ -341,6 +344,8 @@ def more_in_push(frame: Frame) -> Fields:
     return _more_of(frame, _PUSH)
 
 
+_DONE: Final = State.DONE
+_FAILED: Final = State.FAILED
 _ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED, State.CANCELLED)}
 
 
@@ -348,10 +353,8 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
     """How a command ended, by the device's word. A device that orders for itself says so in `state`."""
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
-    state = State.DONE if frame.code == DeviceCode.DONE else _ENDS.get(frame.state or "", State.FAILED)
-    data = bytes(frame.data)
-    if not _is_bare(frame):
-        data = pack(frame.data, _more_of(frame, _ACK))
+    state = _ENDS.get(frame.state or "", _FAILED) if frame.code else _DONE
+    data = bytes(frame.data) if _is_bare(frame) else pack(frame.data, _more_of(frame, _ACK))
     return state, Answer(frame.code, data, frame.detail or "")
 
 

@@ -17,14 +17,15 @@ _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 def check(text: bytes, what: str) -> None:
     """Refuses a text of this kind (`what`: "a frame") that is too large, too deep or not UTF-8."""
-    if len(text) > SIZE_LIMIT:
-        raise TooLarge(f"{what} of {len(text)} bytes; the limit is {SIZE_LIMIT}, send it in parts")
+    size = len(text)
+    if size > SIZE_LIMIT:
+        raise TooLarge(f"{what} of {size} bytes; the limit is {SIZE_LIMIT}, send it in parts")
     if not text.isascii():
         try:
             text.decode()
         except UnicodeDecodeError as problem:
             raise Malformed(f"{what} must be UTF-8; byte {problem.start} is not") from None
-    if len(text) > _FLAT and text.count(b"{") + text.count(b"[") > DEPTH_LIMIT:
+    if size > _FLAT and text.count(b"{") + text.count(b"[") > DEPTH_LIMIT:
         check_depth(text, what)
 
 

@@ -253,6 +253,7 @@ def payload_of(command: CommandFrame, fields: Fields) -> bytes:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 _ACCEPTED: Final = int(ServerCode.ACCEPTED)
+_FRESH: Final = Word.FRESH
 _WORDS: Final = {
     Word.CONFLICT: "id_conflict",
     Word.STALE: "stale",
@@ -270,7 +271,7 @@ _CAUSES: Final = {
 
 def server_ack(seq_id: str | float | None, verdict: Verdict) -> ServerAck:
     """What the hub says of a message, by the verdict on it."""
-    if verdict.word is Word.FRESH:  # most of them
+    if verdict.word is _FRESH:  # most of them
         return ServerAck(seq_id, _ACCEPTED)
     match verdict.word:
         case Word.DUPLICATE:

@@ -8,7 +8,6 @@ gets the command when it comes back.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from typing import cast
 
 import msgspec
 
@@ -20,7 +19,7 @@ from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.core.backlog import Backlog
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, names_in
-from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
+from duly.core.steps import Effect, Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
 from duly.identity.accounts import Accounts
 from duly.runtime.audit import AuditLog
@@ -66,13 +65,12 @@ class CommandEffects:
                 to=message.recipient,
                 kind=message.kind,
             )
-        session = cast("Session | None", reply.origin)
+        session: Session | None = reply.origin  # type: ignore[assignment]  # the core gives back what it got
         if session is not None:
             session.push(outgoing.server_ack(message.id, verdict))
+            if verdict.answer is not None and verdict.state is not None and verdict.state.terminal:
+                session.push(outgoing.ack(message.id, message.recipient, verdict.state, verdict.answer))
         self._remote.follow(message, verdict, session)
-        state, answer = verdict.state, verdict.answer
-        if answer is not None and state is not None and state.terminal and session is not None:
-            session.push(outgoing.ack(message.id, message.recipient, state, answer))
 
     def transmit(self, transmit: Transmit) -> None:
         """Send a command to its device, if it is connected here."""
@@ -115,7 +113,8 @@ class CommandEffects:
         if self._audit.watchers:
             self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
-        for session in cast("Collection[Session | None]", origins):
+        session: Session
+        for session in origins:  # type: ignore[assignment]  # the core gives back what it got
             if session is not None:
                 session.push(frame)
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
@@ -135,3 +134,7 @@ class CommandEffects:
         frame = outgoing.working(id_, device, progress, more)
         for session in self._sessions.apps.get(scope, ()):
             session.push(frame)
+
+
+def no_effect(_: Effect) -> None:
+    """Perform an effect that means nothing to a gateway."""

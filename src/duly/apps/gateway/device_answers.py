@@ -30,16 +30,8 @@ from duly.wire.frames import Frame
 TellProgress: TypeAlias = Callable[[bytes, str, msgspec.Raw, Fields], None]
 
 
-def hand_over(engine: Engine, event: Event, *, answered: bool) -> bool | Awaitable[bool]:
-    """Hand an event to the engine: at once, or as soon as it has room. Returns `answered`."""
-    try:
-        engine.offer(event)
-    except Overloaded:
-        return _wait_for_room(engine, event, answered=answered)
-    return answered
-
-
-async def _wait_for_room(engine: Engine, event: Event, *, answered: bool) -> bool:
+async def put_later(engine: Engine, event: Event, answered: bool) -> bool:
+    """Hand an event to the engine as soon as it has room. Returns `answered`."""
     await engine.put(event)
     return answered
 
@@ -65,24 +57,30 @@ class DeviceAnswers:
         self.tell_progress = tell_progress
         """tells an app how far a device is with its command"""
         self._unaddressed = unaddressed
+        self._under_way = inbox.outbox.transmissions.get
 
     def take(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """Take the `ack` of a device; it is not answered itself."""
-        if frame.seq_id is None:
+        device, seq_id = who.name, frame.seq_id
+        if seq_id is None:
             raise Malformed("an ack needs seq_id: the command it answers")
-        app = frame.to or self._sender_of(who.name, frame.seq_id)
-        key = key_of(app, frame.seq_id)
-        under_way = self._inbox.outbox.transmissions.get(key)
-        command = None if under_way is None else under_way.message
-        if frames.is_working(frame):
-            if command is None or command.recipient != who.name:
-                raise Malformed(f"no command {frame.seq_id} of {app} is under way to {who.name}")
-            return self._note_progress(key, who.name, frame.progress, frames.more_in(frame))
+        app = frame.to or self._sender_of(device, seq_id)
+        key = key_of(app, seq_id)
+        under_way = self._under_way(key)
+        command = None if under_way is None or under_way.message.recipient != device else under_way.message
+        if frame.code is None and frames.is_working(frame):
+            if command is None:
+                raise Malformed(f"no command {seq_id} of {app} is under way to {device}")
+            return self._note_progress(key, device, frame.progress, frames.more_in(frame))
         state, answer = frames.answer_of(frame)
-        if command is None or command.recipient != who.name:
-            return self._take_late(Answered(key, state, answer, by=who.name))
-        end = Answered(key, state, answer, by=who.name, keep=command.kind != CHUNK)
-        return hand_over(self._engine, end, answered=False)
+        end = Answered(key, state, answer, None, (), device, command is None or command.kind != CHUNK)
+        if command is None:
+            return self._take_late(end)
+        try:
+            self._engine.offer(end)
+        except Overloaded:
+            return put_later(self._engine, end, False)
+        return False
 
     def _sender_of(self, device: str, seq_id: str) -> str:
         """The app that an ack without `to` is for."""

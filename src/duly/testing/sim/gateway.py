@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from contextvars import Context, copy_context
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -34,6 +35,7 @@ from duly.core.window import Window
 from duly.errors import DeviceError, DulyError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
+from duly.runtime.engine import Performers
 from duly.server.router import Router, settled
 from duly.storage.ledger import Ledger
 from duly.testing.sim.nodes import SimProcess
@@ -276,12 +278,15 @@ class _SeenGateway(GatewayService):
 
     node: SimProcess
 
-    def _perform(self, effect: Effect) -> None:
+    def performers(self) -> Performers:
+        return {kind: partial(self._note, perform) for kind, perform in super().performers().items()}
+
+    def _note(self, perform: Callable[..., None], effect: Effect) -> None:
         if not self.node.alive:
             return
         if isinstance(effect, Reply):
             self.node.world.log.replied(self.node, effect.message, effect.verdict)
-        super()._perform(effect)
+        perform(effect)
 
 
 class GatewayHub(SimProcess):

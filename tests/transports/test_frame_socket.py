@@ -1,0 +1,150 @@
+"""The WebSocket that hands frames over as they are read: order, waiting, bugs, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import aiohttp
+from aiohttp import WSMsgType, web
+
+from duly.transports.frame_socket import FrameSocket
+
+Serve = Callable[[FrameSocket], Awaitable[None]]
+
+
+async def talk(serve: Serve, *texts: str, binary: bytes | None = None) -> int | None:
+    """Send frames to a server that serves its socket like this, close, and return its close code."""
+    over = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        socket = FrameSocket(heartbeat=20.0)
+        await socket.prepare(request)
+        try:
+            await serve(socket)
+        finally:
+            over.set()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/", handle)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port = runner.addresses[0][1]
+        async with aiohttp.ClientSession() as http, http.ws_connect(f"ws://127.0.0.1:{port}/") as client:
+            for text in texts:
+                await client.send_str(text)
+            if binary is not None:
+                await client.send_bytes(binary)
+            await client.close()
+            async with asyncio.timeout(10):
+                await over.wait()
+            return client.close_code
+    finally:
+        await runner.cleanup()
+
+
+class WillingClient:
+    """A client that reads all it is sent, unless it is told to stall."""
+
+    def __init__(self) -> None:
+        self.stall_timer: asyncio.TimerHandle | None = None
+        self.waits = 0
+
+    async def drained(self, seconds: float | None = None) -> None:
+        self.waits += 1
+        self.stall_timer = None
+
+
+async def test_frames_are_handed_over_in_order_and_other_messages_are_yielded() -> None:
+    taken: list[bytes] = []
+    others: list[WSMsgType] = []
+
+    def receive(frame: bytes) -> bool:
+        taken.append(frame)
+        return True
+
+    async def serve(socket: FrameSocket) -> None:
+        others.extend([message.type async for message in socket.serve(receive, WillingClient())])
+
+    await talk(serve, "one", "two", "three", binary=b"four")
+    assert taken == [b"one", b"two", b"three"]
+    assert others == [WSMsgType.BINARY]
+
+
+async def test_the_next_frame_waits_until_the_one_before_is_finished() -> None:
+    log: list[str] = []
+
+    async def finish(text: str) -> None:
+        await asyncio.sleep(0.01)
+        log.append(f"finished {text}")
+
+    def receive(frame: bytes) -> Awaitable[object]:
+        log.append(f"took {frame.decode()}")
+        return finish(frame.decode())
+
+    async def serve(socket: FrameSocket) -> None:
+        async for _ in socket.serve(receive, WillingClient()):
+            pass
+
+    await talk(serve, "one", "two", "three")
+    assert log == [f"{done} {text}" for text in ("one", "two", "three") for done in ("took", "finished")]
+
+
+async def test_the_next_frame_waits_for_a_client_that_does_not_read() -> None:
+    client = WillingClient()
+    taken: list[int] = []
+
+    def receive(_: bytes) -> bool:
+        taken.append(client.waits)
+        client.stall_timer = asyncio.get_running_loop().call_later(60, print)
+        client.stall_timer.cancel()
+        return False
+
+    async def serve(socket: FrameSocket) -> None:
+        async for _ in socket.serve(receive, client):
+            pass
+
+    await talk(serve, "one", "two", "three")
+    assert taken == [0, 1, 2]
+
+
+async def test_a_bug_in_taking_a_frame_is_raised_where_the_connection_is_served() -> None:
+    raised: list[str] = []
+
+    def receive(frame: bytes) -> bool:
+        raise ZeroDivisionError(frame.decode())
+
+    async def serve(socket: FrameSocket) -> None:
+        try:
+            async for _ in socket.serve(receive, WillingClient()):
+                pass
+        except ZeroDivisionError as problem:
+            raised.append(str(problem))
+
+    await talk(serve, "one", "two")
+    assert raised == ["one"]
+
+
+async def test_a_frame_after_the_end_of_the_connection_is_not_taken() -> None:
+    taken: list[bytes] = []
+
+    def receive(frame: bytes) -> bool:
+        taken.append(frame)
+        return True
+
+    async def serve(socket: FrameSocket) -> None:
+        async def read() -> None:
+            async for _ in socket.serve(receive, WillingClient()):
+                pass
+
+        reading = asyncio.ensure_future(read())
+        await asyncio.sleep(0)
+        await socket.close(message=b"enough")
+        await reading
+
+    code = await talk(serve, "late")
+    assert taken == []
+    assert code == aiohttp.WSCloseCode.OK
