@@ -104,8 +104,8 @@ class ExpectedRows(LockedRows):
 
     # ── what the server is told ──────────────────────────────────────────────────────────────────
 
-    def changes(self) -> list[Sequence[Any]]:
-        """Return the arguments of the statement: columns of what was, and of what is to be."""
+    def changes(self) -> list[list[Any]]:
+        """Return the arguments of the statement: rows as they were and are to be, in the order of their keys."""
         if not self._written():
             raise NotCached
         admitted, moved = self._message_rows()
@@ -113,15 +113,12 @@ class ExpectedRows(LockedRows):
         marks = self._cache.marks
         raised = [(mark, *marks[mark], *at) for mark, at in self.marks.items()]
         checked = [(*place, body) for place, body in self.items.items()]
-        return [
-            *_columns(admitted, 13),
-            [self.floor.until, self.floor.mended, self.floor.barrier],
-            *_columns(moved, 5),
-            *_columns(created, 12),
-            *_columns(changed, 16),
-            *_columns(raised, 5),
-            *_columns(checked, 3),
-        ]
+        floor = [self.floor.until, self.floor.mended, self.floor.barrier]
+        changes: list[list[Any]] = [admitted, floor, moved, created, changed, raised, checked]
+        for each in changes:
+            if each is not floor:
+                each.sort()
+        return changes
 
     def _written(self) -> bool:
         """Whether everything that was looked at, but for items, has been changed."""
@@ -189,9 +186,3 @@ def _mutable(delivery: w.Delivery) -> Row:
         rows.plain(delivery.error),
         delivery.in_doubt,
     )
-
-
-def _columns(values: list[Row], width: int) -> Sequence[Sequence[Any]]:
-    """Return rows as so many columns, in the order of the rows' keys."""
-    values.sort()
-    return list(zip(*values, strict=True)) if values else ((),) * width

@@ -30,16 +30,7 @@ SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backen
 
 -- name: flush
 -- A flush of rows that are as expected; see the migration that makes this function.
-SELECT duly_flush(
-    $1::bytea[], $2::bytea[], $3::text[], $4::text[], $5::smallint[], $6::bigint[], $7::bigint[],
-    $8::bigint[], $9::bigint[], $10::bigint[], $11::bytea[], $12::bytea[], $13::boolean[], $14::bigint[],
-    $15::bytea[], $16::smallint[], $17::smallint[], $18::bytea[], $19::bigint[], $20::bytea[], $21::text[],
-    $22::text[], $23::bigint[], $24::smallint[], $25::bigint[], $26::bigint[], $27::bigint[], $28::text[],
-    $29::text[], $30::smallint[], $31::boolean[], $32::bytea[], $33::text[], $34::text[], $35::bigint[],
-    $36::smallint[], $37::bigint[], $38::bigint[], $39::text[], $40::text[], $41::boolean[], $42::smallint[],
-    $43::bigint[], $44::bigint[], $45::text[], $46::text[], $47::boolean[], $48::text[], $49::bigint[],
-    $50::bigint[], $51::bigint[], $52::bigint[], $53::text[], $54::text[], $55::bytea[]
-);
+SELECT duly_flush($1, $2, $3, $4, $5, $6, $7);
 
 -- name: admit
 -- Insert what is absent. What is being inserted by another hub is waited for.
