@@ -44,8 +44,10 @@ class PostgresConnection(Protocol):
 async def flush(
     connection: PostgresConnection, groups: Sequence[w.Group]
 ) -> tuple[list[w.Results], LockedRows]:
-    """Carry groups out in order, within the transaction that is open on this connection; return their results,
-    and the rows as they stand if it is committed."""
+    """Carry groups out in order, within the transaction that is open on this connection.
+
+    Returns their results, and the rows as they stand when it is committed.
+    """
     work = _Flush(connection, Footprint(groups))
     await work.load()
     interpreter = Interpreter(work.rows)

@@ -1,8 +1,8 @@
 """The shared ledger: PostgreSQL, written by any number of hubs at once, through asyncpg.
 
-Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction on a connection of its own,
-so that no reader can keep it busy: one statement for rows that are as this hub last saw them
-(`verified_flush.py`), a dozen for others (`flush.py`). A transaction that lost a race is done again.
+Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction on a connection of its
+own, so that no reader can keep it busy: one statement if its rows are as this hub last saw them
+(`verified_flush.py`), a dozen if not (`flush.py`). A transaction that lost a race is done again.
 Results are given out after the server has flushed them, whatever its default is. When the server is away,
 callers hear it at once and nothing is half stored; when it is back, the same ledger goes on. A server that
 does not answer is as good as away, within seconds (`watch.py`). Another hub may end a message, so one query
@@ -180,7 +180,8 @@ class PostgresLedger(SqlLedger):
             except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
                 return None
             except BaseException as error:
-                if line.is_closed() or not isinstance(error, asyncpg.PostgresError):
+                refused = isinstance(error, asyncpg.PostgresError | ValueError)
+                if line.is_closed() or not refused:
                     self._doubts.add(self._process)
                 self._drop_flusher()
                 raise

@@ -1,4 +1,4 @@
-"""The rows that a transaction of PostgreSQL has locked, as they stand while operations are carried out on them."""
+"""The rows that a transaction of PostgreSQL has locked, with the changes that operations make to them."""
 
 from __future__ import annotations
 

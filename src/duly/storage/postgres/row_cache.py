@@ -27,8 +27,7 @@ class RowCache:
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self.floor: Floor | None = None
-        """what new messages were last judged by; None: it has not been read"""
+        self.floor = Floor()
         self.messages: OrderedDict[bytes, LockedMessage] = OrderedDict()
         self.deliveries: OrderedDict[w.DeliveryRef, w.Delivery] = OrderedDict()
         self.marks: OrderedDict[str, tuple[int, int]] = OrderedDict()
@@ -59,7 +58,6 @@ class RowCache:
 
     def forget(self, rows: LockedRows) -> None:
         """Forget the rows of a flush that was refused: some of them are not as they were here."""
-        self.floor = None
         for key in rows.messages:
             self.messages.pop(key, None)
         for delivery in rows.deliveries():

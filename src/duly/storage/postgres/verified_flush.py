@@ -1,10 +1,10 @@
-"""One flush in one question to PostgreSQL: carried out on rows as this hub last saw them, verified by the server.
+"""One flush in one statement: carried out on rows as this hub last saw them, which PostgreSQL verifies.
 
-The laws. A row that is written is written only if it is as it was here; a row that was absent is inserted only
-if it still is; an item that was checked is locked and compared. If anything is different, nothing is changed
-and the caller is told: then the rows are locked and read (`flush.py`). Whatever was looked at is verified in
-one of these ways, or the server is not asked at all. The statement is a transaction by itself: when it has
-been answered, it is committed and flushed.
+The laws. A row that is written is written only if it is as it was here; a row that was absent is inserted
+only if it still is; an item that was checked is locked and compared. If anything is different, nothing is
+changed and the caller is told: then the rows are locked and read (`flush.py`). Whatever was looked at is
+verified in one of these ways, or the server is not asked at all. The statement is a transaction by itself:
+when it has been answered, it is committed and flushed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ class ExpectedRows(LockedRows):
     """Rows as the cache has them, with the changes of this flush.
 
     A message or delivery that is not cached is taken for absent: that is verified when it is inserted.
-    Streams, cursors, claims, refusals and changes of items need locks.
     """
 
     def __init__(self, cache: RowCache) -> None:
@@ -45,8 +44,7 @@ class ExpectedRows(LockedRows):
         self._seen: set[bytes] = set()
         self._seen_deliveries: set[w.DeliveryRef] = set()
         self._seen_marks: set[str] = set()
-        if cache.floor is not None:
-            self.floor = cache.floor
+        self.floor = cache.floor
 
     def message(self, key: bytes) -> LockedMessage | None:
         """Return what is known of a message."""
@@ -55,12 +53,6 @@ class ExpectedRows(LockedRows):
             self._seen.add(key)
             found = self._cache.messages.get(key)
         return found
-
-    def admit(self, admit: w.Admit) -> None:
-        """Note that a message was admitted."""
-        if self._cache.floor is None:
-            raise NotCached
-        super().admit(admit)
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
@@ -96,16 +88,44 @@ class ExpectedRows(LockedRows):
             self.items[place] = found
         return found
 
-    def _refuse(self, *_: object) -> NoReturn:
+    # ── what needs locks ─────────────────────────────────────────────────────────────────────────
+
+    def withdraw(self, key: bytes) -> NoReturn:
+        """Give up: deliveries that are not cached are removed, too."""
         raise NotCached
 
-    withdraw = due = last = append = entry_body = rewrite = cursor = put_cursor = _refuse
-    put_item = drop_item = refuse = _refuse
+    def due(self, channel: str, now: int, limit: int) -> NoReturn:
+        """Give up: other hubs make deliveries that are due."""
+        raise NotCached
+
+    def last(self, stream: str) -> NoReturn:
+        """Give up: other hubs append, too."""
+        raise NotCached
+
+    def entry_body(self, stream: str, n: int) -> NoReturn:
+        """Give up: entries are not cached."""
+        raise NotCached
+
+    def cursor(self, stream: str, reader: str) -> NoReturn:
+        """Give up: cursors are not cached."""
+        raise NotCached
+
+    def put_item(self, bucket: str, name: str, body: bytes) -> NoReturn:
+        """Give up: items change rarely."""
+        raise NotCached
+
+    def drop_item(self, bucket: str, name: str) -> NoReturn:
+        """Give up: items change rarely."""
+        raise NotCached
+
+    def refuse(self, refusal: w.RecordRefusal) -> NoReturn:
+        """Give up: the oldest refusals are forgotten when new ones are stored."""
+        raise NotCached
 
     # ── what the server is told ──────────────────────────────────────────────────────────────────
 
     def changes(self) -> list[list[Any]]:
-        """Return the arguments of the statement: rows as they were and are to be, in the order of their keys."""
+        """Return the arguments of the statement: rows, as they were and are to be, ordered by their keys."""
         if not self._written():
             raise NotCached
         admitted, moved = self._message_rows()
@@ -113,19 +133,23 @@ class ExpectedRows(LockedRows):
         marks = self._cache.marks
         raised = [(mark, *marks[mark], *at) for mark, at in self.marks.items()]
         checked = [(*place, body) for place, body in self.items.items()]
-        floor = [self.floor.until, self.floor.mended, self.floor.barrier]
-        changes: list[list[Any]] = [admitted, floor, moved, created, changed, raised, checked]
+        changes: list[list[Any]] = [admitted, moved, created, changed, raised, checked]
         for each in changes:
-            if each is not floor:
-                each.sort()
+            each.sort()
+        changes.append(self._judged_by())
         return changes
+
+    def _judged_by(self) -> list[int]:
+        """Return the least `until` of the new messages, and when and how far the floor was mended."""
+        untils = [row.admit.until for row in self.messages.values() if row.admit is not None]
+        return [min(untils, default=0), self.floor.mended, self.floor.barrier]
 
     def _written(self) -> bool:
         """Whether everything that was looked at, but for items, has been changed."""
         return (
             self._seen <= self.messages.keys()
             and self._seen_marks <= self.marks.keys()
-            and self._seen_deliveries <= {delivery.ref for delivery in self.deliveries()}
+            and all(super(ExpectedRows, self).delivery(ref) for ref in self._seen_deliveries)
         )
 
     def _message_rows(self) -> tuple[list[Row], list[Row]]:

@@ -30,10 +30,10 @@ CREATE TYPE duly_rise AS (mark text, was_n bigint, was_ms bigint, n bigint, ms b
 -- An item that is only checked.
 CREATE TYPE duly_check AS (bucket text, name text, body bytea);
 
--- The floor is that by which the messages were judged: until, mended, barrier.
+-- `judged_by`: the least `until` of the admissions, and the floor's `mended` and `barrier` when they were judged.
 CREATE FUNCTION duly_flush(
-    admissions duly_admission[], judged_by bigint[], moves duly_move[], new_deliveries duly_new_delivery[],
-    delivery_changes duly_delivery_change[], rises duly_rise[], checks duly_check[]
+    admissions duly_admission[], moves duly_move[], new_deliveries duly_new_delivery[],
+    delivery_changes duly_delivery_change[], rises duly_rise[], checks duly_check[], judged_by bigint[]
 ) RETURNS boolean LANGUAGE plpgsql
 SET plan_cache_mode = force_generic_plan
 SET enable_seqscan = off
@@ -54,7 +54,8 @@ BEGIN
             RAISE SQLSTATE 'DULY1';
         END IF;
         PERFORM 1 FROM duly_floor
-        WHERE one = 1 AND until = judged_by[1] AND mended = judged_by[2] AND barrier = judged_by[3];
+        WHERE one = 1 AND until < judged_by[1]
+            AND (barrier < judged_by[1] OR mended = judged_by[2] AND barrier = judged_by[3]);
         IF NOT FOUND THEN
             RAISE SQLSTATE 'DULY1';
         END IF;
