@@ -269,6 +269,7 @@ def some_group(rng: random.Random, clock: ManualClock, step: int) -> w.Group:
     n, due = step // 2 + rng.randrange(4), rng.randrange(100)
     ref, attempt = ref_of(message(n)), rng.randrange(3)
     granted = w.PutItem(GRANT.bucket, GRANT.name, b"%d" % due)
+    grants: list[w.Write] = [granted, granted, granted, w.DropItem(GRANT.bucket, GRANT.name)]
     make: list[Callable[[], w.Group]] = [
         *[lambda: command(clock, n)] * 6,
         *[lambda: answered(n)] * 6,
@@ -278,6 +279,6 @@ def some_group(rng: random.Random, clock: ManualClock, step: int) -> w.Group:
         lambda: (w.Advance(message(n).key, rng.choice(list(State)), due, Answer(due)),),
         lambda: (w.RaiseMark(LANE, n, n),),
         lambda: (w.Withdraw(message(n).key),),
-        lambda: (rng.choice([granted, granted, granted, w.DropItem(GRANT.bucket, GRANT.name)]),),
+        lambda: (rng.choice(grants),),
     ]
     return rng.choice(make)()
