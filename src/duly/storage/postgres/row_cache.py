@@ -19,7 +19,9 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CAPACITY: Final = 20_000
-"""Most rows of each table: about 20 MB together."""
+"""Most rows of each table: about 30 MB together."""
+LARGEST: Final = 1_024
+"""Bytes of the largest item that is kept: an account or a grant is a fifth of that."""
 
 
 class RowCache:
@@ -52,7 +54,10 @@ class RowCache:
         for mark, at in rows.marks.items():
             self._put(self.marks, mark, at)
         for place, body in rows.items.items():
-            self._put(self.items, place, body)
+            if len(body) <= LARGEST:
+                self._put(self.items, place, body)
+            else:
+                self.items.pop(place, None)
         for place in rows.dropped:
             self.items.pop(place, None)
 
