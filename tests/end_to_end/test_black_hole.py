@@ -17,9 +17,12 @@ from pathlib import Path
 import pytest
 from asyncpg.transaction import Transaction
 
+from duly.core import operations as w
 from duly.core.messages import Verdict, Word
 from duly.errors import LedgerUnavailable
+from duly.storage.postgres.flush import PostgresConnection
 from duly.storage.postgres.ledger import PostgresLedger
+from duly.storage.postgres.verified_flush import VerifiedFlush
 from tests.end_to_end.many import LocalCluster, until
 from tests.end_to_end.raw import Closed, Json, Peer, curl, dial, join
 from tests.servers import Postgres
@@ -236,22 +239,33 @@ async def swallowing_ledger(
     url = server.create_database(f"t{secrets.token_hex(6)}")
     async with await PostgresLedger.open(url.replace(f":{server.port}/", f":{hole.port}/")) as ledger:
         await ledger.write(admit(message(0)))
-        commit = Transaction.commit
+        commit, store = Transaction.commit, VerifiedFlush.store
 
-        async def into_the_hole(self: Transaction) -> None:
+        async def commit_into_the_hole(self: Transaction) -> None:
             hole.swallow()
             await commit(self)
 
-        monkeypatch.setattr(Transaction, "commit", into_the_hole)
+        async def store_into_the_hole(self: VerifiedFlush, connection: PostgresConnection) -> bool:
+            hole.swallow()
+            return await store(self, connection)
+
+        monkeypatch.setattr(Transaction, "commit", commit_into_the_hole)
+        monkeypatch.setattr(VerifiedFlush, "store", store_into_the_hole)
         yield ledger
 
 
+ONE_STATEMENT: w.Group = (admit(message(1)),)
+WITH_LOCKS: w.Group = (admit(message(1)), w.AppendEntry("log", b"x", 1))
+BOTH_WAYS = pytest.mark.parametrize("writes", [ONE_STATEMENT, WITH_LOCKS], ids=["one statement", "locks"])
+
+
+@BOTH_WAYS
 async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
-    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
+    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch, writes: w.Group
 ) -> None:
     async with swallowing_ledger(postgres_server, hole, monkeypatch) as ledger:
         with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
-            await ledger.write(admit(message(1)))
+            await ledger.write(*writes)
         monkeypatch.undo()
         began = time.monotonic()
         looks = (ledger.find(message(0).key) for _ in range(4))
@@ -262,14 +276,15 @@ async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
         assert await ledger.find(message(0).key) is not None
 
 
+@BOTH_WAYS
 async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked(
-    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch
+    postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch, writes: w.Group
 ) -> None:
     """Its bytes are in the hole when it is given up: nothing is read before it has surely failed."""
     async with swallowing_ledger(postgres_server, hole, monkeypatch) as ledger:
         began = time.monotonic()
         with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
-            await ledger.write(admit(message(1)))
+            await ledger.write(*writes)
         assert time.monotonic() - began < WITHIN
         monkeypatch.undo()
         hole.heal(late=1)

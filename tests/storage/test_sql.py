@@ -18,7 +18,13 @@ from tests import servers
 SOURCES = Path(sql.__file__).parents[1]
 ASKED = {
     "sqlite": ["sql/ledger.py", "sqlite/ledger.py", "sqlite/tables.py", "sqlite/writer.py"],
-    "postgres": ["sql/ledger.py", "postgres/ledger.py", "postgres/flush.py", "postgres/watch.py"],
+    "postgres": [
+        "sql/ledger.py",
+        "postgres/ledger.py",
+        "postgres/flush.py",
+        "postgres/verified_flush.py",
+        "postgres/watch.py",
+    ],
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(

@@ -72,6 +72,13 @@ FIRST_COLUMNS = (
 )
 
 
+class LockingLedger(PostgresLedger):
+    """A hub of before the flush in one statement."""
+
+    async def _verify(self, groups: list[w.Group]) -> list[w.Results] | None:
+        return None
+
+
 async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(
     url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +91,7 @@ async def test_a_ledger_of_the_first_schema_is_upgraded_with_its_data_kept(
     with monkeypatch.context() as first:
         only = sql.migrations("postgres")[:1]
         first.setattr(sql, "migrations", lambda dialect: only)
-        old = await PostgresLedger.open(url, clock)
+        old = await LockingLedger.open(url, clock)
     await old.admit_many([message(0), message(1)])
     await old.write(w.Advance(message(0).key, State.DONE, 1), w.AppendEntry("log", b"x", 1))
     async with await PostgresLedger.open(url, clock) as new:

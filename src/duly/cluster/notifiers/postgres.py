@@ -34,6 +34,8 @@ SEND_SECONDS: Final = 0.5
 ALIVE_SECONDS: Final = 10.0
 """How long it may be quiet before the connection is tested."""
 ANSWER_SECONDS: Final = 5.0
+SESSION: Final = {"application_name": "duly notifier", "synchronous_commit": "off"}
+"""A notification is committed like a row, but need not be flushed: a hint may be lost."""
 TROUBLE: Final = (
     OSError,
     TimeoutError,
@@ -83,7 +85,7 @@ class PostgresNotifier(Notifier):
             try:
                 connection = await asyncpg.connect(
                     self._url, timeout=ANSWER_SECONDS, command_timeout=ANSWER_SECONDS,
-                    server_settings={"application_name": "duly notifier"},
+                    server_settings=SESSION,
                 )  # fmt: skip
                 connection.add_termination_listener(lambda _, gone=gone: gone.set())
                 await connection.add_listener(CHANNEL, self._note)

@@ -11,20 +11,18 @@ raised the floor in the same transaction, so we see it now. No hub waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
-
-from msgspec import Struct
-from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, pack_answer
+from duly.core.messages import pack_answer
 from duly.core.trusted_time import Floor
 from duly.storage import sql
-from duly.storage.interpreter import Interpreter, earliest
+from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import REFUSALS_KEPT
 from duly.storage.postgres.footprint import Footprint
+from duly.storage.postgres.locked_rows import LockedMessage, LockedRows
 from duly.storage.sql import rows
 
 K = TypeVar("K")
@@ -43,137 +41,19 @@ class PostgresConnection(Protocol):
         ...
 
 
-class LockedMessage(Struct, frozen=True, gc=False):
-    """A message as far as the verbs care."""
+async def flush(
+    connection: PostgresConnection, groups: Sequence[w.Group]
+) -> tuple[list[w.Results], LockedRows]:
+    """Carry groups out in order, within the transaction that is open on this connection.
 
-    fingerprint: bytes
-    state: State
-    answer: Answer | None = None
-    moved_at: int | None = None
-    """when it was moved in this flush"""
-    admit: w.Admit | None = None
-    """set if it was admitted in this flush"""
-
-
-class LockedRows:
-    """The rows that a transaction has locked, as they stand while operations are carried out on them.
-
-    They are `duly.storage.interpreter.Rows`; what is not in the footprint is not here.
+    Returns their results, and the rows as they stand when it is committed.
     """
-
-    def __init__(self) -> None:
-        self.floor = Floor()
-        self.messages: dict[bytes, LockedMessage] = {}
-        self.withdrawn: set[bytes] = set()
-        self.lasts: dict[str, int] = {}
-        self.cursors: dict[tuple[str, str], int] = {}
-        self.marks: dict[str, tuple[int, int]] = {}
-        self.items: dict[tuple[str, str], bytes] = {}
-        self.appended: dict[tuple[str, int], w.AppendEntry] = {}
-        self.bodies: dict[tuple[str, int], bytes] = {}
-        """of the entries that may be rewritten"""
-        self.refusals: list[w.RecordRefusal] = []
-        self._deliveries: dict[bytes, dict[w.DeliveryRef, w.Delivery]] = {}
-
-    def message(self, key: bytes) -> LockedMessage | None:
-        """Return what is known of a message."""
-        return self.messages.get(key)
-
-    def admit(self, admit: w.Admit) -> None:
-        """Note that a message was admitted."""
-        self.messages[admit.message.key] = LockedMessage(admit.message.fingerprint, admit.state, admit=admit)
-
-    def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
-        """Put a message into another state."""
-        self.messages[key] = replace(self.messages[key], state=to, answer=answer, moved_at=at)
-
-    def withdraw(self, key: bytes) -> None:
-        """Remove a message and its deliveries."""
-        del self.messages[key]
-        self._deliveries.pop(key, None)
-        self.withdrawn.add(key)
-
-    def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
-        """Return a delivery."""
-        of_one = self._deliveries.get(ref.key)
-        return None if of_one is None else of_one.get(ref)
-
-    def put_delivery(self, delivery: w.Delivery) -> None:
-        """Put a delivery here, new or changed."""
-        self._deliveries.setdefault(delivery.ref.key, {})[delivery.ref] = delivery
-
-    def deliveries(self) -> Iterator[w.Delivery]:
-        """Yield all deliveries."""
-        for of_one in self._deliveries.values():
-            yield from of_one.values()
-
-    def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
-        """Return the deliveries that a claim takes."""
-        return earliest(self.deliveries(), channel, now, limit)
-
-    def last(self, stream: str) -> int:
-        """Return the number of a stream's last entry."""
-        return self.lasts.get(stream, 0)
-
-    def append(self, n: int, entry: w.AppendEntry) -> None:
-        """Add an entry under its number."""
-        self.lasts[entry.stream] = n
-        self.appended[entry.stream, n] = entry
-
-    def entry_body(self, stream: str, n: int) -> bytes | None:
-        """Return the body of an entry."""
-        new = self.appended.get((stream, n))
-        return self.bodies.get((stream, n)) if new is None else new.body
-
-    def rewrite(self, stream: str, n: int, body: bytes) -> None:
-        """Replace the body of an entry."""
-        new = self.appended.get((stream, n))
-        if new is None:
-            self.bodies[stream, n] = body
-        else:
-            self.appended[stream, n] = replace(new, body=body)
-
-    def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
-        return self.cursors.get((stream, reader), 0)
-
-    def put_cursor(self, stream: str, reader: str, n: int) -> None:
-        """Note how far a reader has come."""
-        self.cursors[stream, reader] = n
-
-    def mark(self, name: str) -> tuple[int, int] | None:
-        """Return a high-water mark."""
-        return self.marks.get(name)
-
-    def put_mark(self, name: str, n: int, ms: int) -> None:
-        """Change a high-water mark."""
-        self.marks[name] = (n, ms)
-
-    def item(self, bucket: str, name: str) -> bytes | None:
-        """Return an item."""
-        return self.items.get((bucket, name))
-
-    def put_item(self, bucket: str, name: str, body: bytes) -> None:
-        """Put an item here, new or replaced."""
-        self.items[bucket, name] = body
-
-    def drop_item(self, bucket: str, name: str) -> None:
-        """Remove an item."""
-        del self.items[bucket, name]
-
-    def refuse(self, refusal: w.RecordRefusal) -> None:
-        """Record a refusal."""
-        self.refusals.append(refusal)
-
-
-async def flush(connection: PostgresConnection, groups: Sequence[w.Group]) -> list[w.Results]:
-    """Carry groups out in order, within the transaction that is open on this connection."""
     work = _Flush(connection, Footprint(groups))
     await work.load()
     interpreter = Interpreter(work.rows)
     results = [interpreter.execute(group) for group in groups]
     await work.store()
-    return results
+    return results, work.rows
 
 
 class _Flush:

@@ -1,7 +1,8 @@
 """The shared ledger: PostgreSQL, written by any number of hubs at once, through asyncpg.
 
-Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction (`flush.py`) on a
-connection of its own, so that no reader can keep it busy. A transaction that lost a race is done again.
+Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction on a connection of its
+own, so that no reader can keep it busy: one statement if its rows are as this hub last saw them
+(`verified_flush.py`), a dozen if not (`flush.py`). A transaction that lost a race is done again.
 Results are given out after the server has flushed them, whatever its default is. When the server is away,
 callers hear it at once and nothing is half stored; when it is back, the same ledger goes on. A server that
 does not answer is as good as away, within seconds (`watch.py`). Another hub may end a message, so one query
@@ -23,6 +24,8 @@ from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
 from duly.storage.postgres.flush import ConcurrentChange, flush
+from duly.storage.postgres.row_cache import RowCache
+from duly.storage.postgres.verified_flush import NotCached, VerifiedFlush
 from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
 from duly.storage.sql import rows
 from duly.storage.sql.ledger import SqlLedger, as_duly
@@ -40,6 +43,7 @@ CONNECTING: Final[dict[str, Any]] = {
     "server_settings": {
         "application_name": "duly",
         "synchronous_commit": "on",
+        "default_transaction_isolation": "read committed",
         "plan_cache_mode": "force_custom_plan",
     },
 }
@@ -65,6 +69,7 @@ class PostgresLedger(SqlLedger):
         self._flusher: Any = None
         self._process: tuple[int, Any] = (0, None)
         """the server's process behind the flusher"""
+        self._cache = RowCache()
         self._watch = StatementWatch(url)
         self._doubts = DoubtfulCommits(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
@@ -158,6 +163,32 @@ class PostgresLedger(SqlLedger):
                 batch.results = list(islice(results, len(batch.groups)))
 
     async def _transact(self, groups: list[w.Group]) -> list[w.Results]:
+        return await self._verify(groups) or await self._lock(groups)
+
+    async def _verify(self, groups: list[w.Group]) -> list[w.Results] | None:
+        """Carry groups out on cached rows, with one statement; None: they need locks."""
+        try:
+            work = VerifiedFlush(self._cache, groups)
+        except NotCached:
+            return None
+        with _translated():
+            line = await self._flush_connection()
+        with _translated(committing=True):
+            try:
+                with self._watch.over(line):
+                    stored = await work.store(line)
+            except (asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
+                return None
+            except BaseException as error:
+                refused = isinstance(error, asyncpg.PostgresError | ValueError)
+                if line.is_closed() or not refused:
+                    self._doubts.add(self._process)
+                self._drop_flusher()
+                raise
+        return work.results if stored else None
+
+    async def _lock(self, groups: list[w.Group]) -> list[w.Results]:
+        """Carry groups out on rows that are read and locked."""
         for _ in range(ATTEMPTS):
             with _translated():
                 line = await self._flush_connection()
@@ -165,7 +196,7 @@ class PostgresLedger(SqlLedger):
                 try:
                     with self._watch.over(line):
                         await transaction.start()
-                        flushed = await flush(line, groups)
+                        flushed, held = await flush(line, groups)
                 except (ConcurrentChange, asyncpg.DeadlockDetectedError, asyncpg.SerializationError):
                     await transaction.rollback()
                     continue
@@ -180,6 +211,7 @@ class PostgresLedger(SqlLedger):
                     self._doubts.add(self._process)
                     self._drop_flusher()
                     raise
+            self._cache.learn(held)
             return flushed
         raise LedgerUnavailable(OVERTAKEN)
 
@@ -356,7 +388,7 @@ class _PostgresSession:
             for _ in range(ATTEMPTS):
                 with suppress(ConcurrentChange):
                     async with self._connection.transaction():  # a savepoint
-                        (results,) = await flush(self._connection, [operations])
+                        (results,), _ = await flush(self._connection, [operations])
                     self.written.append(results)
                     return results
             raise LedgerUnavailable(OVERTAKEN)

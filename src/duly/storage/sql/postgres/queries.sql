@@ -28,6 +28,10 @@ SELECT pid, backend_start FROM pg_stat_activity WHERE pid = pg_backend_pid();
 -- End a server process, if it is still that one; no row when it is gone.
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND backend_start = $2;
 
+-- name: flush
+-- A flush of rows that are as expected; see the migration that makes this function.
+SELECT duly_flush($1, $2, $3, $4, $5, $6, $7);
+
 -- name: admit
 -- Insert what is absent. What is being inserted by another hub is waited for.
 INSERT INTO duly_messages
