@@ -100,7 +100,6 @@ class Trail:
         self, ledger: Ledger, telemetry: Telemetry | None = None, *, kept: int = KEPT, size: int = BYTES_KEPT
     ) -> None:
         self._ledger = ledger
-        self._now = ledger.clock.now
         self._telemetry = telemetry or Telemetry()
         self._kept = kept
         self._size = size
@@ -123,23 +122,25 @@ class Trail:
 
     def said(self, message: Message, verdict: Verdict) -> None:
         """Note that a sender was told this of its message."""
-        self._noted.append((message.key, self._now(), _SAID, verdict.named, 0, verdict.reason, message.kind))
+        self._noted.append(
+            (message.key, self._ledger.clock.now(), _SAID, verdict.named, 0, verdict.reason, message.kind)
+        )
 
     def sent(self, message: Message, attempt: int) -> None:
         """Note that a message was handed over to its recipient."""
-        self._noted.append((message.key, self._now(), _SENT, "sent", attempt, "", message.kind))
+        self._noted.append((message.key, self._ledger.clock.now(), _SENT, "sent", attempt, "", message.kind))
 
     def ended(self, key: bytes, state: State, reason: str = "") -> None:
         """Note that a message has ended here."""
-        self._noted.append((key, self._now(), _ENDED, state.word, 0, reason, ""))
+        self._noted.append((key, self._ledger.clock.now(), _ENDED, state.word, 0, reason, ""))
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
         """Note anything else that happened to a message."""
-        self._noted.append((key, self._now(), _NOTED, what, attempt, detail, ""))
+        self._noted.append((key, self._ledger.clock.now(), _NOTED, what, attempt, detail, ""))
 
     def resume(self, messages: Iterable[Message]) -> None:
         """Take up messages that were under way before a restart."""
-        now = self._now()
+        now = self._ledger.clock.now()
         for message in sorted(messages, key=lambda one: one.made):
             self._open.setdefault(message.key, (message.kind, message.made or now, 0))
 
@@ -204,13 +205,13 @@ class Trail:
         while self._open:
             key = next(iter(self._open))
             if is_under_way(key):
-                return max(0.0, (self._now() - self._open[key][1]) / SECOND)
+                return max(0.0, (self._ledger.clock.now() - self._open[key][1]) / SECOND)
             del self._open[key]
         return 0.0
 
     def skew(self) -> float:
         """The farthest clock of the last minute or two, in seconds."""
-        turn = self._now() // (60 * SECOND)
+        turn = self._ledger.clock.now() // (60 * SECOND)
         if turn != self._skew_turn:
             self._skews = [0.0, self._skews[0] if turn == self._skew_turn + 1 else 0.0]
             self._skew_turn = turn
@@ -227,7 +228,7 @@ class Trail:
             batch = [self._unsaved.popleft() for _ in range(min(len(self._unsaved), HOPS_IN_ENTRY))]
             body = _entry(batch)
             written = self._written + _LEAD + len(body)
-            entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._now())
+            entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._ledger.clock.now())
             try:
                 await self._ledger.write(entry)
             except BaseException:
@@ -240,17 +241,17 @@ class Trail:
         extent = await self._ledger.extent(self.stream)
         last = await self._ledger.entries(self.stream, extent.last - 1, 1) if extent.last else []
         await self._ledger.write(PutNewItem(HUBS, self._telemetry.hub, b""))
-        self._written = _bytes_before(last[-1]) if last else 0
+        self._written = _bytes_up_to(last[-1]) if last else 0
 
     async def trim(self) -> None:
         """Drop entries that are too old, or beyond the size of a trail."""
         extent = await self._ledger.extent(self.stream)
         if self._written < 0 or extent.first > extent.last:
             return
-        oldest, fullest = self._now() - self._kept, self._written - self._size
+        oldest, fullest = self._ledger.clock.now() - self._kept, self._written - self._size
 
         def keeps(entry: StreamEntry) -> bool:
-            return entry.at >= oldest and _bytes_before(entry) > fullest
+            return entry.at >= oldest and _bytes_up_to(entry) - len(entry.body) >= fullest
 
         first = await self._seek(self.stream, extent.first, extent.last, keeps)
         if first > extent.first:
@@ -319,8 +320,8 @@ def _stream(hub: str) -> str:
     return f"trail/{hub}"
 
 
-def _bytes_before(entry: StreamEntry) -> int:
-    """How many bytes a stream has had up to this entry."""
+def _bytes_up_to(entry: StreamEntry) -> int:
+    """How many bytes a stream has had, up to this entry and with it."""
     return int.from_bytes(entry.body[:_LEAD], "big")
 
 

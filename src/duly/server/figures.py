@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from typing import TYPE_CHECKING, Final
 
 from duly.core.units import HOUR, SECOND
 from duly.errors import DulyError
 from duly.runtime.durable_totals import DurableTotals
-from duly.runtime.telemetry import CounterCell, Labels, Telemetry
+from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
 from duly.runtime.trail import FLUSH_SECONDS, Hop, Trail
 from duly.storage.ledger import Record
+from duly.transports.http.figures import ClusterTotal
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
 SAMPLE_SECONDS: Final = 1.0
 STORE_SECONDS: Final = 2.0
 TRIM_SECONDS: Final = 60.0
+SCRAPE_SECONDS: Final = 2.0
+"""How long a scrape waits for the ledger."""
 DEAD_SECONDS: Final = 15.0
 """How often dead letters are counted, which reads the ledger."""
 DEAD_COUNTED: Final = 1_000
@@ -63,23 +68,44 @@ class HubFigures:
 
     async def stop(self) -> None:
         """Store what is not stored yet."""
-        self.trail.fold()
-        self._take_counts()
-        try:
+        self._count()
+        with contextlib.suppress(DulyError):  # if the ledger cannot be used, the hub stops all the same
             await self.trail.flush()
             await self.totals.store()
-        except DulyError:
-            pass  # the ledger cannot be used, and the hub stops all the same
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now. With `stored` the totals are stored first and shown as they are stored; those that
+        cannot be stored now are shown as they were."""
+        self._count()
+        if stored:
+            with contextlib.suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(SCRAPE_SECONDS):
+                    await self.totals.store()
+        return self.telemetry.snapshot(stored=stored)
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs on the ledger, with what this one has not stored yet."""
+        self._count()
+        found = await self.totals.summed()
+        metrics, own = self.telemetry.metrics, self.telemetry.unsaved()
+        places = sorted({*found, *own})
+        return [
+            ClusterTotal(name, dict(zip(metrics[name].labels, labels, strict=True)), total)
+            for name, labels in places
+            if name in metrics and (total := found.get((name, labels), 0) + own.get((name, labels), 0))
+        ]
 
     async def _sample(self) -> None:
-        self.trail.fold()
-        self._take_counts()
+        self._count()
         self.telemetry.sample()
 
-    def _take_counts(self) -> None:
-        """Take over what parts of the hub count by themselves."""
+    def _count(self) -> None:
+        """Count the newest hops, and take over what parts of the hub count by themselves."""
+        self.trail.fold()
         hub, telemetry = self._hub, self.telemetry
         telemetry.auth_failures.value = hub.login_guard.failures
+        if hub.mqtt is not None:
+            telemetry.broker_refused.value = hub.mqtt.refused
         counts = hub.alerts.counts
         attempts = telemetry.counter("duly_alert_retry_attempts_total")
         telemetry.retried(counts.retries - attempts.value)

@@ -31,6 +31,8 @@ from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
+from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
+from duly.runtime.time_series import ChartStep
 from duly.runtime.trail import Hop
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
@@ -47,6 +49,7 @@ from duly.storage import open_ledger
 from duly.storage.ledger import Ledger, Record
 from duly.storage.secret_box import SecretBox
 from duly.transports.http import page_cursors
+from duly.transports.http.figures import ClusterTotal
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import trouble
 from duly.wire.session import Session
@@ -153,6 +156,7 @@ class Hub:
         self._shutdown.call("logins", self.people.close)
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self.authenticator.login
+        self.monitor = self.authenticator.authenticate
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
 
     async def _start_applications(self, box: SecretBox) -> None:
@@ -270,6 +274,18 @@ class Hub:
     async def hops(self, record: Record) -> list[Hop]:
         """The steps of a message with their times, as far as the trail reaches."""
         return await self.figures.hops(record)
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now; with `stored`, after storing them, as they are stored."""
+        return await self.figures.measure(stored=stored)
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs on this ledger."""
+        return await self.figures.cluster_totals()
+
+    def chart(self, step: ChartStep) -> ChartSnapshot:
+        """The columns of a chart of this hub."""
+        return self.telemetry.chart(step)
 
     async def list_devices(
         self, who: Principal, after: str, limit: int
