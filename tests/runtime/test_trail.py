@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from duly.core.lifecycle import State
@@ -37,7 +35,7 @@ def message(n: int, kind: str = "lock_control") -> Message:
 
 
 @pytest.fixture
-def ledger() -> Iterator[MemoryLedger]:
+def ledger() -> MemoryLedger:
     return MemoryLedger(StepClock())
 
 

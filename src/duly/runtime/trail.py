@@ -19,10 +19,10 @@ from msgspec import Struct
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict
 from duly.core.operations import AppendEntry, PutNewItem
-from duly.core.units import DAY, FOREVER, MS, SECOND
+from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.core.window import next_page
 from duly.runtime.telemetry import Telemetry
-from duly.storage.ledger import Ledger, StreamEntry
+from duly.storage.ledger import Ledger, Record, StreamEntry
 
 HUBS: Final = "trails"
 """The bucket with the names of the hubs that have a trail."""
@@ -38,6 +38,8 @@ PAGE: Final = 100
 SCANNED_ENTRIES: Final = 20_000
 SCANNED_BYTES: Final = 64 * 1024 * 1024
 """How much of one hub's stream is looked through for one message."""
+EARLIER: Final = HOUR
+"""How long before its acceptance a message may have been refused under the same id."""
 KEPT: Final = 7 * DAY
 BYTES_KEPT: Final = 128 * 1024 * 1024
 DETAIL_LIMIT: Final = 300
@@ -259,6 +261,11 @@ class Trail:
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────
 
+    async def of_record(self, record: Record) -> list[Hop]:
+        """What happened to a message that the ledger holds; also refusals under its id shortly before it was
+        accepted."""
+        return await self.of(record.message.key, begin_of(record))
+
     async def of(self, key: bytes, since: int) -> list[Hop]:
         """What happened to a message from `since` on (µs), in order, at this hub and at others on its ledger.
         Only so much is looked through: of a message that is asked for again hours after its end, the last
@@ -314,6 +321,12 @@ class Trail:
             else:
                 low = found[0].n + 1
         return low
+
+
+def begin_of(record: Record) -> int:
+    """The time from which on there may be hops of a message."""
+    accepted = record.accepted_at
+    return max(min((record.message.made or accepted) - SECOND, accepted), accepted - EARLIER)
 
 
 def _stream(hub: str) -> str:

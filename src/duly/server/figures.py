@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from duly.core.units import HOUR, SECOND
-from duly.errors import DulyError
+from duly.errors import DulyError, LedgerError
 from duly.runtime.durable_totals import DurableTotals
 from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
-from duly.runtime.trail import FLUSH_SECONDS, Hop, Trail
-from duly.storage.ledger import Record
+from duly.runtime.trail import FLUSH_SECONDS, Trail
 from duly.transports.http.figures import ClusterTotal
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ DEAD_SECONDS: Final = 15.0
 """How often dead letters are counted, which reads the ledger."""
 DEAD_COUNTED: Final = 1_000
 """Dead letters are counted up to here."""
-EARLIER: Final = HOUR
-"""How long before its acceptance a message may have been refused under the same id."""
 
 
 class HubFigures:
@@ -39,6 +37,7 @@ class HubFigures:
         self.telemetry = Telemetry(name, ledger.clock)
         self.trail = Trail(ledger, self.telemetry)
         self.totals = DurableTotals(ledger, self.telemetry)
+        self._started = False
         self._dead = 0
         self._dead_at: tuple[int, ...] = ()
 
@@ -48,6 +47,7 @@ class HubFigures:
 
     def start(self) -> None:
         """Read and store everything from time to time."""
+        self._started = True
         hub, telemetry = self._hub, self.telemetry
         for application in hub.applications:
             application.engine.on_commit = telemetry.commits.observe
@@ -61,13 +61,18 @@ class HubFigures:
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
         telemetry.read("duly_alert_average_retries", self._average_retries)
         hub.tasks.every("sample of the figures", SAMPLE_SECONDS, self._sample)
-        hub.tasks.every("storing the trail", FLUSH_SECONDS, self.trail.flush)
-        hub.tasks.every("storing totals", STORE_SECONDS, self.totals.store)
-        hub.tasks.every("trimming the trail", TRIM_SECONDS, self.trail.trim)
-        hub.tasks.every("count of dead letters", DEAD_SECONDS, self._count_dead)
+        for name, seconds, work in (
+            ("storing the trail", FLUSH_SECONDS, self.trail.flush),
+            ("storing totals", STORE_SECONDS, self.totals.store),
+            ("trimming the trail", TRIM_SECONDS, self.trail.trim),
+            ("count of dead letters", DEAD_SECONDS, self._count_dead),
+        ):
+            hub.tasks.every(name, seconds, partial(_when_possible, work))
 
     async def stop(self) -> None:
-        """Store what is not stored yet."""
+        """Store what is not stored yet; a hub that could not be started has nothing to store."""
+        if not self._started:
+            return
         self._count()
         with contextlib.suppress(DulyError):  # if the ledger cannot be used, the hub stops all the same
             await self.trail.flush()
@@ -147,9 +152,8 @@ class HubFigures:
         well = self.telemetry.counter("duly_alert_retry_successes_total")
         return took.total / well.total if well.total else 0.0
 
-    async def hops(self, record: Record) -> list[Hop]:
-        """What happened to a message, hop by hop; also refusals under its id shortly before it was
-        accepted."""
-        made = record.message.made or record.accepted_at
-        since = max(min(made - SECOND, record.accepted_at), record.accepted_at - EARLIER)
-        return await self.trail.of(record.message.key, since)
+
+async def _when_possible(work: Callable[[], Awaitable[None]]) -> None:
+    """Do this, unless the ledger cannot be used now: the next time comes soon."""
+    with contextlib.suppress(LedgerError):
+        await work()

@@ -271,9 +271,12 @@ class Hub:
         with contextlib.suppress(DulyError):
             await self.router.disconnected(session, who)
 
-    async def hops(self, record: Record) -> list[Hop]:
-        """The steps of a message with their times, as far as the trail reaches."""
-        return await self.figures.hops(record)
+    async def hops(self, record: Record, *, receipts_too: bool) -> list[Hop]:
+        """The steps of a message with their times, as far as the trail reaches; of a chat line also those of
+        its recipients, if the caller may see them."""
+        trail = self.figures.trail
+        found = await trail.of_record(record)
+        return [*found, *await receipts.hops(trail, record)] if receipts_too else found
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
         """All figures now; with `stored`, after storing them, as they are stored."""

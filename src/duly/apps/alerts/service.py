@@ -418,6 +418,9 @@ class AlertService:
     async def _attempt(self, attempt: StartAttempt) -> None:
         """Make one attempt and store how it went."""
         sent = await self._sender.send(attempt)
+        why = f"{attempt.recipient}: {sent.reason}" if sent.reason else attempt.recipient
+        for load in attempt.loads:
+            self._trail.note(load.message.key, sent.result.value, load.attempt, why)
         if self._audit.watchers:
             for load in attempt.loads:
                 self._audit.see(
