@@ -84,6 +84,21 @@ class UpOptions:
         bool | None,
         typer.Option("--allow-private-webhooks", help="Allow alerts to addresses inside this network."),
     ] = None
+    log: Annotated[
+        Literal["human", "json"] | None,
+        typer.Option(
+            "--log", metavar="human|json", help="Log lines for people, or one JSON object a line. [human]"
+        ),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            help="The least important lines to write: debug (with retries and duplicates), info, warning or "
+            "error. [info]",
+        ),
+    ] = None
     origins: Annotated[
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
@@ -125,6 +140,7 @@ def _given(value: object) -> object:
 
 
 async def _serve(settings: Settings, json: bool) -> None:
+    from duly.runtime.log_format import set_up_logs
     from duly.server import runfile
     from duly.server.hub import Hub, tune
 
@@ -140,6 +156,7 @@ async def _serve(settings: Settings, json: bool) -> None:
         loop.add_signal_handler(number, stop)
     tune()
     hub = Hub(settings)
+    set_up_logs(settings.log, settings.log_level, lambda: hub.name)
     try:
         await hub.start()
     except LedgerInUse:

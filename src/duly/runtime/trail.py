@@ -8,6 +8,7 @@ the message was under way. A hub that is killed loses the hops of the last momen
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
@@ -17,12 +18,14 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict
+from duly.core.messages import Message, Verdict, names_in
 from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.core.window import next_page
 from duly.runtime.telemetry import Telemetry
 from duly.storage.ledger import Ledger, Record, StreamEntry
+
+LOG: Final = logging.getLogger("duly.messages")
 
 HUBS: Final = "trails"
 """The bucket with the names of the hubs that have a trail."""
@@ -158,6 +161,8 @@ class Trail:
         if not noted:
             return
         self._noted = []
+        if LOG.isEnabledFor(logging.DEBUG):
+            _log(noted)
         telemetry, open_ = self._telemetry, self._open
         recent, unsaved = self._recent.append, self._unsaved.append
         ahead = 0
@@ -321,6 +326,17 @@ class Trail:
             else:
                 low = found[0].n + 1
         return low
+
+
+def _log(noted: list[tuple[bytes, int, HopKind, str, int, str, str]]) -> None:
+    """Write every hop into the log, among them retries and duplicates."""
+    for key, _, _, what, attempt, detail, kind in noted:
+        try:
+            scope, id_ = names_in(key)
+        except UnicodeDecodeError:
+            continue
+        about = {"scope": scope, "id": id_, "kind": kind, "attempt": attempt or None, "detail": detail}
+        LOG.debug("%s", what, extra=about)
 
 
 def begin_of(record: Record) -> int:

@@ -8,8 +8,10 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from duly.core.units import DAY
 from duly.errors import DulyError, LedgerError
 from duly.runtime.durable_totals import DurableTotals
+from duly.runtime.outages import Outages
 from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
 from duly.runtime.trail import FLUSH_SECONDS, Trail
 from duly.transports.http.figures import ClusterTotal
@@ -17,6 +19,7 @@ from duly.transports.http.figures import ClusterTotal
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
+MEGABYTE: Final = 1024 * 1024
 SAMPLE_SECONDS: Final = 1.0
 STORE_SECONDS: Final = 2.0
 TRIM_SECONDS: Final = 60.0
@@ -31,11 +34,14 @@ DEAD_COUNTED: Final = 1_000
 class HubFigures:
     """The telemetry of one hub, with what keeps it up to date."""
 
-    def __init__(self, hub: Hub, name: str) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        ledger = hub.ledger
-        self.telemetry = Telemetry(name, ledger.clock)
-        self.trail = Trail(ledger, self.telemetry)
+        ledger, settings = hub.ledger, hub.settings
+        self.telemetry = Telemetry(hub.name, ledger.clock)
+        self.trail = Trail(
+            ledger, self.telemetry, kept=round(settings.trail_kept * DAY), size=settings.trail_mb * MEGABYTE
+        )
+        self.outages = Outages()
         self.totals = DurableTotals(ledger, self.telemetry)
         self._started = False
         self._dead = 0
@@ -103,6 +109,18 @@ class HubFigures:
     async def _sample(self) -> None:
         self._count()
         self.telemetry.sample()
+        self._look_for_outages()
+
+    def _look_for_outages(self) -> None:
+        hub = self._hub
+        broker = None if hub.mqtt is None else hub.mqtt.state()["problem"]
+        self.outages.see(
+            {
+                "the ledger": hub.down,
+                "the notifier": None if hub.notifier is None else hub.notifier.problem,
+                "the broker": None if broker is None else str(broker),
+            }
+        )
 
     def _count(self) -> None:
         """Count the newest hops, and take over what parts of the hub count by themselves."""

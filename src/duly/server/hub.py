@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import secrets
 import sys
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
     from duly.cluster.notifier import Notifier
     from duly.server.mqtt_service import MqttService
 
+LOG: Final = logging.getLogger("duly.server")
+
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
 
@@ -90,6 +93,8 @@ class Hub:
         self._shutdown = Shutdown()
         self.admin = Admin(self)
         self.revocation = Revocation(self)
+        self.name = ""
+        """made once and kept in the data folder"""
         self.url = ""
         self.mqtt_url = ""
         self.mqtt: MqttService | None = None
@@ -112,6 +117,7 @@ class Hub:
         settings, shutdown = self.settings, self._shutdown
         listener = Listener(settings)
         data_folder.prepare(self._folder)
+        self.name = data_folder.hub_name(self._folder)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         shutdown.add("the ledger", self.ledger.close, LEDGER_SECONDS)
         listener.check_port()  # before a part is started that takes time, or a port of its own
@@ -121,7 +127,7 @@ class Hub:
         await self.floor.refresh()
         await self._open_accounts(box)
         self.audit = AuditLog(self.ledger)
-        self.figures = HubFigures(self, data_folder.hub_name(self._folder))
+        self.figures = HubFigures(self)
         self.telemetry = self.figures.telemetry
         shutdown.add("figures", self.figures.stop)
         await self.figures.load()
@@ -141,6 +147,7 @@ class Hub:
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
         shutdown.call("the run file", partial(runfile.remove, self._folder))
+        LOG.info("hub %s serves at %s", self.name, " and ".join(filter(None, (self.url, self.mqtt_url))))
 
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)
@@ -207,6 +214,7 @@ class Hub:
 
     async def stop(self) -> None:
         """Stop all parts, the last one first."""
+        LOG.info("hub %s stops", self.name)
         await self._shutdown.run()
 
     async def run(self) -> None:

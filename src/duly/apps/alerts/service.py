@@ -37,13 +37,14 @@ from duly.apps.alerts.model import (
 from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
-from duly.apps.alerts.sender import NotificationSender
+from duly.apps.alerts.sender import NotificationSender, SendResult
 from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
     Amendment,
     AttemptEnded,
+    AttemptResult,
     DeliveriesChanged,
     FanoutCounts,
     FanoutPolicy,
@@ -66,6 +67,7 @@ from duly.errors import (
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
+from duly.runtime.outages import Outages
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger
@@ -135,6 +137,7 @@ class AlertService:
             ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private
         )
         self.tasks = Supervisor()
+        self.outages = Outages()
 
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
@@ -421,6 +424,7 @@ class AlertService:
         why = f"{attempt.recipient}: {sent.reason}" if sent.reason else attempt.recipient
         for load in attempt.loads:
             self._trail.note(load.message.key, sent.result.value, load.attempt, why)
+        self._note_channel(attempt.recipient, sent)
         if self._audit.watchers:
             for load in attempt.loads:
                 self._audit.see(
@@ -435,6 +439,13 @@ class AlertService:
             # A cancellation at another hub meanwhile did not see that this recipient was notified.
             for key in await self._catch_up_on(attempt):
                 await self._changed(key)
+
+    def _note_channel(self, recipient: str, sent: SendResult) -> None:
+        """Note whether a channel works: one line when that changes."""
+        if sent.result is AttemptResult.CALLED_OFF:
+            return
+        works = sent.result is AttemptResult.ARRIVED
+        self.outages.see({f"the channel to {recipient}": None if works else sent.reason or "no answer"})
 
     async def _is_attempt_wanted(self, attempt: StartAttempt) -> bool:
         with contextlib.suppress(DulyError):  # without the ledger, memory decides
