@@ -109,9 +109,9 @@ class HubFigures:
     async def _sample(self) -> None:
         self._count()
         self.telemetry.sample()
-        self._look_for_outages()
+        self._check_outages()
 
-    def _look_for_outages(self) -> None:
+    def _check_outages(self) -> None:
         hub = self._hub
         broker = None if hub.mqtt is None else hub.mqtt.state()["problem"]
         self.outages.see(
@@ -140,6 +140,8 @@ class HubFigures:
             ("duly_alert_retries_of_successes_total", counts.retries_well),
         ):
             telemetry.counter(name).value = value
+        for reason, count in hub.alerts.held_back.counts.items():
+            telemetry.counter("duly_alert_held_back_total", reason).value = count
 
     async def _count_dead(self) -> None:
         """Count dead letters again if anything was attempted or has ended since the last count."""

@@ -23,6 +23,7 @@ from msgspec import structs
 
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
+from duly.apps.alerts.held_back import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.model import (
     NAMED,
     NOTHING_SAID,
@@ -132,6 +133,7 @@ class AlertService:
         )
         self.engine = Engine(self._fanout, ledger, self._perform)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
+        self.held_back = HeldBackCounts(ledger)
         self._sessions: dict[str, set[Session]] = {}
         self._sender = NotificationSender(
             ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private
@@ -265,7 +267,12 @@ class AlertService:
                 f"there is no profile {beat.profile_id!r}, so no recipient would be told of a silence; make "
                 f"it with 'duly profile set {beat.profile_id} --send URL', or one named 'default'"
             )
-        await self.heartbeats.beat(who.name, beat)
+        if beat.held:
+            report = HeldBackReport(beat.run, beat.held)
+            report.check()
+            await self.held_back.report(who.name, report)
+        if beat.every is not None:
+            await self.heartbeats.beat(who.name, beat)
         if frame.seq_id is None:
             return False
         session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))
@@ -290,6 +297,8 @@ class AlertService:
             raise Malformed(
                 "an alert needs a timestamp in milliseconds since 1970; set the clock of the sentinel"
             )
+        if event.offset_ms is not None:
+            self._trail.skewed(event.offset_ms / 1000)
         expires = 0 if frame.exp is None else frame.exp * MS
         message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
         self.planner.expect(message, event)
