@@ -110,11 +110,9 @@ class GatewayService:
             reserved=self.policy.commands,
         )
         channel = self._inbox.channel
-        self.remote: GatewayRemote = (
-            SingleHub(ledger, channel, self)
-            if notifier is None
-            else GatewayRemoteHubs(ledger, notifier, channel, self)
-        )
+        self.remote: GatewayRemote = SingleHub(ledger, channel, self)
+        if notifier is not None:
+            self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
         self._trail = Trail(ledger) if trail is None else trail
         self._traces = CommandTraces()
         unaddressed = UnaddressedAcks()
