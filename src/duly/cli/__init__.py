@@ -94,6 +94,7 @@ VERBS: Final = {
         Panel.INSPECT, "inspect.why", "Show why nothing happened: what was refused, and the reasons."
     ),
     "watch": Verb(Panel.INSPECT, "inspect.watch", "Show what goes through the hub, as it happens."),
+    "top": Verb(Panel.INSPECT, "top.top", "Show the figures of a hub as they change."),
     "doctor": Verb(
         Panel.INSPECT,
         "doctor.doctor",

@@ -14,20 +14,17 @@ import signal
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from duly.cli.common import CommandFailed, Exit, note, print_json, say
+from duly.cli.common import CommandFailed, Exit, print_json, say
 from duly.cli.options import DataFolder, Json, LedgerUrl, grouped
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
     from duly.settings import Settings
-
-BROKER_SECONDS: Final = 2.0
-"""Seconds after which stderr says that the broker is missing."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,21 @@ class UpOptions:
         bool | None,
         typer.Option("--allow-private-webhooks", help="Allow alerts to addresses inside this network."),
     ] = None
+    log: Annotated[
+        Literal["human", "json"] | None,
+        typer.Option(
+            "--log", metavar="human|json", help="Log lines for people, or one JSON object a line. [human]"
+        ),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            help="The least important lines to write: debug (with retries and duplicates), info, warning or "
+            "error. [info]",
+        ),
+    ] = None
     origins: Annotated[
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
@@ -125,6 +137,7 @@ def _given(value: object) -> object:
 
 
 async def _serve(settings: Settings, json: bool) -> None:
+    from duly.runtime.log_format import set_up_logs
     from duly.server import runfile
     from duly.server.hub import Hub, tune
 
@@ -140,6 +153,7 @@ async def _serve(settings: Settings, json: bool) -> None:
         loop.add_signal_handler(number, stop)
     tune()
     hub = Hub(settings)
+    set_up_logs(settings.log, settings.log_level, lambda: hub.name)
     try:
         await hub.start()
     except LedgerInUse:
@@ -163,7 +177,6 @@ async def _serve(settings: Settings, json: bool) -> None:
         ) from None
     with contextlib.suppress(BrokenPipeError):  # apps and devices connect all the same
         _announce(hub, settings, json)
-    loop.call_later(BROKER_SECONDS, _warn, hub)
     life = loop.create_task(hub.run())
     telling = loop.create_task(told.wait())
     try:
@@ -179,13 +192,6 @@ async def _serve(settings: Settings, json: bool) -> None:
         await asyncio.gather(life, telling, return_exceptions=True)
         with contextlib.suppress(*[Exception] if died else []):  # the reason of its end is reported already
             await hub.stop()
-
-
-def _warn(hub: Hub) -> None:
-    """Notes that the broker is missing: without it devices just never come."""
-    mqtt = None if hub.mqtt is None else hub.mqtt.state()
-    if mqtt is not None and mqtt["problem"] is not None:
-        note(f"{mqtt['problem']}; it is tried again, and 'duly doctor' says when it is there")
 
 
 def _announce(hub: Hub, settings: Settings, json: bool) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from types import MappingProxyType
 from typing import Final, Protocol, TypeAlias
 
@@ -88,10 +89,14 @@ class Machine(TimedMachine, Protocol):
         ...
 
 
+def _not_measured(_: float) -> None:
+    """Ignore how long a commit took."""
+
+
 class _Group:
     """Steps that are committed together, and the events they came from."""
 
-    __slots__ = ("_commit", "attached", "size", "steps", "taken")
+    __slots__ = ("_commit", "attached", "began", "size", "steps", "taken")
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -104,6 +109,7 @@ class _Group:
 
     def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
         """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
+        self.began = perf_counter()
         try:
             self._commit = asyncio.ensure_future(ledger.commit([step.writes for step in self.steps]))
         except Stopped as closed:
@@ -199,6 +205,8 @@ class Engine:
         self._failures = 0
         self._idle = False
         """nothing is being flushed: only news or the timer ends this sleep"""
+        self.on_commit: Callable[[float], None] = _not_measured
+        """is told how many seconds each commit took"""
         self.down: Exception | None = None
         """why nothing can be committed now; None when all is well"""
 
@@ -362,6 +370,7 @@ class Engine:
         """Return what the steps of a group that is committed say. All are asked first, and then it is done:
         one thing for many commands is faster than many things for one."""
         self._failures = self._bugs = 0
+        self.on_commit(perf_counter() - group.began)
         _tell(group)
         now = self._ledger.clock.now()
         todo: list[Todo] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import secrets
 import sys
@@ -24,7 +25,6 @@ from duly.apps.alerts.service import AlertService
 from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
-from duly.apps.gateway.trace import Hop
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
@@ -32,8 +32,12 @@ from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
+from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
+from duly.runtime.time_series import ChartStep
+from duly.runtime.trail import Hop
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
+from duly.server.figures import HubFigures
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
 from duly.server.policies import archive_of, deliveries_kept, fanout_policy, gateway_policy
@@ -46,6 +50,7 @@ from duly.storage import open_ledger
 from duly.storage.ledger import Ledger, Record
 from duly.storage.secret_box import SecretBox
 from duly.transports.http import page_cursors
+from duly.transports.http.figures import ClusterTotal
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import trouble
 from duly.wire.session import Session
@@ -53,6 +58,8 @@ from duly.wire.session import Session
 if TYPE_CHECKING:
     from duly.cluster.notifier import Notifier
     from duly.server.mqtt_service import MqttService
+
+LOG: Final = logging.getLogger("duly.server")
 
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
@@ -86,6 +93,8 @@ class Hub:
         self._shutdown = Shutdown()
         self.admin = Admin(self)
         self.revocation = Revocation(self)
+        self.name = ""
+        """made once and kept in the data folder"""
         self.url = ""
         self.mqtt_url = ""
         self.mqtt: MqttService | None = None
@@ -108,6 +117,7 @@ class Hub:
         settings, shutdown = self.settings, self._shutdown
         listener = Listener(settings)
         data_folder.prepare(self._folder)
+        self.name = data_folder.hub_name(self._folder)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         shutdown.add("the ledger", self.ledger.close, LEDGER_SECONDS)
         listener.check_port()  # before a part is started that takes time, or a port of its own
@@ -117,6 +127,10 @@ class Hub:
         await self.floor.refresh()
         await self._open_accounts(box)
         self.audit = AuditLog(self.ledger)
+        self.figures = HubFigures(self)
+        self.telemetry = self.figures.telemetry
+        shutdown.add("figures", self.figures.stop)
+        await self.figures.load()
         self.notifier = await self._open_notifier()
         await self._start_applications(box)
         if not settings.no_mqtt:
@@ -133,11 +147,12 @@ class Hub:
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
         shutdown.call("the run file", partial(runfile.remove, self._folder))
+        LOG.info("hub %s serves at %s", self.name, " and ".join(filter(None, (self.url, self.mqtt_url))))
 
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
-        guard = LoginGuard()
+        guard = self.login_guard = LoginGuard()
         self.people = People(
             self.ledger,
             self.accounts,
@@ -148,20 +163,24 @@ class Hub:
         self._shutdown.call("logins", self.people.close)
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self.authenticator.login
+        self.monitor = self.authenticator.authenticate
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
 
     async def _start_applications(self, box: SecretBox) -> None:
         settings, ledger, accounts, audit = self.settings, self.ledger, self.accounts, self.audit
-        self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier)
-        self.chat = ChatService(ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier)
+        trail = self.figures.trail
+        self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier, trail)
+        self.chat = ChatService(
+            ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier, trail
+        )
         self.alerts = AlertService(
             ledger, audit, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
-            known=self._may_report,
+            known=self._may_report, trail=trail,
         )  # fmt: skip
         self.archive = archive_of(settings)
-        self._applications = (self.gateway, self.chat, self.alerts)
-        self.router = Router(audit, self._applications)
-        for application in self._applications:
+        self.applications = (self.gateway, self.chat, self.alerts)
+        self.router = Router(audit, self.applications)
+        for application in self.applications:
             await application.start()
             self._shutdown.add(application.name, application.stop)
             self.tasks.adopt(application.tasks)
@@ -177,6 +196,7 @@ class Hub:
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
         self.revocation.start()
+        self.figures.start()
 
     async def _open_notifier(self) -> Notifier | None:
         """The notifier, where other hubs may use the same ledger."""
@@ -194,6 +214,7 @@ class Hub:
 
     async def stop(self) -> None:
         """Stop all parts, the last one first."""
+        LOG.info("hub %s stops", self.name)
         await self._shutdown.run()
 
     async def run(self) -> None:
@@ -258,9 +279,24 @@ class Hub:
         with contextlib.suppress(DulyError):
             await self.router.disconnected(session, who)
 
-    def trail(self, key: bytes) -> list[Hop]:
-        """The steps of a command at this hub with their times, as far as they are remembered."""
-        return self.gateway.trail(key)
+    async def hops(self, record: Record, *, receipts_too: bool) -> list[Hop]:
+        """The steps of a message with their times, as far as the trail reaches; of a chat line also those of
+        its recipients, if the caller may see them."""
+        trail = self.figures.trail
+        found = await trail.of_record(record)
+        return [*found, *await receipts.hops(trail, record)] if receipts_too else found
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now; with `stored`, after storing them, as they are stored."""
+        return await self.figures.measure(stored=stored)
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs on this ledger."""
+        return await self.figures.cluster_totals()
+
+    def chart(self, step: ChartStep) -> ChartSnapshot:
+        """The columns of a chart of this hub."""
+        return self.telemetry.chart(step)
 
     async def list_devices(
         self, who: Principal, after: str, limit: int
@@ -292,7 +328,7 @@ class Hub:
             self.ledger.check()
         except LedgerError as unusable:
             return str(unusable)
-        engines = (application.engine.down for application in self._applications)
+        engines = (application.engine.down for application in self.applications)
         problem = self.floor.problem or next(filter(None, engines), None) or self.gateway.remote.trouble
         return str(problem) if problem else None
 

@@ -27,6 +27,7 @@ from duly.apps.chat.line_requests import LINES, LineRequests
 from duly.apps.chat.permissions import ChatPermissions
 from duly.apps.chat.queries import QUERIES, ChatQueries
 from duly.apps.chat.reader_cursors import ReaderCursors
+from duly.apps.chat.receipts import note_receipt
 from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
@@ -41,6 +42,7 @@ from duly.identity.accounts import LEAVING, Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger
 from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
@@ -73,11 +75,13 @@ class ChatService:
         audit: AuditLog,
         policy: ChatPolicy | None = None,
         notifier: HintSender | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
         self._accounts = accounts
         self._audit = audit
+        self._trail = Trail(ledger) if trail is None else trail
         self.tasks = Supervisor()
         self.connections = Connections()
         self._cursors = ReaderCursors(ledger, self.tasks, self._moved)
@@ -89,6 +93,7 @@ class ChatService:
             now=self._now,
             nudge=self._nudge,
             again=self.policy.again,
+            trail=self._trail,
         )
         self.engine = Engine(LineStore(self.subscriptions), ledger, self._perform)
         self._broadcast = Broadcast(ledger, self.connections)
@@ -248,6 +253,7 @@ class ChatService:
         """Tell the others that a reader has come further, once that is stored."""
         if "/" in reader:
             return
+        note_receipt(self._trail, conv, reader, n)
         self._broadcast.receipt(conv, reader, n)
         self.remote.read(conv, reader)
 
@@ -258,6 +264,7 @@ class ChatService:
         asked, message, verdict = effect.origin, effect.message, effect.verdict
         assert isinstance(asked, RequestOrigin)
         request = asked.request
+        self._trail.said(message, verdict)
         if verdict.answer is None:
             asked.session.push(outgoing.server_ack(message.id, verdict))
             return
@@ -266,6 +273,7 @@ class ChatService:
         if verdict.word is not Word.FRESH:
             return
         conv = request.conv
+        self._trail.ended(message.key, State.DONE)
         if self._audit.watchers:
             self._audit.see(
                 "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n
@@ -274,7 +282,9 @@ class ChatService:
         for name in request.joins:
             self.subscriptions.join(name, conv, n - 1)
         at = self._ledger.clock.now()
-        self.subscriptions.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session, at)
+        shown = c.show(conv, n, request.live or request.line, at)
+        if self.subscriptions.tell(conv, n, shown, asked.session, at):
+            self._trail.note(message.key, "sent", 1)
         for name in request.parts:
             self.subscriptions.part(name, conv)
         begun = c.pair_in(conv) if n == 1 else ()

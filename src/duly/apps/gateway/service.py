@@ -30,7 +30,6 @@ from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.shared_tokens import SharedTokens
-from duly.apps.gateway.trace import Hop, TraceLog
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
 from duly.core.inbox import Inbox
@@ -53,6 +52,8 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine, Performers
 from duly.runtime.tasks import Supervisor
+from duly.runtime.tracing import CommandTraces
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
 from duly.wire.fields import MORE, timeout_in
@@ -82,6 +83,7 @@ class GatewayService:
         audit: AuditLog,
         policy: GatewayPolicy | None = None,
         notifier: Notifier | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
         self._commands = self.policy.commands
@@ -108,12 +110,11 @@ class GatewayService:
             reserved=self.policy.commands,
         )
         channel = self._inbox.channel
-        self.remote: GatewayRemote = (
-            SingleHub(ledger, channel, self)
-            if notifier is None
-            else GatewayRemoteHubs(ledger, notifier, channel, self)
-        )
-        self._traces = TraceLog(ledger.clock)
+        self.remote: GatewayRemote = SingleHub(ledger, channel, self)
+        if notifier is not None:
+            self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
+        self._trail = Trail(ledger) if trail is None else trail
+        self._traces = CommandTraces()
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
             self.sessions,
@@ -122,6 +123,7 @@ class GatewayService:
             self._inbox.backlog,
             self.remote,
             audit,
+            self._trail,
             self._traces,
             unaddressed,
         )
@@ -148,6 +150,7 @@ class GatewayService:
         """Go on with what the ledger has under way, and cancel what is no longer allowed."""
         await self.remote.start()
         await self.engine.start()
+        self._trail.resume(self._inbox.waiting())
         await self.review()
 
     async def stop(self) -> None:
@@ -275,6 +278,10 @@ class GatewayService:
     ) -> bool | Awaitable[bool]:
         message = self._admission.check(who, frame, message)
         recipient, patient = message.recipient, frame.queue
+        if frame.traceparent is not None:
+            self._traces.arrived(
+                message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
+            )
         event = Arrived(message, session, patient, self._accounts.proof(who, recipient))
         if recipient not in self.sessions.devices and not (patient or self.remote.holds(recipient)):
             search = self.remote.search(recipient)
@@ -331,9 +338,19 @@ class GatewayService:
         effects = self._effects
         return {Reply: effects.reply, Transmit: effects.transmit, ReportOutcome: effects.report}
 
-    def trail(self, key: bytes) -> list[Hop]:
-        """When what happened to a command here, of the newest ones; its outcome is in the ledger anyway."""
-        return self._traces.of(key)
+    def note_delivered(self, key: bytes) -> None:
+        """Note in the trail that a device says it has a command."""
+        self._trail.note(key, "delivered")
+
+    @property
+    def pending(self) -> int:
+        """The number of commands under way here."""
+        return self._inbox.live
+
+    @property
+    def held(self) -> int:
+        """The number of commands that wait for their turn, or for a number before them."""
+        return self._inbox.lanes.waiting
 
     def _stored(self, device: str) -> None:
         self.remote.pushed(device)

@@ -1,0 +1,325 @@
+"""The trail: what happened to every message at this hub, hop by hop, kept in the ledger.
+
+The laws. Noting a hop is one append to a list; everything else is done for many hops at once, a few times a
+second: they are counted (`telemetry`), and written to the ledger as one entry of a stream. The stream is
+bounded by age and size. The newest hops are answered from memory, older ones from the entries written while
+the message was under way. A hub that is killed loses the hops of the last moment, never an outcome.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import Message, Verdict, names_in
+from duly.core.operations import AppendEntry, PutNewItem
+from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
+from duly.core.window import next_page
+from duly.runtime.hop_counts import ENDED, NOTED, SAID, SENT, HopCounts, NotedHop
+from duly.runtime.telemetry import Telemetry
+from duly.storage.ledger import Ledger, Record, StreamEntry
+
+LOG: Final = logging.getLogger("duly.messages")
+
+HUBS: Final = "trails"
+"""The bucket with the names of the hubs that have a trail."""
+HOPS_KEPT: Final = 15_000
+"""Hops that are answered from memory; a command has three, if all goes well."""
+FLUSH_SECONDS: Final = 0.25
+UNSAVED: Final = 600
+"""Lists of hops, each of a quarter of a second, that may wait for a ledger that does not answer; beyond, the
+oldest are lost."""
+HOPS_IN_ENTRY: Final = 5_000
+PAGE: Final = 100
+SCANNED_ENTRIES: Final = 20_000
+SCANNED_BYTES: Final = 64 * 1024 * 1024
+"""How much of one hub's stream is looked through for one message."""
+EARLIER: Final = HOUR
+"""How long before its acceptance a message may have been refused under the same id."""
+KEPT: Final = 7 * DAY
+BYTES_KEPT: Final = 128 * 1024 * 1024
+DETAIL_LIMIT: Final = 300
+"""Characters of a reason that are kept."""
+
+
+class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where."""
+
+    time: int
+    what: str
+    attempt: int = 0
+    detail: str = ""
+    hub: str = ""
+
+
+class _TrailEntry(Struct, frozen=True, array_like=True):
+    """The hops of one moment, by key: microseconds after `began`, the word or its number, the attempt and
+    the detail."""
+
+    began: int
+    hops: dict[bytes, list[tuple[int, int | str, int, str]]]
+
+
+_WORDS: Final = (
+    "fresh", "duplicate", "sent", "done", "failed", "expired", "superseded", "cancelled", "unknown",
+    "at work", "delivered", "conflict", "stale", "offline", "read", "attempt",
+)  # fmt: skip
+"""Words that are stored as numbers: never change the order."""
+_NUMBERS: Final[dict[str, int | str]] = {word: number for number, word in enumerate(_WORDS)}
+_LEAD: Final = 8
+"""Bytes before an entry's hops: how many bytes the stream has had up to this entry."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_TrailEntry).decode
+
+
+class Trail:
+    """The trail of one hub. With `size` 0 nothing is written to the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, telemetry: Telemetry | None = None, *, kept: int = KEPT, size: int = BYTES_KEPT
+    ) -> None:
+        self._ledger = ledger
+        self._telemetry = telemetry or Telemetry()
+        self._kept = kept
+        self._size = size
+        self._counts = HopCounts(self._telemetry)
+        self._noted: list[NotedHop] = []
+        self._recent: deque[list[NotedHop]] = deque()
+        """the newest hops, in the lists in which they were noted"""
+        self._remembered = 0
+        """how many those are"""
+        self._unsaved: deque[list[NotedHop]] = deque()
+        self._written = -1
+        """bytes that the stream has had; -1 before its end was read"""
+
+    @property
+    def stream(self) -> str:
+        """The name of this hub's stream."""
+        return _stream(self._telemetry.hub)
+
+    # ── noting ───────────────────────────────────────────────────────────────────────────────────
+
+    def said(self, message: Message, verdict: Verdict) -> None:
+        """Note that a sender was told this of its message."""
+        self._noted.append(
+            (message.key, self._ledger.clock.now(), SAID, verdict.named, 0, verdict.reason, message.kind)
+        )
+
+    def sent(self, message: Message, attempt: int) -> None:
+        """Note that a message was handed over to its recipient."""
+        self._noted.append((message.key, self._ledger.clock.now(), SENT, "sent", attempt, "", message.kind))
+
+    def ended(self, key: bytes, state: State, reason: str = "") -> None:
+        """Note that a message has ended here."""
+        self._noted.append((key, self._ledger.clock.now(), ENDED, state.word, 0, reason, ""))
+
+    def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
+        """Note anything else that happened to a message."""
+        self._noted.append((key, self._ledger.clock.now(), NOTED, what, attempt, detail, ""))
+
+    def resume(self, messages: Iterable[Message]) -> None:
+        """Take up messages that were under way before a restart."""
+        self._counts.resume(messages, self._ledger.clock.now())
+
+    def skewed(self, seconds: float) -> None:
+        """Note how far the clock of a sender is from the hub's."""
+        self._counts.skewed(seconds)
+
+    # ── a few times a second ─────────────────────────────────────────────────────────────────────
+
+    def fold(self) -> None:
+        """Count the hops that were noted, and get them ready to be written."""
+        noted = self._noted
+        if not noted:
+            return
+        self._noted = []
+        if LOG.isEnabledFor(logging.DEBUG):
+            _log(noted)
+        self._counts.count(noted)
+        self._recent.append(noted)
+        self._remembered += len(noted)
+        while self._remembered - len(self._recent[0]) >= HOPS_KEPT:
+            self._remembered -= len(self._recent.popleft())
+        if self._size:
+            self._unsaved.append(noted)
+            if len(self._unsaved) > UNSAVED:
+                self._unsaved.popleft()
+
+    def oldest(self, is_under_way: Callable[[bytes], bool]) -> float:
+        """The age of the oldest message under way, in seconds; 0 if there is none."""
+        return self._counts.oldest(is_under_way, self._ledger.clock.now())
+
+    def skew(self) -> float:
+        """The farthest clock of the last minute or two, in seconds."""
+        return self._counts.skew(self._ledger.clock.now())
+
+    async def flush(self) -> None:
+        """Write the hops that are not written yet."""
+        self.fold()
+        if self._unsaved and self._written < 0:
+            await self._find_end()
+        while self._unsaved:
+            batch = self._unsaved.popleft()
+            if len(batch) > HOPS_IN_ENTRY:
+                self._unsaved.appendleft(batch[HOPS_IN_ENTRY:])
+                batch = batch[:HOPS_IN_ENTRY]
+            body = _entry(batch)
+            written = self._written + _LEAD + len(body)
+            entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._ledger.clock.now())
+            try:
+                await self._ledger.write(entry)
+            except BaseException:
+                self._unsaved.appendleft(batch)  # the next flush tries again
+                raise
+            self._written = written
+
+    async def _find_end(self) -> None:
+        """Read how far the stream has come, and make it known to the other hubs."""
+        extent = await self._ledger.extent(self.stream)
+        last = await self._ledger.entries(self.stream, extent.last - 1, 1) if extent.last else []
+        await self._ledger.write(PutNewItem(HUBS, self._telemetry.hub, b""))
+        self._written = _bytes_up_to(last[-1]) if last else 0
+
+    async def trim(self) -> None:
+        """Drop entries that are too old, or beyond the size of a trail."""
+        extent = await self._ledger.extent(self.stream)
+        if self._written < 0 or extent.first > extent.last:
+            return
+        oldest, fullest = self._ledger.clock.now() - self._kept, self._written - self._size
+
+        def keeps(entry: StreamEntry) -> bool:
+            return entry.at >= oldest and _bytes_up_to(entry) - len(entry.body) >= fullest
+
+        first = await self._seek(self.stream, extent.first, extent.last, keeps)
+        if first > extent.first:
+            await self._ledger.trim(self.stream, first - 1)
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────
+
+    async def of_record(self, record: Record) -> list[Hop]:
+        """What happened to a message that the ledger holds; also refusals under its id shortly before it was
+        accepted."""
+        return await self.of(record.message.key, begin_of(record))
+
+    async def of(self, key: bytes, since: int) -> list[Hop]:
+        """What happened to a message from `since` on (µs), in order, at this hub and at others on its ledger.
+        Only so much is looked through: of a message that is asked for again hours after its end, the last
+        repeats may be missing."""
+        self.fold()
+        me = self._telemetry.hub
+        streams = set(await self._ledger.bucket(HUBS)) if self._size else set()
+        if self._recent:
+            streams.add(me)
+        found: list[tuple[int, Hop]] = []
+        for hub in sorted(streams):
+            remembered = self._remembered_of(key) if hub == me else []
+            begins = self._recent[0][0][1] if hub == me and self._recent else FOREVER
+            shown = "" if len(streams) == 1 else hub
+            if since < begins and self._size:
+                found += await self._stored(hub, key, since, begins, shown)
+            found += [(hop[1], _hop(hop[1], hop[3], hop[4], hop[5], shown)) for hop in remembered]
+        return [hop for _, hop in sorted(found, key=lambda one: one[0])]
+
+    def _remembered_of(self, key: bytes) -> list[NotedHop]:
+        return [hop for noted in self._recent for hop in noted if hop[0] == key]
+
+    async def _stored(
+        self, hub: str, key: bytes, since: int, until: int, shown: str
+    ) -> list[tuple[int, Hop]]:
+        """The hops of a message that are in the stream of a hub, from before `until`."""
+        stream = _stream(hub)
+        extent = await self._ledger.extent(stream)
+        begin = await self._seek(stream, extent.first, extent.last, lambda entry: entry.at >= since)
+        found: list[tuple[int, Hop]] = []
+        after, looked, total, count, size = begin - 1, 0, 0, 0, 0
+        while after < extent.last and looked < SCANNED_ENTRIES and total < SCANNED_BYTES:
+            page = await self._ledger.entries(stream, after, next_page(count, size, PAGE))
+            if not page:
+                break
+            count = len(page)
+            size = sum(len(entry.body) for entry in page)
+            looked, total = looked + count, total + size
+            after = page[-1].n
+            for entry in page:
+                if key in entry.body:
+                    found += _hops_in(entry, key, until, shown)
+            if page[0].at - SECOND > until:
+                break
+        return found
+
+    async def _seek(self, stream: str, first: int, last: int, holds: Callable[[StreamEntry], bool]) -> int:
+        """The number of the first entry for which this holds, as it does for all after it; beyond the last if
+        there is none."""
+        low, high = first, last + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._ledger.entries(stream, middle - 1, 1)
+            if not found or holds(found[0]):
+                high = middle
+            else:
+                low = found[0].n + 1
+        return low
+
+
+def _log(noted: list[NotedHop]) -> None:
+    """Write every hop into the log, among them retries and duplicates."""
+    for key, _, _, what, attempt, detail, kind in noted:
+        try:
+            scope, id_ = names_in(key)
+        except UnicodeDecodeError:
+            continue
+        about = {"scope": scope, "id": id_, "kind": kind, "attempt": attempt or None, "detail": detail}
+        LOG.debug("%s", what, extra=about)
+
+
+def begin_of(record: Record) -> int:
+    """The time from which on there may be hops of a message."""
+    accepted = record.accepted_at
+    return max(min((record.message.made or accepted) - SECOND, accepted), accepted - EARLIER)
+
+
+def _stream(hub: str) -> str:
+    return f"trail/{hub}"
+
+
+def _bytes_up_to(entry: StreamEntry) -> int:
+    """How many bytes a stream has had, up to this entry and with it."""
+    return int.from_bytes(entry.body[:_LEAD], "big")
+
+
+def _entry(batch: list[NotedHop]) -> bytes:
+    """Hops as the body of one entry."""
+    began = batch[0][1]
+    hops: dict[bytes, list[tuple[int, int | str, int, str]]] = {}
+    for key, at, _, what, attempt, detail, _ in batch:
+        hop = (at - began, _NUMBERS.get(what, what), attempt, detail[:DETAIL_LIMIT] if detail else "")
+        known = hops.get(key)
+        if known is None:
+            hops[key] = [hop]
+        else:
+            known.append(hop)
+    return _encode(_TrailEntry(began, hops))
+
+
+def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[tuple[int, Hop]]:
+    """The hops of one message in an entry. An entry that cannot be read is passed over."""
+    try:
+        noted = _decode(entry.body[_LEAD:])
+    except msgspec.DecodeError:
+        return
+    for after, word, attempt, detail in noted.hops.get(key, ()):
+        at = noted.began + after
+        if at < until:
+            what = word if isinstance(word, str) else _WORDS[word]
+            yield at, _hop(at, what, attempt, detail, hub)
+
+
+def _hop(at: int, what: str, attempt: int, detail: str, hub: str) -> Hop:
+    return Hop(at // MS, what, attempt, detail[:DETAIL_LIMIT], hub)

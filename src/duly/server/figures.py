@@ -1,0 +1,179 @@
+"""The figures of a hub: reads gauges off its parts, samples charts, and stores totals and the trail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from duly.core.units import DAY
+from duly.errors import DulyError, LedgerError
+from duly.runtime.durable_totals import DurableTotals
+from duly.runtime.outages import Outages
+from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
+from duly.runtime.trail import FLUSH_SECONDS, Trail
+from duly.transports.http.figures import ClusterTotal
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+MEGABYTE: Final = 1024 * 1024
+SAMPLE_SECONDS: Final = 1.0
+STORE_SECONDS: Final = 2.0
+TRIM_SECONDS: Final = 60.0
+SCRAPE_SECONDS: Final = 2.0
+"""How long a scrape waits for the ledger."""
+DEAD_SECONDS: Final = 15.0
+"""How often dead letters are counted, which reads the ledger."""
+DEAD_COUNTED: Final = 1_000
+"""Dead letters are counted up to here."""
+
+
+class HubFigures:
+    """The telemetry of one hub, with what keeps it up to date."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        ledger, settings = hub.ledger, hub.settings
+        self.telemetry = Telemetry(hub.name, ledger.clock)
+        self.trail = Trail(
+            ledger, self.telemetry, kept=round(settings.trail_kept * DAY), size=settings.trail_mb * MEGABYTE
+        )
+        self.outages = Outages()
+        self.totals = DurableTotals(ledger, self.telemetry)
+        self._started = False
+        self._dead = 0
+        self._dead_at: tuple[int, ...] = ()
+
+    async def load(self) -> None:
+        """Go on from the totals in the ledger."""
+        await self.totals.load()
+
+    def start(self) -> None:
+        """Read and store everything from time to time."""
+        self._started = True
+        hub, telemetry = self._hub, self.telemetry
+        for application in hub.applications:
+            application.engine.on_commit = telemetry.commits.observe
+        telemetry.read("duly_pending", lambda: hub.gateway.pending + hub.alerts.pending)
+        telemetry.read("duly_oldest_pending_seconds", self._oldest)
+        telemetry.read("duly_reorder_held", lambda: hub.gateway.held)
+        telemetry.read("duly_dead_letters", lambda: self._dead)
+        telemetry.read("duly_clock_skew_seconds", self.trail.skew)
+        telemetry.read("duly_connections", self._connections)
+        telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
+        telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
+        telemetry.read("duly_alert_average_retries", self._average_retries)
+        hub.tasks.every("sample of the figures", SAMPLE_SECONDS, self._sample)
+        for name, seconds, work in (
+            ("storing the trail", FLUSH_SECONDS, self.trail.flush),
+            ("storing totals", STORE_SECONDS, self.totals.store),
+            ("trimming the trail", TRIM_SECONDS, self.trail.trim),
+            ("count of dead letters", DEAD_SECONDS, self._count_dead),
+        ):
+            hub.tasks.every(name, seconds, partial(_when_possible, work))
+
+    async def stop(self) -> None:
+        """Store what is not stored yet; a hub that could not be started has nothing to store."""
+        if not self._started:
+            return
+        self._count()
+        with contextlib.suppress(DulyError):  # if the ledger cannot be used, the hub stops all the same
+            await self.trail.flush()
+            await self.totals.store()
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now. With `stored` the totals are stored first and shown as they are stored; those that
+        cannot be stored now are shown as they were."""
+        self._count()
+        if stored:
+            with contextlib.suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(SCRAPE_SECONDS):
+                    await self.totals.store()
+        return self.telemetry.snapshot(stored=stored)
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs on the ledger, with what this one has not stored yet."""
+        self._count()
+        found = await self.totals.summed()
+        metrics, own = self.telemetry.metrics, self.telemetry.unsaved()
+        places = sorted({*found, *own})
+        return [
+            ClusterTotal(name, dict(zip(metrics[name].labels, labels, strict=True)), total)
+            for name, labels in places
+            if name in metrics and (total := found.get((name, labels), 0) + own.get((name, labels), 0))
+        ]
+
+    async def _sample(self) -> None:
+        self._count()
+        self.telemetry.sample()
+        self._check_outages()
+
+    def _check_outages(self) -> None:
+        hub = self._hub
+        broker = None if hub.mqtt is None else hub.mqtt.state()["problem"]
+        self.outages.see(
+            {
+                "the ledger": hub.down,
+                "the notifier": None if hub.notifier is None else hub.notifier.problem,
+                "the broker": None if broker is None else str(broker),
+            }
+        )
+
+    def _count(self) -> None:
+        """Count the newest hops, and take over what parts of the hub count by themselves."""
+        self.trail.fold()
+        hub, telemetry = self._hub, self.telemetry
+        telemetry.auth_failures.value = hub.login_guard.failures
+        if hub.mqtt is not None:
+            telemetry.broker_refused.value = hub.mqtt.refused
+        counts = hub.alerts.counts
+        attempts = telemetry.counter("duly_alert_retry_attempts_total")
+        telemetry.retried(counts.retries - attempts.value)
+        for name, value in (
+            ("duly_alert_events_total", counts.accepted),
+            ("duly_alert_duplicates_total", counts.duplicates),
+            ("duly_alert_retry_attempts_total", counts.retries),
+            ("duly_alert_retry_successes_total", counts.retried_well),
+            ("duly_alert_retries_of_successes_total", counts.retries_well),
+        ):
+            telemetry.counter(name).value = value
+        for reason, count in hub.alerts.held_back.counts.items():
+            telemetry.counter("duly_alert_held_back_total", reason).value = count
+
+    async def _count_dead(self) -> None:
+        """Count dead letters again if anything was attempted or has ended since the last count."""
+        counts = self._hub.alerts.counts
+        seen = (counts.accepted, counts.attempts, counts.failed, counts.in_doubt)
+        if seen == self._dead_at:
+            return
+        self._dead_at = seen
+        found = await self._hub.alerts.operations.deliveries(state="dead", limit=DEAD_COUNTED)
+        self._dead = len(found)
+
+    def _oldest(self) -> float:
+        gateway, alerts = self._hub.gateway.answers, self._hub.alerts
+        return self.trail.oldest(lambda key: gateway.is_under_way(key) or alerts.is_under_way(key))
+
+    def _connections(self) -> dict[Labels, float]:
+        hub = self._hub
+        sessions = hub.gateway.sessions
+        return {
+            ("app",): sum(map(len, sessions.apps.values())),
+            ("device",): len(sessions.devices),
+            ("user",): len(hub.chat.connections),
+            ("sentinel",): len(hub.alerts.online),
+        }
+
+    def _average_retries(self) -> float:
+        took: CounterCell = self.telemetry.counter("duly_alert_retries_of_successes_total")
+        well = self.telemetry.counter("duly_alert_retry_successes_total")
+        return took.total / well.total if well.total else 0.0
+
+
+async def _when_possible(work: Callable[[], Awaitable[None]]) -> None:
+    """Do this, unless the ledger cannot be used now: the next time comes soon."""
+    with contextlib.suppress(LedgerError):
+        await work()
