@@ -66,6 +66,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_queued_bytes: int = 64 * 1024 * 1024
     """bytes of data in these commands"""
 
+    public_url: str = ""
+    """the address under which people reach this hub, for links in notifications: https://duly.example; its
+    own address by default"""
     origins: list[str] = []
     """origins of web pages that may use this hub: https://app.example"""
     connections_per_address: int = 0
@@ -105,6 +108,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Malformed(
                     f"an origin looks like https://app.example or http://localhost:8080, not {origin!r}"
                 )
+        if self.public_url and not _ORIGIN.fullmatch(self.public_url):
+            raise Malformed(f"public_url looks like https://duly.example, not {self.public_url!r}")
         if self.connections_per_address < 0:
             raise Malformed("connections_per_address is a number of connections, or 0 for half of all")
         if bool(self.tls_cert) != bool(self.tls_key):

@@ -84,6 +84,14 @@ class UpOptions:
         bool | None,
         typer.Option("--allow-private-webhooks", help="Allow alerts to addresses inside this network."),
     ] = None
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="The address under which people reach this hub, for links. [its own]",
+        ),
+    ] = None
     origins: Annotated[
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
@@ -161,8 +169,9 @@ async def _serve(settings: Settings, json: bool) -> None:
         raise CommandFailed(
             Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}"
         ) from None
+    link = f"{settings.public_url or hub.url}/login#{await hub.dashboard.access.make_link()}"
     with contextlib.suppress(BrokenPipeError):  # apps and devices connect all the same
-        _announce(hub, settings, json)
+        _announce(hub, settings, link, json)
     loop.call_later(BROKER_SECONDS, _warn, hub)
     life = loop.create_task(hub.run())
     telling = loop.create_task(told.wait())
@@ -188,9 +197,9 @@ def _warn(hub: Hub) -> None:
         note(f"{mqtt['problem']}; it is tried again, and 'duly doctor' says when it is there")
 
 
-def _announce(hub: Hub, settings: Settings, json: bool) -> None:
+def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:
     if json:
-        place = {"data": settings.data, "pid": os.getpid()}
+        place = {"data": settings.data, "pid": os.getpid(), "dashboard": link}
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
         return
     setup: list[str] = []
@@ -201,6 +210,9 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         setup.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
     say(  # at once: a program reads one line, and may be gone before there is another
         f"ready {hub.url} {hub.mqtt_url}".rstrip(),
+        "",
+        "See it in a browser (the link works once; 'duly dashboard link' prints another):",
+        f"  {link}",
         "",
         "Go on in another terminal:",
         *setup,

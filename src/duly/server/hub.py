@@ -34,6 +34,7 @@ from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
+from duly.server.dashboard.service import Dashboard
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
 from duly.server.policies import archive_of, deliveries_kept, fanout_policy, gateway_policy
@@ -126,9 +127,13 @@ class Hub:
             self.mqtt = MqttService(settings, self.tasks, shutdown)
             await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.audit)
             self.mqtt_url = self.mqtt.url
+        self.dashboard = Dashboard(self, box, self._guard)
+        shutdown.call("logins to the dashboard", self.dashboard.access.close)
         shutdown.add("the listener", listener.stop)
         await listener.start(self, self.admin.answer)
         self.url, self.visitors = listener.url, listener.connections
+        if self.alerts.links is not None:
+            self.alerts.links.base = settings.public_url or self.url
         self._start_periodic()
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
@@ -137,7 +142,7 @@ class Hub:
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
-        guard = LoginGuard()
+        guard = self._guard = LoginGuard()
         self.people = People(
             self.ledger,
             self.accounts,
@@ -177,6 +182,7 @@ class Hub:
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
         self.revocation.start()
+        self.dashboard.start()
 
     async def _open_notifier(self) -> Notifier | None:
         """The notifier, where other hubs may use the same ledger."""

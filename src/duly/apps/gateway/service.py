@@ -52,6 +52,7 @@ from duly.core.units import MS
 from duly.errors import DulyError, LedgerError, Malformed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
+from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger, Record
@@ -316,6 +317,19 @@ class GatewayService:
         for session, device in self.sessions.grants():
             if not self.pushes.knows(session, device):
                 await self.pushes.introduce(session, device, self.online)
+
+    async def cancel(self, message: Message, reason: str) -> bool:
+        """Cancel a command that waits, at any hub; returns whether it did. One that was handed over goes
+        on."""
+        if all(waiting.key != message.key for waiting in await self.remote.waiting_commands()):
+            return False
+        await self.engine.put(CancelMessages((message,), reason))
+        return True
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the ledger."""
+        return self._ledger.clock
 
     def _perform(self, effect: Effect) -> None:
         if type(effect) is Reply:
