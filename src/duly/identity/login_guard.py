@@ -70,6 +70,8 @@ class LoginGuard:
         self._lookups = Quota(LOOKUP)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._remembered = remembered
+        self.failures = 0
+        """wrong tokens and passwords since the start"""
 
     # ── by password ──────────────────────────────────────────────────────────────────────────────
 
@@ -123,6 +125,7 @@ class LoginGuard:
 
     def wrong_token(self, network: str, now: int) -> int:
         """Count a token that belongs to no account; returns how long to wait before the next, or 0."""
+        self.failures += 1
         return self._tokens.take(network, now)
 
 

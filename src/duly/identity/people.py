@@ -150,6 +150,8 @@ class People:
             raise
         if right:
             give_back()
+        else:
+            self._guard.failures += 1
         return row if right else None
 
     def _is(self, stored: str, password: str) -> bool:

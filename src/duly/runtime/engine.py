@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from time import perf_counter
 from typing import Final, Protocol
 
 from duly.core.messages import Answer, Message, Verdict
@@ -81,10 +82,14 @@ class Machine(TimedMachine, Protocol):
         ...
 
 
+def _not_measured(_: float) -> None:
+    """Ignore how long a commit took."""
+
+
 class _Group:
     """Steps that are committed together, and the events they came from."""
 
-    __slots__ = ("_commit", "attached", "size", "steps", "taken")
+    __slots__ = ("_commit", "attached", "began", "size", "steps", "taken")
 
     def __init__(self) -> None:
         self.steps: list[Step] = []
@@ -97,6 +102,7 @@ class _Group:
 
     def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
         """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
+        self.began = perf_counter()
         try:
             self._commit = asyncio.ensure_future(ledger.commit([step.writes for step in self.steps]))
         except Stopped as closed:
@@ -179,6 +185,8 @@ class Engine:
         self._failures = 0
         self._idle = False
         """nothing is being flushed: only news or the timer ends this sleep"""
+        self.on_commit: Callable[[float], None] = _not_measured
+        """is told how many seconds each commit took"""
         self.down: Exception | None = None
         """why nothing can be committed now; None when all is well"""
 
@@ -335,6 +343,7 @@ class Engine:
     def _follow_up(self, group: _Group) -> list[Todo]:
         """A group is committed: what its steps say follows."""
         self._failures = self._bugs = 0
+        self.on_commit(perf_counter() - group.began)
         _tell(group)
         now = self._ledger.clock.now()
         todo: list[Todo] = []

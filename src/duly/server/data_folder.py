@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
+import secrets
 from pathlib import Path
 from typing import Final
 
 from duly.apps.alerts.profiles import Profiles
 from duly.identity.accounts import Accounts
-from duly.runtime.files import close_to_others, close_tree, private_folder
+from duly.runtime.files import close_to_others, close_tree, private_folder, write_private
 from duly.settings import Settings
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import FILE, SecretBox, open_box
@@ -18,8 +20,9 @@ LOG: Final = logging.getLogger("duly.runtime.files")
 LEDGER: Final = "ledger.db"
 FILES: Final = (
     LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", f"{LEDGER}-journal", f"{LEDGER}.lock",
-    "hub.json", "client_id", FILE,
+    "hub.json", "client_id", "hub_id", FILE,
 )  # fmt: skip
+_NAME: Final = re.compile(r"[a-z0-9-]{1,60}")
 FOLDERS: Final = ("broker", "archive")
 
 
@@ -30,6 +33,17 @@ def prepare(folder: Path) -> None:
     close_to_others(folder / name for name in FILES)
     for name in FOLDERS:
         close_tree(folder / name)
+
+
+def hub_name(folder: Path) -> str:
+    """The name of the hub with this data folder: made once, the same after every restart."""
+    path = folder / "hub_id"
+    kept = path.read_text(encoding="utf-8").strip() if path.exists() else ""
+    if _NAME.fullmatch(kept):
+        return kept
+    fresh = f"hub-{secrets.token_hex(4)}"
+    write_private(path, fresh.encode())
+    return fresh
 
 
 async def unlock(ledger: Ledger, settings: Settings) -> SecretBox:

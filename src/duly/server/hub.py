@@ -24,7 +24,6 @@ from duly.apps.alerts.service import AlertService
 from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
-from duly.apps.gateway.trace import Hop
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
@@ -32,9 +31,11 @@ from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
+from duly.runtime.trail import Hop
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
 from duly.server.dashboard.service import Dashboard
+from duly.server.figures import HubFigures
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
 from duly.server.policies import archive_of, deliveries_kept, fanout_policy, gateway_policy
@@ -118,6 +119,10 @@ class Hub:
         await self.floor.refresh()
         await self._open_accounts(box)
         self.audit = AuditLog(self.ledger)
+        self.figures = HubFigures(self, data_folder.hub_name(self._folder))
+        self.telemetry = self.figures.telemetry
+        shutdown.add("figures", self.figures.stop)
+        await self.figures.load()
         self.notifier = await self._open_notifier()
         await self._start_applications(box)
         if not settings.no_mqtt:
@@ -127,7 +132,7 @@ class Hub:
             self.mqtt = MqttService(settings, self.tasks, shutdown)
             await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.audit)
             self.mqtt_url = self.mqtt.url
-        self.dashboard = Dashboard(self, box, self._guard)
+        self.dashboard = Dashboard(self, box, self.login_guard)
         shutdown.call("logins to the dashboard", self.dashboard.access.close)
         shutdown.add("the listener", listener.stop)
         await listener.start(self, self.admin.answer)
@@ -142,7 +147,7 @@ class Hub:
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)
         await self.accounts.refresh()
-        guard = self._guard = LoginGuard()
+        guard = self.login_guard = LoginGuard()
         self.people = People(
             self.ledger,
             self.accounts,
@@ -157,16 +162,19 @@ class Hub:
 
     async def _start_applications(self, box: SecretBox) -> None:
         settings, ledger, accounts, audit = self.settings, self.ledger, self.accounts, self.audit
-        self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier)
-        self.chat = ChatService(ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier)
+        trail = self.figures.trail
+        self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier, trail)
+        self.chat = ChatService(
+            ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier, trail
+        )
         self.alerts = AlertService(
             ledger, audit, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
-            known=self._may_report,
+            known=self._may_report, trail=trail,
         )  # fmt: skip
         self.archive = archive_of(settings)
-        self._applications = (self.gateway, self.chat, self.alerts)
-        self.router = Router(audit, self._applications)
-        for application in self._applications:
+        self.applications = (self.gateway, self.chat, self.alerts)
+        self.router = Router(audit, self.applications)
+        for application in self.applications:
             await application.start()
             self._shutdown.add(application.name, application.stop)
             self.tasks.adopt(application.tasks)
@@ -182,6 +190,7 @@ class Hub:
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
         self.revocation.start()
+        self.figures.start()
         self.dashboard.start()
 
     async def _open_notifier(self) -> Notifier | None:
@@ -264,9 +273,9 @@ class Hub:
         with contextlib.suppress(DulyError):
             await self.router.disconnected(session, who)
 
-    def trail(self, key: bytes) -> list[Hop]:
-        """The steps of a command at this hub with their times, as far as they are remembered."""
-        return self.gateway.trail(key)
+    async def hops(self, record: Record) -> list[Hop]:
+        """The steps of a message with their times, as far as the trail reaches."""
+        return await self.figures.hops(record)
 
     async def list_devices(
         self, who: Principal, after: str, limit: int
@@ -298,7 +307,7 @@ class Hub:
             self.ledger.check()
         except LedgerError as unusable:
             return str(unusable)
-        engines = (application.engine.down for application in self._applications)
+        engines = (application.engine.down for application in self.applications)
         problem = self.floor.problem or next(filter(None, engines), None) or self.gateway.remote.trouble
         return str(problem) if problem else None
 

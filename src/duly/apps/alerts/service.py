@@ -46,6 +46,7 @@ from duly.core.fanout.plan import (
     Amendment,
     AttemptEnded,
     DeliveriesChanged,
+    FanoutCounts,
     FanoutPolicy,
     ItemSeen,
     StartAttempt,
@@ -67,6 +68,7 @@ from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox
 from duly.wire import outgoing
@@ -102,9 +104,11 @@ class AlertService:
         private: bool = False,
         box: SecretBox | None = None,
         known: Callable[[str], Awaitable[bool]] = _every_name,
+        trail: Trail | None = None,
     ) -> None:
         self._ledger = ledger
         self._audit = audit
+        self._trail = Trail(ledger) if trail is None else trail
         self.profiles = Profiles(ledger, private=private, box=box)
         self.operations = AlertOperations(ledger, self.profiles, self._changed)
         self.planner = AlertPlanner(self.profiles)
@@ -205,6 +209,20 @@ class AlertService:
         if not sessions:
             self._sessions.pop(who.name, None)
             self._spawn(self.heartbeats.seen(who.name))
+
+    @property
+    def counts(self) -> FanoutCounts:
+        """What was counted since the start."""
+        return self._fanout.counts
+
+    @property
+    def pending(self) -> int:
+        """The number of alerts with open deliveries here."""
+        return self._fanout.live
+
+    def is_under_way(self, key: bytes) -> bool:
+        """Whether an alert has open deliveries here."""
+        return self._fanout.is_live(key)
 
     @property
     def online(self) -> set[str]:
@@ -318,6 +336,7 @@ class AlertService:
                 self._reply(cast("Session | None", origin), message, verdict)
             case ReportOutcome(key, state, answer, origins):
                 scope, id_ = names_in(key)
+                self._trail.ended(key, state, answer.reason)
                 if self._audit.watchers:
                     self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
                 if state in DEAD:
@@ -335,6 +354,7 @@ class AlertService:
                 pass
 
     def _reply(self, origin: Session | None, message: Message, verdict: Verdict) -> None:
+        self._trail.said(message, verdict)
         if self._audit.watchers:
             self._audit.see("said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind)
         if origin is None:

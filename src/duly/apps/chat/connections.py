@@ -139,6 +139,10 @@ class Connections:
                 del self._by_conv[conv]
         return subscription
 
+    def __len__(self) -> int:
+        """How many connections are open."""
+        return len(self._by_session)
+
     def of_session(self, session: Session) -> Subscriber | None:
         """The connection behind a session, if it is one of chat."""
         return self._by_session.get(session)

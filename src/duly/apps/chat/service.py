@@ -41,6 +41,7 @@ from duly.identity.accounts import LEAVING, Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger
 from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
@@ -73,11 +74,13 @@ class ChatService:
         audit: AuditLog,
         policy: ChatPolicy | None = None,
         notifier: HintSender | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
         self._accounts = accounts
         self._audit = audit
+        self._trail = Trail(ledger) if trail is None else trail
         self.tasks = Supervisor()
         self.connections = Connections()
         self._cursors = ReaderCursors(ledger, self.tasks, self._moved)
@@ -258,6 +261,7 @@ class ChatService:
         asked, message, verdict = effect.origin, effect.message, effect.verdict
         assert isinstance(asked, RequestOrigin)
         request = asked.request
+        self._trail.said(message, verdict)
         if verdict.answer is None:
             asked.session.push(outgoing.server_ack(message.id, verdict))
             return
@@ -266,6 +270,7 @@ class ChatService:
         if verdict.word is not Word.FRESH:
             return
         conv = request.conv
+        self._trail.ended(message.key, State.DONE)
         if self._audit.watchers:
             self._audit.see(
                 "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n

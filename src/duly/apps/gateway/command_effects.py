@@ -15,7 +15,6 @@ import msgspec
 from duly.apps.gateway.admission import CommandAdmission
 from duly.apps.gateway.remote_hubs import GatewayRemote
 from duly.apps.gateway.sessions import GatewaySessions
-from duly.apps.gateway.trace import TraceLog
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.core.backlog import Backlog
 from duly.core.lifecycle import State
@@ -24,6 +23,7 @@ from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
 from duly.identity.accounts import Accounts
 from duly.runtime.audit import AuditLog
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Record
 from duly.wire import outgoing
 from duly.wire.fields import Fields
@@ -41,7 +41,7 @@ class CommandEffects:
         backlog: Backlog,
         remote: GatewayRemote,
         audit: AuditLog,
-        traces: TraceLog,
+        trail: Trail,
         unaddressed: UnaddressedAcks,
     ) -> None:
         self._sessions = sessions
@@ -50,13 +50,13 @@ class CommandEffects:
         self._backlog = backlog
         self._remote = remote
         self._audit = audit
-        self._traces = traces
+        self._trail = trail
         self._unaddressed = unaddressed
 
     def reply(self, reply: Reply) -> None:
         """Tell a sender what was said of its command."""
         message, verdict = reply.message, reply.verdict
-        self._traces.note(message.key, verdict.named)
+        self._trail.said(message, verdict)
         if self._audit.watchers:
             self._audit.see(
                 "said",
@@ -82,7 +82,7 @@ class CommandEffects:
             return
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
-        self._traces.note(message.key, "sent", attempt)
+        self._trail.sent(message, attempt)
         device.push(outgoing.command(message, transmit.after))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
@@ -97,12 +97,14 @@ class CommandEffects:
         also = self._remote.ended(report.key, report.state)
         if also:
             origins = (*origins, *(origin for origin in also if origin not in origins))
+        self._trail.ended(report.key, report.state, report.answer.reason)
         self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
         """Tell apps here how a command has ended at another hub."""
         message, answer = record.message, record.answer or Answer()
         self._backlog.remove(message.key)
+        self._trail.note(message.key, record.state.word, detail="heard from another hub")
         self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
 
     def _tell_end(
@@ -111,7 +113,6 @@ class CommandEffects:
         scope, id_ = names_in(key)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
-        self._traces.note(key, state.word)
         if self._audit.watchers:
             self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
@@ -131,7 +132,7 @@ class CommandEffects:
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
         """Tell an app how far a device is; those that wait over HTTP wait for the end."""
         scope, id_ = names_in(key)
-        self._traces.note(key, "at work")
+        self._trail.note(key, "at work")
         frame = outgoing.working(id_, device, progress, more)
         for session in self._sessions.apps.get(scope, ()):
             session.push(frame)

@@ -30,7 +30,6 @@ from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.shared_tokens import SharedTokens
-from duly.apps.gateway.trace import Hop, TraceLog
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
 from duly.core.inbox import Inbox
@@ -55,6 +54,7 @@ from duly.runtime.audit import AuditLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
 from duly.wire.fields import MORE, timeout_in
@@ -83,6 +83,7 @@ class GatewayService:
         audit: AuditLog,
         policy: GatewayPolicy | None = None,
         notifier: Notifier | None = None,
+        trail: Trail | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
         self._commands = self.policy.commands
@@ -114,7 +115,7 @@ class GatewayService:
             if notifier is None
             else GatewayRemoteHubs(ledger, notifier, channel, self)
         )
-        self._traces = TraceLog(ledger.clock)
+        self._trail = Trail(ledger) if trail is None else trail
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
             self.sessions,
@@ -123,7 +124,7 @@ class GatewayService:
             self._inbox.backlog,
             self.remote,
             audit,
-            self._traces,
+            self._trail,
             unaddressed,
         )
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=self.remote.open_deliveries)
@@ -149,6 +150,7 @@ class GatewayService:
         """Go on with what the ledger has under way, and cancel what is no longer allowed."""
         await self.remote.start()
         await self.engine.start()
+        self._trail.resume(self._inbox.waiting())
         await self.review()
 
     async def stop(self) -> None:
@@ -339,9 +341,15 @@ class GatewayService:
         elif type(effect) is ReportOutcome:
             self._effects.report(effect)
 
-    def trail(self, key: bytes) -> list[Hop]:
-        """When what happened to a command here, of the newest ones; its outcome is in the ledger anyway."""
-        return self._traces.of(key)
+    @property
+    def pending(self) -> int:
+        """The number of commands under way here."""
+        return self._inbox.live
+
+    @property
+    def held(self) -> int:
+        """The number of commands that wait for their turn, or for a number before them."""
+        return self._inbox.lanes.waiting
 
     def _stored(self, device: str) -> None:
         self.remote.pushed(device)

@@ -89,6 +89,15 @@ class Fanout:
         """The keys of the messages that have open deliveries here."""
         return [*self._active.lives]
 
+    @property
+    def live(self) -> int:
+        """The number of messages that have open deliveries here."""
+        return len(self._active.lives)
+
+    def is_live(self, key: bytes) -> bool:
+        """Return whether the message with this key has open deliveries here."""
+        return key in self._active.lives
+
     def __len__(self) -> int:
         """Return how many deliveries are open here."""
         return len(self._active.items)

@@ -192,7 +192,7 @@ class MessageViews:
         }
 
     async def _trail(self, record: Record) -> list[object]:
-        return list(self._hub.trail(record.message.key))
+        return list(await self._hub.hops(record))
 
     async def _refusals(self, message: Message) -> list[dict[str, object]]:
         recent = await self._hub.ledger.refusals(1_000)

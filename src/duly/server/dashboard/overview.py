@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from duly.errors import DulyError, Malformed
 from duly.identity.accounts import Role
-from duly.runtime.time_series import Step
+from duly.runtime.time_series import ChartStep
 from duly.server import diagnostics
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 HEALTH_SECONDS: Final = 10.0
 """How long a look at ledger, notifier and disk is used again."""
-SPANS: Final = {"minutes": Step.SECOND, "hours": Step.MINUTE, "days": Step.HOUR}
+SPANS: Final = {"minutes": ChartStep.SECOND, "hours": ChartStep.MINUTE, "days": ChartStep.HOUR}
 
 
 class OverviewViews:
@@ -37,7 +37,7 @@ class OverviewViews:
     async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
         """The figures of this moment."""
         hub = self._hub
-        snapshot = hub.telemetry.snapshot()
+        snapshot = hub.figures.telemetry.snapshot()
         figures = {
             metric.name: {"/".join(one.labels.values()): one.value for one in metric.samples}
             for metric in snapshot.metrics
@@ -99,4 +99,4 @@ class OverviewViews:
         span = text_of(query, "span") or "minutes"
         if span not in SPANS:
             raise Malformed(f"{span!r} is not a span of a chart; there are {', '.join(SPANS)}")
-        return self._hub.telemetry.chart(SPANS[span])
+        return self._hub.figures.telemetry.chart(SPANS[span])

@@ -119,8 +119,8 @@ class MessagesBackend(TokenCheck, Protocol):
         """When an account was made (µs); what is older belongs to another of that name."""
         ...
 
-    def trail(self, key: bytes) -> Sequence[object]:
-        """When what happened to a message here, if it is still remembered."""
+    async def hops(self, record: Record) -> Sequence[object]:
+        """When what happened to a message, as far as the trail reaches."""
         ...
 
     async def trace_line(self, record: Record, who: Principal) -> dict[str, object] | None:
@@ -308,7 +308,8 @@ class MessagesEndpoint:
         deliveries = await self._server.ledger.deliveries(key)
         shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
         line = await self._server.trace_line(record, who)
-        return as_json(shown | {"hops": self._server.trail(key)} | ({} if line is None else {"line": line}))
+        hops = await self._server.hops(record)
+        return as_json(shown | {"hops": hops} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
         """Answers with a page of messages and a cursor to the next; with `id`, the messages of that id."""

@@ -1,0 +1,139 @@
+"""A short memory of figures for charts: seconds for ten minutes, minutes for a day, hours for two weeks.
+
+Counters come in as totals and become rates; the buckets of histograms come in as totals and become those of
+the time between two points, so that the percentiles of an hour are those of all its observations. Memory is
+bounded, and a restart begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.units import MS
+
+_SECOND: Final = 1_000
+
+
+class ChartStep(StrEnum):
+    """The length of a chart's points."""
+
+    SECOND = "second"
+    MINUTE = "minute"
+    HOUR = "hour"
+
+    @property
+    def seconds(self) -> int:
+        """The length in seconds."""
+        return _SECONDS[self]
+
+    @property
+    def kept(self) -> int:
+        """How many points are remembered."""
+        return _KEPT[self]
+
+
+_SECONDS: Final = {ChartStep.SECOND: 1, ChartStep.MINUTE: 60, ChartStep.HOUR: 3_600}
+_KEPT: Final = {ChartStep.SECOND: 600, ChartStep.MINUTE: 1_440, ChartStep.HOUR: 336}
+
+
+class ChartPoint(Struct, frozen=True):
+    """The figures of one stretch of time, which ends at `time` (milliseconds)."""
+
+    time: int
+    rates: list[float]
+    gauges: list[float]
+    totals: list[int]
+    commits: list[int]
+
+
+class _CounterReading(Struct, frozen=True):
+    """What the counters said at one moment."""
+
+    time: int
+    counts: list[int]
+    totals: list[int]
+    commits: list[int]
+
+
+class TimeSeries:
+    """Points of three lengths; `columns` names the rates, then the gauges."""
+
+    def __init__(self, columns: Sequence[str]) -> None:
+        self.columns = tuple(columns)
+        self._points: dict[ChartStep, deque[ChartPoint]] = {
+            step: deque(maxlen=step.kept) for step in ChartStep
+        }
+        self._last: dict[ChartStep, _CounterReading] = {}
+        self._readings: deque[_CounterReading] = deque(maxlen=61)
+        self._gauges: list[float] = []
+
+    def add(
+        self,
+        time: int,
+        counts: Sequence[int],
+        gauges: Sequence[float],
+        totals: Sequence[int],
+        commits: Sequence[int],
+    ) -> None:
+        """Take a reading; it becomes a point of every length whose time is over."""
+        reading = _CounterReading(time, list(counts), list(totals), list(commits))
+        self._readings.append(reading)
+        self._gauges = list(gauges)
+        for step, points in self._points.items():
+            last = self._last.setdefault(step, reading)
+            # A reading that comes a little early still ends its second.
+            if time - last.time >= step.seconds * _SECOND * 0.9:
+                points.append(_between(last, reading, self._gauges))
+                self._last[step] = reading
+            elif time < last.time:  # the clock was set back
+                self._last[step] = reading
+
+    def points(self, step: ChartStep) -> list[ChartPoint]:
+        """The points of one length, oldest first."""
+        return list(self._points[step])
+
+    def recent(self, seconds: int) -> ChartPoint | None:
+        """One point for the last seconds; None before the second reading."""
+        if len(self._readings) < 2:
+            return None
+        last = self._readings[-1]
+        first = self._readings[max(0, len(self._readings) - 1 - seconds)]
+        return _between(first, last, self._gauges)
+
+
+def _between(first: _CounterReading, last: _CounterReading, gauges: list[float]) -> ChartPoint:
+    seconds = max(last.time - first.time, 1) / MS
+    rates = [(new - old) / seconds for old, new in zip(first.counts, last.counts, strict=True)]
+    return ChartPoint(
+        last.time,
+        rates,
+        gauges,
+        [new - old for old, new in zip(first.totals, last.totals, strict=True)],
+        [new - old for old, new in zip(first.commits, last.commits, strict=True)],
+    )
+
+
+def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
+    """The value below which this part of the observations lies, by straight lines within buckets; 0 if there
+    are none.
+
+    >>> quantile((1.0, 2.0), [0, 10, 0], 0.5)
+    1.5
+    """
+    wanted = sum(counts) * part
+    if not wanted:
+        return 0.0
+    below = 0.0
+    for at, count in enumerate(counts):
+        if count and below + count >= wanted:
+            if at == len(bounds):
+                return bounds[-1]
+            low = bounds[at - 1] if at else 0.0
+            return low + (bounds[at] - low) * (wanted - below) / count
+        below += count
+    return bounds[-1]

@@ -1,0 +1,355 @@
+"""The trail: what happened to every message at this hub, hop by hop, kept in the ledger.
+
+The laws. Noting a hop is one append to a list; everything else is done for many hops at once, a few times a
+second: they are counted (`telemetry`), and written to the ledger as one entry of a stream. The stream is
+bounded by age and size. The newest hops are answered from memory, older ones from the entries written while
+the message was under way. A hub that is killed loses the hops of the last moment, never an outcome.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import Message, Verdict
+from duly.core.operations import AppendEntry, PutNewItem
+from duly.core.units import DAY, FOREVER, MS, SECOND
+from duly.core.window import next_page
+from duly.runtime.telemetry import Telemetry
+from duly.storage.ledger import Ledger, StreamEntry
+
+HUBS: Final = "trails"
+"""The bucket with the names of the hubs that have a trail."""
+HOPS_KEPT: Final = 15_000
+"""Hops that are answered from memory; a command has three, if all goes well."""
+FLUSH_SECONDS: Final = 0.25
+UNSAVED: Final = 100_000
+"""Hops that may wait for a ledger that does not answer; beyond, the oldest are lost."""
+OPEN_KEPT: Final = 100_000
+"""Messages under way whose times are remembered for the histograms."""
+HOPS_IN_ENTRY: Final = 5_000
+PAGE: Final = 100
+SCANNED_ENTRIES: Final = 20_000
+SCANNED_BYTES: Final = 64 * 1024 * 1024
+"""How much of one hub's stream is looked through for one message."""
+KEPT: Final = 7 * DAY
+BYTES_KEPT: Final = 128 * 1024 * 1024
+DETAIL_LIMIT: Final = 300
+"""Characters of a reason that are kept."""
+
+
+class HopKind(IntEnum):
+    """What a hop means for the figures."""
+
+    SAID = 0
+    """its sender was told a verdict"""
+    SENT = 1
+    """it was handed over to its recipient"""
+    ENDED = 2
+    """it has ended here"""
+    NOTED = 3
+    """anything else"""
+
+
+class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
+    """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where."""
+
+    time: int
+    what: str
+    attempt: int = 0
+    detail: str = ""
+    hub: str = ""
+
+
+class _TrailEntry(Struct, frozen=True, array_like=True):
+    """The hops of one moment, by key: microseconds after `began`, the word or its number, the attempt and
+    the detail."""
+
+    began: int
+    hops: dict[bytes, list[tuple[int, int | str, int, str]]]
+
+
+_WORDS: Final = (
+    "fresh", "duplicate", "sent", "done", "failed", "expired", "superseded", "cancelled", "unknown",
+    "at work", "delivered", "conflict", "stale", "offline", "read", "attempt",
+)  # fmt: skip
+"""Words that are stored as numbers: never change the order."""
+_NUMBERS: Final[dict[str, int | str]] = {word: number for number, word in enumerate(_WORDS)}
+_OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
+_SENT: Final = HopKind.SENT
+_ENDED: Final = HopKind.ENDED
+_SAID: Final = HopKind.SAID
+_NOTED: Final = HopKind.NOTED
+_LEAD: Final = 8
+"""Bytes before an entry's hops: how many bytes the stream has had up to this entry."""
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_TrailEntry).decode
+
+
+class Trail:
+    """The trail of one hub. With `size` 0 nothing is written to the ledger."""
+
+    def __init__(
+        self, ledger: Ledger, telemetry: Telemetry | None = None, *, kept: int = KEPT, size: int = BYTES_KEPT
+    ) -> None:
+        self._ledger = ledger
+        self._now = ledger.clock.now
+        self._telemetry = telemetry or Telemetry()
+        self._kept = kept
+        self._size = size
+        self._noted: list[tuple[bytes, int, HopKind, str, int, str, str]] = []
+        self._recent: deque[tuple[bytes, int, str, int, str]] = deque(maxlen=HOPS_KEPT)
+        self._unsaved: deque[tuple[bytes, int, str, int, str]] = deque(maxlen=UNSAVED)
+        self._open: dict[bytes, tuple[str, int, int]] = {}
+        """kind, time of acceptance and time of the first sending of messages under way"""
+        self._written = -1
+        """bytes that the stream has had; -1 before its end was read"""
+        self._skews = [0.0, 0.0]
+        self._skew_turn = 0
+
+    @property
+    def stream(self) -> str:
+        """The name of this hub's stream."""
+        return _stream(self._telemetry.hub)
+
+    # ── noting ───────────────────────────────────────────────────────────────────────────────────
+
+    def said(self, message: Message, verdict: Verdict) -> None:
+        """Note that a sender was told this of its message."""
+        self._noted.append((message.key, self._now(), _SAID, verdict.named, 0, verdict.reason, message.kind))
+
+    def sent(self, message: Message, attempt: int) -> None:
+        """Note that a message was handed over to its recipient."""
+        self._noted.append((message.key, self._now(), _SENT, "sent", attempt, "", message.kind))
+
+    def ended(self, key: bytes, state: State, reason: str = "") -> None:
+        """Note that a message has ended here."""
+        self._noted.append((key, self._now(), _ENDED, state.word, 0, reason, ""))
+
+    def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
+        """Note anything else that happened to a message."""
+        self._noted.append((key, self._now(), _NOTED, what, attempt, detail, ""))
+
+    def resume(self, messages: Iterable[Message]) -> None:
+        """Take up messages that were under way before a restart."""
+        now = self._now()
+        for message in sorted(messages, key=lambda one: one.made):
+            self._open.setdefault(message.key, (message.kind, message.made or now, 0))
+
+    def skewed(self, seconds: float) -> None:
+        """Note how far the clock of a sender is from the hub's."""
+        self._skews[0] = max(self._skews[0], abs(seconds))
+
+    # ── a few times a second ─────────────────────────────────────────────────────────────────────
+
+    def fold(self) -> None:
+        """Count the hops that were noted, and get them ready to be written."""
+        noted = self._noted
+        if not noted:
+            return
+        self._noted = []
+        telemetry, open_ = self._telemetry, self._open
+        recent, unsaved = self._recent.append, self._unsaved.append
+        ahead = 0
+        for key, at, kind, what, attempt, detail, of in noted:
+            hop = (key, at, what, attempt, detail)
+            recent(hop)
+            unsaved(hop)
+            if kind is _SAID:
+                outcome = _OUTCOMES.get(what, "refused")
+                telemetry.count(of, outcome)
+                if outcome == "accepted":
+                    open_[key] = (of, at, 0)
+                    made = int.from_bytes(key[:6], "big") * MS
+                    ahead = max(ahead, made - at)
+            elif kind is _SENT:
+                self._fold_sent(key, at, attempt, of)
+            elif kind is _ENDED:
+                self._fold_end(key, at, what)
+        if ahead > 0:
+            self.skewed(ahead / SECOND)
+        while len(open_) > OPEN_KEPT:
+            del open_[next(iter(open_))]
+
+    def _fold_sent(self, key: bytes, at: int, attempt: int, kind: str) -> None:
+        known = self._open.get(key)
+        if known is None:
+            self._open[key] = (kind, at, at)
+        elif not known[2]:
+            self._open[key] = (known[0], known[1], at)
+            self._telemetry.stages["send"].observe((at - known[1]) / SECOND)
+        if attempt > 1:
+            self._telemetry.retried()
+
+    def _fold_end(self, key: bytes, at: int, state: str) -> None:
+        kind, accepted, sent = self._open.pop(key, ("", 0, 0))
+        self._telemetry.count(kind, state)
+        if state == "unknown":
+            self._open[key] = (kind, 0, 0)  # a late answer may settle it
+        if accepted:
+            self._telemetry.stages["total"].observe((at - accepted) / SECOND)
+        if sent:
+            self._telemetry.stages["run"].observe((at - sent) / SECOND)
+
+    def oldest(self, is_under_way: Callable[[bytes], bool]) -> float:
+        """The age of the oldest message under way, in seconds; 0 if there is none. Messages that are no
+        longer under way here, by what `is_under_way` says, are forgotten."""
+        while self._open:
+            key = next(iter(self._open))
+            if is_under_way(key):
+                return max(0.0, (self._now() - self._open[key][1]) / SECOND)
+            del self._open[key]
+        return 0.0
+
+    def skew(self) -> float:
+        """The farthest clock of the last minute or two, in seconds."""
+        turn = self._now() // (60 * SECOND)
+        if turn != self._skew_turn:
+            self._skews = [0.0, self._skews[0] if turn == self._skew_turn + 1 else 0.0]
+            self._skew_turn = turn
+        return max(self._skews)
+
+    async def flush(self) -> None:
+        """Write the hops that are not written yet."""
+        self.fold()
+        if not self._size:
+            self._unsaved.clear()
+        if self._unsaved and self._written < 0:
+            await self._find_end()
+        while self._unsaved:
+            batch = [self._unsaved.popleft() for _ in range(min(len(self._unsaved), HOPS_IN_ENTRY))]
+            body = _entry(batch)
+            written = self._written + _LEAD + len(body)
+            entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._now())
+            try:
+                await self._ledger.write(entry)
+            except BaseException:
+                self._unsaved.extendleft(reversed(batch))  # the next flush tries again
+                raise
+            self._written = written
+
+    async def _find_end(self) -> None:
+        """Read how far the stream has come, and make it known to the other hubs."""
+        extent = await self._ledger.extent(self.stream)
+        last = await self._ledger.entries(self.stream, extent.last - 1, 1) if extent.last else []
+        await self._ledger.write(PutNewItem(HUBS, self._telemetry.hub, b""))
+        self._written = _bytes_before(last[-1]) if last else 0
+
+    async def trim(self) -> None:
+        """Drop entries that are too old, or beyond the size of a trail."""
+        extent = await self._ledger.extent(self.stream)
+        if self._written < 0 or extent.first > extent.last:
+            return
+        oldest, fullest = self._now() - self._kept, self._written - self._size
+
+        def keeps(entry: StreamEntry) -> bool:
+            return entry.at >= oldest and _bytes_before(entry) > fullest
+
+        first = await self._seek(self.stream, extent.first, extent.last, keeps)
+        if first > extent.first:
+            await self._ledger.trim(self.stream, first - 1)
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────────────
+
+    async def of(self, key: bytes, since: int) -> list[Hop]:
+        """What happened to a message from `since` on (µs), in order, at this hub and at others on its ledger.
+        Only so much is looked through: of a message that is asked for again hours after its end, the last
+        repeats may be missing."""
+        self.fold()
+        me = self._telemetry.hub
+        streams = set(await self._ledger.bucket(HUBS)) if self._size else set()
+        if self._recent:
+            streams.add(me)
+        found: list[tuple[int, Hop]] = []
+        for hub in sorted(streams):
+            remembered = [hop for hop in self._recent if hop[0] == key] if hub == me else []
+            begins = self._recent[0][1] if hub == me and self._recent else FOREVER
+            shown = "" if len(streams) == 1 else hub
+            if since < begins and self._size:
+                found += await self._stored(hub, key, since, begins, shown)
+            found += [(at, _hop(at, what, attempt, why, shown)) for _, at, what, attempt, why in remembered]
+        return [hop for _, hop in sorted(found, key=lambda one: one[0])]
+
+    async def _stored(
+        self, hub: str, key: bytes, since: int, until: int, shown: str
+    ) -> list[tuple[int, Hop]]:
+        """The hops of a message that are in the stream of a hub, from before `until`."""
+        stream = _stream(hub)
+        extent = await self._ledger.extent(stream)
+        begin = await self._seek(stream, extent.first, extent.last, lambda entry: entry.at >= since)
+        found: list[tuple[int, Hop]] = []
+        after, looked, total, count, size = begin - 1, 0, 0, 0, 0
+        while after < extent.last and looked < SCANNED_ENTRIES and total < SCANNED_BYTES:
+            page = await self._ledger.entries(stream, after, next_page(count, size, PAGE))
+            if not page:
+                break
+            count = len(page)
+            size = sum(len(entry.body) for entry in page)
+            looked, total = looked + count, total + size
+            after = page[-1].n
+            for entry in page:
+                if key in entry.body:
+                    found += _hops_in(entry, key, until, shown)
+            if page[0].at - SECOND > until:
+                break
+        return found
+
+    async def _seek(self, stream: str, first: int, last: int, holds: Callable[[StreamEntry], bool]) -> int:
+        """The number of the first entry for which this holds, as it does for all after it; beyond the last if
+        there is none."""
+        low, high = first, last + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = await self._ledger.entries(stream, middle - 1, 1)
+            if not found or holds(found[0]):
+                high = middle
+            else:
+                low = found[0].n + 1
+        return low
+
+
+def _stream(hub: str) -> str:
+    return f"trail/{hub}"
+
+
+def _bytes_before(entry: StreamEntry) -> int:
+    """How many bytes a stream has had up to this entry."""
+    return int.from_bytes(entry.body[:_LEAD], "big")
+
+
+def _entry(batch: list[tuple[bytes, int, str, int, str]]) -> bytes:
+    """Hops as the body of one entry."""
+    began = batch[0][1]
+    hops: dict[bytes, list[tuple[int, int | str, int, str]]] = {}
+    for key, at, what, attempt, detail in batch:
+        hop = (at - began, _NUMBERS.get(what, what), attempt, detail[:DETAIL_LIMIT] if detail else "")
+        known = hops.get(key)
+        if known is None:
+            hops[key] = [hop]
+        else:
+            known.append(hop)
+    return _encode(_TrailEntry(began, hops))
+
+
+def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[tuple[int, Hop]]:
+    """The hops of one message in an entry. An entry that cannot be read is passed over."""
+    try:
+        noted = _decode(entry.body[_LEAD:])
+    except msgspec.DecodeError:
+        return
+    for after, word, attempt, detail in noted.hops.get(key, ()):
+        at = noted.began + after
+        if at < until:
+            what = word if isinstance(word, str) else _WORDS[word]
+            yield at, _hop(at, what, attempt, detail, hub)
+
+
+def _hop(at: int, what: str, attempt: int, detail: str, hub: str) -> Hop:
+    return Hop(at // MS, what, attempt, detail[:DETAIL_LIMIT], hub)
