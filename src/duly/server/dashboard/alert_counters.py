@@ -41,6 +41,18 @@ LIMITS: Final = {
 """The counters in the order in which the page shows them."""
 
 
+TOTALS: Final = {
+    "total_events": ("duly_alert_events_total",),
+    "duplicate_events": ("duly_alert_duplicates_total",),
+    "held_back_debounce": ("duly_alert_held_back_total", "debounce"),
+    "held_back_limit": ("duly_alert_held_back_total", "limit"),
+    "held_back_cooldown": ("duly_alert_held_back_total", "cooldown"),
+    "retry_attempts": ("duly_alert_retry_attempts_total",),
+    "retry_successes": ("duly_alert_retry_successes_total",),
+}
+"""The counters that survive a restart, by metric and labels."""
+
+
 class AlertCounters:
     """Reads the counters of one hub's tower."""
 
@@ -49,7 +61,8 @@ class AlertCounters:
 
     def shown(self, silent: int) -> list[dict[str, object]]:
         """All counters with their levels; `silent` is the number of silent sentinels."""
-        values: dict[str, float] = dict(self._hub.alerts.state()) | {"silent_sentinels": float(silent)}
+        values: dict[str, float] = dict(self._hub.alerts.state()) | self._totals()
+        values["silent_sentinels"] = silent
         shown: list[dict[str, object]] = []
         for name, limits in LIMITS.items():
             value = values.get(name, 0.0)
@@ -63,3 +76,9 @@ class AlertCounters:
                 }
             )
         return shown
+
+    def _totals(self) -> dict[str, float]:
+        telemetry = self._hub.figures.telemetry
+        found: dict[str, float] = {name: telemetry.counter(*metric).total for name, metric in TOTALS.items()}
+        average = telemetry.gauge("duly_alert_average_retries").get((), 0.0)
+        return found | {"average_retries": round(average, 2)}
