@@ -31,9 +31,7 @@ dashboard = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-audit = typer.Typer(
-    help="Who has done what: the audit chain.", no_args_is_help=True, rich_markup_mode=None
-)
+audit = typer.Typer(help="Who has done what: the audit chain.", no_args_is_help=True, rich_markup_mode=None)
 
 
 class PageRole(StrEnum):
@@ -75,9 +73,7 @@ def link(
 
 @dashboard.command("password")
 @grouped
-def password(
-    name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, json: Json = False
-) -> None:
+def password(name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, json: Json = False) -> None:
     """Set the password with which a person logs in to the page.
 
     It is asked for, or read from standard input if that is no terminal. Sessions of that name end.
@@ -135,7 +131,8 @@ def logout(
 def list_(
     limit: Annotated[int, typer.Option("--limit", metavar="N", help="How many entries.")] = 50,
     before: Annotated[
-        int, typer.Option("--before", metavar="N", help="Only entries before this one. [all]", show_default=False)
+        int,
+        typer.Option("--before", metavar="N", help="Only entries before this one. [all]", show_default=False),
     ] = 0,
     *,
     at: LedgerOptions,

@@ -118,15 +118,21 @@ class AuditChain:
                     return AuditCheck(count, last, f"entry {one.n} cannot be read: it was changed")
                 if before != last:
                     return AuditCheck(
-                        count, last, f"entry {one.n} does not follow entry {count}: one of the two was changed"
+                        count,
+                        last,
+                        f"entry {one.n} does not follow entry {count}: one of the two was changed",
                     )
                 last, count = _digest(one.body).decode(), one.n
                 seen = seen or last == expected
         head = (await self._ledger.item(BUCKET, HEAD) or NOTHING_BEFORE.encode()).decode()
         if head != last:
-            return AuditCheck(count, last, f"the last entry is {count}, but it is not the one that was written last")
+            return AuditCheck(
+                count, last, f"the last entry is {count}, but it is not the one that was written last"
+            )
         if not seen:
-            return AuditCheck(count, last, "no entry has the hash that was expected: the chain was written anew")
+            return AuditCheck(
+                count, last, "no entry has the hash that was expected: the chain was written anew"
+            )
         return AuditCheck(count, last)
 
 

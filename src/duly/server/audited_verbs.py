@@ -10,11 +10,25 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 _READS: Final = frozenset(
-    "list doctor borrow alert.list alert.show alert.silences deliveries.list deliveries.show profile.list "
-    "profile.show audit.list audit.verify dashboard.users".split()
+    [
+        "list",
+        "doctor",
+        "borrow",
+        "alert.list",
+        "alert.show",
+        "alert.silences",
+        "deliveries.list",
+        "deliveries.show",
+        "profile.list",
+        "profile.show",
+        "audit.list",
+        "audit.verify",
+        "dashboard.users",
+    ]
 )
 _NAMES: Final = (
-    "role", "name", "app", "device", "sentinel", "event", "recipient", "profile", "reason", "silence", "lasts",
+    "role", "name", "app", "device", "sentinel", "event", "recipient", "profile", "reason", "silence",
+    "lasts",
 )  # fmt: skip
 """The arguments that name what a verb is about, in the order in which they are recorded."""
 

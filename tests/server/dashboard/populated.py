@@ -61,7 +61,9 @@ class PopulatedHub(LocalHub):
 
         await device.__aenter__()
         self._things.append(device)
-        await device.push("status_report", {"battery": 87 - len(name), "rssi": -40 - len(name), "version": "2.4.1"})
+        await device.push(
+            "status_report", {"battery": 87 - len(name), "rssi": -40 - len(name), "version": "2.4.1"}
+        )
 
     async def _commands(self) -> None:
         app = App(self.url, self.tokens["phone"])
@@ -79,17 +81,33 @@ class PopulatedHub(LocalHub):
 
     async def _alerts(self) -> None:
         alerts = self.hub.alerts
-        draft = {"send": [f"file:{self.folder}/told.txt", "http://127.0.0.1:9/hook"], "tries": 1, "escalate": [[900, f"file:{self.folder}/more.txt"]]}
+        draft = {
+            "send": [f"file:{self.folder}/told.txt", "http://127.0.0.1:9/hook"],
+            "tries": 1,
+            "escalate": [[900, f"file:{self.folder}/more.txt"]],
+        }
         await alerts.profiles.set("home", verbs.draft_of(draft))
         now = round(time.time() * 1000)
         async with aiohttp.ClientSession(self.url) as http:
             for i, (reason, severity, who) in enumerate(
-                [("fall detected", "critical", "grandma-watch"), ("water on the floor", "warning", "cellar"), ("battery low", "info", "grandma-watch"), ("fall detected", "critical", "grandma-watch")]
+                [
+                    ("fall detected", "critical", "grandma-watch"),
+                    ("water on the floor", "warning", "cellar"),
+                    ("battery low", "info", "grandma-watch"),
+                    ("fall detected", "critical", "grandma-watch"),
+                ]
             ):
                 frame = {
                     "type": "alert_event",
                     "seq_id": f"{i:064x}",
-                    "data": {"profile_id": "home", "trigger_reason": reason, "severity": severity, "timestamp": now - 60_000 * i, "device_address": "wrist" if who == "grandma-watch" else "pump", "session_id": "s1" if who == "grandma-watch" else ""},
+                    "data": {
+                        "profile_id": "home",
+                        "trigger_reason": reason,
+                        "severity": severity,
+                        "timestamp": now - 60_000 * i,
+                        "device_address": "wrist" if who == "grandma-watch" else "pump",
+                        "session_id": "s1" if who == "grandma-watch" else "",
+                    },
                 }
                 heads = {"Authorization": f"Bearer {self.tokens[who]}"}
                 async with http.post("/v1/messages", json=frame, headers=heads) as answer:

@@ -1,8 +1,9 @@
 """Links by which the recipient of a notification acknowledges its alert without an account.
 
-A link names the alert, the recipient it was sent to and when it expires, and carries an HMAC over these with a
-key that all hubs on the ledger have. It can therefore be checked by any hub and changed by no holder. It does
-one thing: it acknowledges this one alert in the name of this recipient. Following it twice changes nothing.
+A link names the alert, the recipient it was sent to and when it expires, and carries an HMAC over these with
+a key that all hubs on the ledger have. It can therefore be checked by any hub and changed by no holder. It
+does one thing: it acknowledges this one alert in the name of this recipient. Following it twice changes
+nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class AckClaim(NamedTuple):
 
 
 class AckLinks:
-    """Makes and checks the links of one ledger. `base` is the address under which recipients reach the hub."""
+    """Makes and checks the links of one ledger. `base` is the address at which recipients reach the hub."""
 
     def __init__(self, key: bytes, base: str = "") -> None:
         self._key = key

@@ -110,7 +110,9 @@ class DashboardAccess:
         token = secrets.token_urlsafe(24)
         old = await self._ledger.bucket(LINKS)
         over = [DropItem(LINKS, key) for key, body in old.items() if _link(body).expires <= now]
-        await self._ledger.write(PutItem(LINKS, _digest(token), _encode(LoginLink(name, role, now + LINK_LASTS))), *over)
+        await self._ledger.write(
+            PutItem(LINKS, _digest(token), _encode(LoginLink(name, role, now + LINK_LASTS))), *over
+        )
         return token
 
     async def follow_link(self, token: str, address: str) -> OpenedSession:
@@ -139,9 +141,7 @@ class DashboardAccess:
             raise Malformed(f"a password has {PASSWORD_LEAST} to {PASSWORD_MOST} characters")
         hashed = await self._hashing.run(lambda: self._hasher.hash(password), "", first=True)
         sealed = hashed if self._box is None else self._box.encrypt(hashed, f"{USERS}/{name}")
-        await self._ledger.write(
-            PutItem(USERS, name, _encode(DashboardUser(role, sealed)))
-        )
+        await self._ledger.write(PutItem(USERS, name, _encode(DashboardUser(role, sealed))))
         await self.end_sessions(name)
 
     async def remove_user(self, name: str) -> bool:

@@ -119,7 +119,9 @@ def _words(request: web.Request) -> dict[str, str]:
     return _CHINESE if request.headers.get("Accept-Language", "").lower().startswith("zh") else _ENGLISH
 
 
-def _page(words: dict[str, str], alert: AlertRecord, claim: AckClaim, said: str, token: str = "") -> web.Response:
+def _page(
+    words: dict[str, str], alert: AlertRecord, claim: AckClaim, said: str, token: str = ""
+) -> web.Response:
     seen = show(alert)
     message = alert.record.message
     rows = {

@@ -1,5 +1,5 @@
-"""Alerts on the dashboard, the status page: events, episodes, deliveries, counters, sentinels, and what people
-do about them.
+"""Alerts on the dashboard, the status page: events, episodes, deliveries, counters, sentinels, and what
+people do about them.
 
 Lists look through alerts from the newest on for a limited time, and say where to go on. Addresses are never
 shown, only their labels. What a person does goes through the same operations as the command line; the name
@@ -212,7 +212,7 @@ class AlertViews:
         except KeyError as missing:
             raise Malformed(f"{missing.args[0]} is missing") from None
 
-    async def test_channel(self, _: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
+    async def try_channel(self, _: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
         """Send a test to a recipient of a profile, and tell how that went."""
         label = text_of(wanted, "recipient")
         address = self._hub.alerts.profiles.address(label)

@@ -105,7 +105,9 @@ class DeviceViews:
     async def _show(self, one: Account, heard: int | None, queue: int) -> dict[str, object]:
         reported = self._reported(one.name)
         if one.role is Role.DEVICE:
-            reported = await self._pushed(one.name) | {k: v for k, v in reported.items() if v not in (None, "")}
+            reported = await self._pushed(one.name) | {
+                k: v for k, v in reported.items() if v not in (None, "")
+            }
         at = reported.get("at")
         heard = max((t for t in (heard, at) if isinstance(t, int)), default=None)
         return {
@@ -179,7 +181,9 @@ class DeviceViews:
                 continue
             if entry.at >= born:
                 text = msgspec.json.encode(frame.get("data")).decode()
-                shown.append({"n": entry.n, "at": entry.at // MS, "type": frame.get("type"), "data": text[:1000]})
+                shown.append(
+                    {"n": entry.n, "at": entry.at // MS, "type": frame.get("type"), "data": text[:1000]}
+                )
         return shown
 
     async def send(self, visitor: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:

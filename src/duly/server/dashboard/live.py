@@ -59,7 +59,9 @@ class _Shown(Struct):
 class LivePage:
     """One page that is open."""
 
-    def __init__(self, socket: web.WebSocketResponse, request: web.Request, visitor: DashboardVisitor) -> None:
+    def __init__(
+        self, socket: web.WebSocketResponse, request: web.Request, visitor: DashboardVisitor
+    ) -> None:
         self.socket = socket
         self.visitor = visitor
         self.checked = monotonic()
@@ -78,10 +80,7 @@ class LivePage:
     @property
     def behind(self) -> bool:
         """Whether the page has not read what it was sent."""
-        return self._transport is not None and (
-            not isinstance(self._transport, asyncio.WriteTransport)
-            or self._transport.get_write_buffer_size() > WAITING_BYTES
-        )
+        return self._transport is not None and self._transport.get_write_buffer_size() > WAITING_BYTES
 
 
 class LiveUpdates:

@@ -24,8 +24,8 @@ from duly.core.monitor.signals import CANCEL, EVENT, UPDATE
 from duly.core.operations import Advance
 from duly.core.units import MS
 from duly.errors import Malformed
-from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.commands import SEES_ALL, PageCommands
+from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.storage.ledger import Record
 from duly.transports.http import messages as http
@@ -46,8 +46,23 @@ REFUSALS_SHOWN: Final = 20
 LAST_TIME: Final = (1 << 48) - 1
 
 OF_CHAT: Final = frozenset(
-    "one_chat group_chat edit delete group_create group_invite group_join group_leave group_remove "
-    "group_role friend_ask friend_accept friend_remove block unblock".split()
+    [
+        "one_chat",
+        "group_chat",
+        "edit",
+        "delete",
+        "group_create",
+        "group_invite",
+        "group_join",
+        "group_leave",
+        "group_remove",
+        "group_role",
+        "friend_ask",
+        "friend_accept",
+        "friend_remove",
+        "block",
+        "unblock",
+    ]
 )
 """Kinds of messages between people: their content is theirs, and not shown."""
 OF_ALERTS: Final = frozenset({EVENT, UPDATE, CANCEL})
@@ -197,9 +212,7 @@ class MessageViews:
     async def _refusals(self, message: Message) -> list[dict[str, object]]:
         recent = await self._hub.ledger.refusals(1_000)
         mine = [one for one in recent if one.scope == message.scope and one.id == message.id]
-        return [
-            {"at": one.at // MS, "word": one.word, "reason": one.reason} for one in mine[:REFUSALS_SHOWN]
-        ]
+        return [{"at": one.at // MS, "word": one.word, "reason": one.reason} for one in mine[:REFUSALS_SHOWN]]
 
     def _may(self, record: Record) -> dict[str, bool]:
         """What can be done with a message in its state."""
@@ -231,7 +244,7 @@ class MessageViews:
         body = unpack(record.message.body)
         return await self._commands.send(
             visitor, text_of(wanted, "new_id"), record.message.recipient, record.message.kind,
-            body.data if body.data else Raw(b"null"), body.fields, queue=wanted.get("queue") == "yes",
+            body.data or Raw(b"null"), body.fields, queue=wanted.get("queue") == "yes",
         )  # fmt: skip
 
     async def cancel(self, visitor: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:

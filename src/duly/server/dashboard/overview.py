@@ -1,7 +1,8 @@
 """The overview of the dashboard: rates, latencies, what is pending, who is connected, and the health of what
 the hub depends on.
 
-Everything here is in memory already, or was read within the last seconds: an open page costs messages nothing.
+Everything here is in memory already, or was read within the last seconds: an open page costs messages
+nothing.
 """
 
 from __future__ import annotations

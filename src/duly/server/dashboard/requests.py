@@ -1,7 +1,7 @@
 """What every request to the dashboard has in common: its visitor, its proof, and the heads of its answer.
 
-The laws. A request is a session's (by its cookie) or an admin's (by a token in its head). A writing request of
-a session needs the session's CSRF token in `X-CSRF-Token`; a cookie alone moves nothing. Answers are never
+The laws. A request is a session's (by its cookie) or an admin's (by a token in its head). A writing request
+of a session needs the session's CSRF token in `X-CSRF-Token`; a cookie alone moves nothing. Answers are never
 cached, never framed, and load nothing from elsewhere. No input is answered with 500.
 """
 

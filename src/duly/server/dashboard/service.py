@@ -2,8 +2,8 @@
 
 The laws. Every view and every action names the role it needs. A view is the same as JSON (`/messages.json`)
 and live (`/page/live`). Every action is recorded in the audit chain with the visitor who asked for it, also
-when it is refused; it is refused without the CSRF token of the session. What is shown needs a session as well:
-only the shell, its files, the login and the link of a notification are open.
+when it is refused; it is refused without the CSRF token of the session. What is shown needs a session as
+well: only the shell, its files, the login and the link of a notification are open.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ class Dashboard:
             "audit": NamedView(ADMIN, self._audit_page),
             "sessions": NamedView(ADMIN, self._sessions),
         }
-        self._actions = {
+        self.actions = {
             "message.resend": NamedAction(OPERATOR, messages.resend, ("scope", "id")),
             "message.cancel": NamedAction(OPERATOR, messages.cancel, ("scope", "id")),
             "message.settle": NamedAction(OPERATOR, messages.settle, ("scope", "id", "as")),
             "command.send": NamedAction(OPERATOR, devices.send, ("device", "type", "id")),
-            "channel.test": NamedAction(OPERATOR, alerts.test_channel, ("recipient",)),
+            "channel.test": NamedAction(OPERATOR, alerts.try_channel, ("recipient",)),
             "session.end": NamedAction(ADMIN, self._end_session, ("session",)),
         } | {
             verb: NamedAction(OPERATOR, _on_alerts(alerts, verb), target)
@@ -245,7 +245,7 @@ class Dashboard:
         visitor = await authenticated(self._hub, self.access, request)
         check_written_here(request, visitor)
         name = request.match_info["action"]
-        action = self._actions.get(name)
+        action = self.actions.get(name)
         if action is None:
             raise Malformed(f"there is no action {name[:40]!r}")
         wanted = await body_of(request, dict[str, str])

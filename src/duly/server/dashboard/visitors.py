@@ -46,4 +46,4 @@ class DashboardVisitor(Struct, frozen=True):
     def need(self, role: DashboardRole) -> None:
         """Raise `NotAllowed` if the visitor may do less than this role."""
         if self.role < role:
-            raise NotAllowed(f"{self.name} is a {self.role.word}; this needs the role {role.word}")
+            raise NotAllowed(f"{self.name} has the role {self.role.word}; this needs {role.word}")

@@ -56,14 +56,14 @@ function frame() {
   fill(app,
     h("a", { class: "skip", href: "#main" }, t("skip")),
     h("div", { class: "frame" },
-      h("header", { class: "side" },
+      h("header", { class: "side" }, h("div", { class: "side-inner" },
         h("a", { class: "brand", href: "/" }, h("img", { src: "/static/icon.svg", alt: "" }), "duly"),
         h("nav", { class: "nav", "aria-label": t("nav") }, links.map(([path, name]) =>
           h("a", { href: path, "aria-current": path === here ? "page" : null }, icon(name), t(`nav.${name}`)))),
         h("div", { class: "side-foot" },
           h("div", { class: "who" }, h("strong", {}, session.name), word("role", session.role)),
-          switches(),
-          h("button", { type: "button", class: "button small plain", onclick: async () => { try { await logOut(); } catch (problem) { toast(explain(problem), "bad"); } go("/login", { replace: true }); } }, t("log.out")))),
+          h("div", { class: "row" }, switches(),
+            h("button", { type: "button", class: "button small plain", onclick: async () => { try { await logOut(); } catch (problem) { toast(explain(problem), "bad"); } go("/login", { replace: true }); } }, t("log.out")))))),
       h("div", {}, lost, main)));
 }
 

@@ -47,7 +47,7 @@ export function chart(title, lines, unit) {
       legend: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 1)] } },
       axes: [
-        { ...axis, space: 70, values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step)) },
+        { ...axis, space: 70, size: 28, values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step)) },
         { ...axis, size: 46, values: (_, splits) => splits.map((value) => number(value, value < 10 ? 1 : 0)) },
       ],
       series: [{}, ...lines.map(([, label, c]) => ({ label, stroke: colour(c), width: 1.75, points: { show: false } }))],

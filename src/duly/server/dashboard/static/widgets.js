@@ -35,6 +35,13 @@ export function checkbox(label, props = {}) {
   return [h("div", { class: "field check" }, control, h("label", { for: control.id }, label)), control];
 }
 
+/** A form that is folded away on a narrow screen, unless it is in use. */
+export function fold(form, used) {
+  const box = h("details", { class: "fold" }, h("summary", {}, t("filter")), form);
+  box.open = used || !matchMedia("(max-width: 52rem)").matches;
+  return box;
+}
+
 export function options(pairs, chosen) {
   return pairs.map(([value, label]) => h("option", { value, selected: value === chosen }, label));
 }
@@ -57,7 +64,7 @@ export function table(columns, caption) {
   const element = h("table", { class: "cards" },
     h("caption", { class: "visually-hidden" }, caption),
     h("thead", {}, h("tr", {}, columns.map(([label, kind]) => h("th", { scope: "col", class: kind ?? null }, label || h("span", { class: "visually-hidden" }, t("actions")))))), body);
-  const row = (...cells) => h("tr", {}, cells.map((cell, i) => h("td", { "data-label": columns[i][0], class: columns[i][1] ?? null }, cell)));
+  const row = (...cells) => h("tr", {}, cells.map((cell, i) => h("td", { "data-label": columns[i][0], class: columns[i][1] ?? null }, cell === "" ? null : cell)));
   return { wrap: h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption }, element), body, row };
 }
 

@@ -26,6 +26,7 @@ export default {
   "actions": "Actions",
   "any": "any",
   "all": "all",
+  "filter": "Filter",
   "find": "Find",
   "clear": "Clear",
   "never": "never",

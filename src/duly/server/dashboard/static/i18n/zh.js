@@ -26,6 +26,7 @@ export default {
   "actions": "操作",
   "any": "不限",
   "all": "全部",
+  "filter": "筛选",
   "find": "查找",
   "clear": "清除",
   "never": "从未",

@@ -10,7 +10,7 @@ export default function alert(page, { sentinel = "", event = "" }) {
   const head = h("div", { class: "row" });
   const doing = h("div", { class: "row" });
   const about = h("div");
-  const list = table([[t("recipient")], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail")], ["", "actions"]], t("deliveries"));
+  const list = table([[t("recipient")], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail"), "wide"], ["", "actions"]], t("deliveries"));
   const none = h("div");
   const episode = table([[t("time"), "time"], [t("status")], [t("id")]], t("episode.events"));
   const episodeBox = h("section", { class: "section", hidden: true }, h("h2", {}, t("episode.events")), h("div", { class: "panel flush" }, episode.wrap));
@@ -34,7 +34,7 @@ export default function alert(page, { sentinel = "", event = "" }) {
     fill(about, facts([[t("happened"), when(seen.time)], [t("received"), when(seen.accepted_at)], [t("sentinel"), seen.sentinel], [t("device"), seen.device || "–"], [t("profile"), seen.profile], [t("session"), seen.session || "–"],
       [t("state"), badge("state", seen.state)], seen.detail ? [t("detail"), seen.detail] : null, seen.location ? [t("location"), JSON.stringify(seen.location)] : null, seen.device_meta ? [t("device.meta"), JSON.stringify(seen.device_meta)] : null, seen.summary ? [t("held.back"), JSON.stringify(seen.summary)] : null,
       seen.note ? [t("note"), seen.note] : null, seen.offset_ms ? [t("offset"), `${seen.offset_ms} ms`] : null, [t("id"), h("span", { class: "mono" }, seen.event)]]));
-    keep(list.body, seen.deliveries, (one) => `${one.recipient}/${one.round}`, (one) => list.row(h("span", { class: "mono" }, one.recipient), badge("state", one.state), number(one.attempts), one.due ? when(one.due) : "–", h("span", { class: "muted" }, one.error), letterActions(seen, one)));
+    keep(list.body, seen.deliveries, (one) => `${one.recipient}/${one.round}`, (one) => list.row(h("span", { class: "mono" }, one.recipient), badge("state", one.state), number(one.attempts), one.due ? when(one.due) : "–", one.error ? h("span", { class: "muted" }, one.error) : null, letterActions(seen, one)));
     list.wrap.hidden = !seen.deliveries.length;
     fill(none, seen.deliveries.length ? null : empty(t("deliveries.none"), t("deliveries.none.hint")));
     episodeBox.hidden = seen.events.length < 2;

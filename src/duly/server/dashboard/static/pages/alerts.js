@@ -9,7 +9,7 @@ const VIEWS = ["active", "all", "dead", "open"];
 export default function alerts(page, query, { go }) {
   const view = VIEWS.includes(query.view) ? query.view : "active";
   const tiles = new Map();
-  const tileBox = h("div", { class: "tiles" });
+  const tileBox = h("div", { class: "tiles dense" });
   const list = h("div", { class: "panel flush" });
   const next = h("div", { class: "row" });
   const sentinels = table([[t("name")], [t("presence")], [t("last.heard"), "time"]], t("sentinels"));
@@ -92,13 +92,13 @@ export function actions(one, plain = true) {
 }
 
 function deliveries(place, next, view, query) {
-  const list = table([[t("time"), "time"], [t("reason")], [t("recipient")], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail")], ["", "actions"]], t("deliveries"));
+  const list = table([[t("time"), "time"], [t("reason")], [t("recipient")], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail"), "wide"], ["", "actions"]], t("deliveries"));
   const none = h("div");
   fill(place, list.wrap, none);
   return watch("alerts-deliveries", { state: view, before: query.before ?? "" }, (seen) => {
     if (!seen.deliveries) { fill(none, h("p", { class: "notice bad" }, seen.problem)); return; }
     keep(list.body, seen.deliveries, (one) => `${one.sentinel}/${one.event}/${one.delivery.recipient}/${one.delivery.round}`, (one) => list.row(when(one.time),
-      h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), h("span", { class: "mono" }, one.delivery.recipient), badge("state", one.delivery.state), number(one.delivery.attempts), one.delivery.due ? when(one.delivery.due) : "–", h("span", { class: "muted" }, one.delivery.error), letterActions(one, one.delivery)));
+      h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), h("span", { class: "mono" }, one.delivery.recipient), badge("state", one.delivery.state), number(one.delivery.attempts), one.delivery.due ? when(one.delivery.due) : "–", one.delivery.error ? h("span", { class: "muted" }, one.delivery.error) : null, letterActions(one, one.delivery)));
     shows(list, none, seen.deliveries, () => empty(t(`deliveries.none.${view}`)));
     pager(next, query, seen);
   });

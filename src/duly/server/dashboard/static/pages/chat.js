@@ -89,7 +89,7 @@ function talk(body, Chat, who, leave) {
 
   function receipt(one, line) {
     if (line.pending) return t("receipt.sending");
-    const states = [...one.reached.values()];
+    const states = [...one.reached].filter(([reader]) => reader !== who.name).map(([, each]) => each);
     if (states.some((each) => (each.read ?? 0) >= line.n)) return t("receipt.read");
     return states.some((each) => (each.delivered ?? 0) >= line.n) ? t("receipt.delivered") : t("receipt.stored");
   }

@@ -2,7 +2,7 @@
 import { h, fill, keep } from "../dom.js";
 import { t, word, number } from "../i18n.js";
 import { watch, queryOf } from "../api.js";
-import { badge, since, field, options, table, empty } from "../widgets.js";
+import { badge, since, field, options, table, empty, fold } from "../widgets.js";
 
 export default function devices(page, query, { go }) {
   const name = h("input", { type: "search", value: query.name ?? "", autocomplete: "off", spellcheck: "false" });
@@ -15,7 +15,7 @@ export default function devices(page, query, { go }) {
   const state = h("div");
   const next = h("div", { class: "row" });
   fill(page, h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.devices")), about), h("a", { class: "button small plain", href: `/devices.json?${queryOf(query)}`, target: "_blank", rel: "noopener" }, "JSON")),
-    h("section", { class: "panel" }, form), h("section", { class: "panel flush" }, list.wrap, state), h("div", { class: "pager" }, h("span"), next));
+    h("section", { class: "panel" }, fold(form, Object.keys(query).length > 0)), h("section", { class: "panel flush" }, list.wrap, state), h("div", { class: "pager" }, h("span"), next));
   return watch("devices", query, (seen) => {
     if (!seen.devices) { fill(state, h("p", { class: "notice bad" }, seen.problem)); return; }
     about.textContent = t("devices.about", { online: number(seen.online), total: number(seen.total) });
