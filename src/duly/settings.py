@@ -69,6 +69,15 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     public_url: str = ""
     """the address under which people reach this hub, for links in notifications: https://duly.example; its
     own address by default"""
+    log: Literal["human", "json"] = "human"
+    """the form of log lines on stderr: for people, or one JSON object a line"""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """the least important log lines that are written; retries and duplicates are debug"""
+    trail_kept: float = 7.0
+    """days: how long the hops of messages are kept"""
+    trail_mb: int = 128
+    """megabytes of hops that are kept; 0 keeps them in memory only"""
+
     origins: list[str] = []
     """origins of web pages that may use this hub: https://app.example"""
     connections_per_address: int = 0
@@ -103,6 +112,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.max_exp <= 0 or self.max_queued < 1 or self.max_queued_bytes < 1:
             raise Malformed("max_exp is seconds, more than 0; max_queued and max_queued_bytes are at least 1")
+        if self.trail_kept <= 0 or self.trail_mb < 0:
+            raise Malformed("trail_kept is days, more than 0; trail_mb is a number of megabytes, or 0")
         for origin in self.origins:
             if not _ORIGIN.fullmatch(origin):
                 raise Malformed(

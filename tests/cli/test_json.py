@@ -33,6 +33,7 @@ FAILURES = {
     "status": ("--url nonsense", 2, "malformed"),
     "chat": ("--as ann", 3, "unreachable"),
     "outcome": ("1_1", 3, "unreachable"),
+    "top": ("", 3, "unreachable"),
     "trace": ("1_1", 3, "unreachable"),
     "why": ("", 3, "unreachable"),
     "watch": ("", 3, "unreachable"),

@@ -499,3 +499,19 @@ async def test_a_called_off_event_is_remembered_with_its_reason(tower: LocalHub,
         assert record.state is State.CANCELLED
         assert record.answer is not None
         assert "called it off" in record.answer.reason
+
+
+@BOTH_WAYS
+async def test_the_tower_counts_what_the_sentinel_held_back(tower: LocalHub, transport: Way) -> None:
+    policy = msgspec.structs.replace(AT_ONCE, debounce=60.0)
+    async with sentinel(tower, policy, transport=transport) as it:
+        for _ in range(3):
+            it.trigger("fall", "door")
+        async with asyncio.timeout(20):
+            while tower.hub.alerts.held_back.counts["debounce"] < 2:
+                await asyncio.sleep(0.02)
+    assert it.counts.held_back == {"debounce": 2}
+    (metric,) = [
+        one for one in (await tower.hub.measure()).metrics if one.name == "duly_alert_held_back_total"
+    ]
+    assert [(sample.labels, sample.value) for sample in metric.samples] == [({"reason": "debounce"}, 2)]

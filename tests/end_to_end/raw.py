@@ -155,6 +155,10 @@ class Response:
     def json(self) -> Any:
         return json.loads(self.body)
 
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
 
 async def curl(url: str, token: str | None = None, *options: str, body: object = None) -> Response:
     """What curl gets; with a body it is a POST. A body that is not bytes is sent as JSON."""

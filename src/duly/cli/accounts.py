@@ -36,12 +36,14 @@ class AccountKind(StrEnum):
     USER = "user"
     SENTINEL = "sentinel"
     ADMIN = "admin"
+    MONITOR = "monitor"
 
 
 @grouped
 def add(
     kind: Annotated[
-        AccountKind, typer.Argument(metavar="KIND", help="app, device, node, user, sentinel or admin.")
+        AccountKind,
+        typer.Argument(metavar="KIND", help="app, device, node, user, sentinel, admin or monitor."),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME")],
     replace: Annotated[
@@ -69,8 +71,9 @@ def add(
 ) -> None:
     """Create an account, and print its token once: only a hash of it is kept.
 
-    A device is commanded by the hub alone. A node talks to other nodes over MQTT, without the hub. With --key
-    the hub refuses every MQTT message of the device that is not signed with that key.
+    A device is commanded by the hub alone. A node talks to other nodes over MQTT, without the hub. A monitor
+    reads figures, as Prometheus does. With --key the hub refuses every MQTT message of the device that is not
+    signed with that key.
     """
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
     wanted |= {"key": key} if key else {}

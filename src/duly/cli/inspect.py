@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, TypeVar
 
 import typer
 
@@ -34,6 +34,9 @@ from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, grouped
 
 if TYPE_CHECKING:
     from duly.storage.ledger import Ledger
+
+ATTEMPTS: Final = ("sent", "arrived", "not sent", "in doubt", "refused")
+"""Hops that are attempts to hand a message over."""
 
 Id = Annotated[str, typer.Argument(metavar="ID")]
 Scope = Annotated[
@@ -179,6 +182,7 @@ class _Read:
         async def read(ledger: Ledger) -> JsonObject | None:
             from duly.apps.chat import receipts
             from duly.core.messages import key_of
+            from duly.runtime.trail import Trail
             from duly.transports.http.messages import show, show_delivery
 
             record = await ledger.outcome(scope, id_)
@@ -186,7 +190,9 @@ class _Read:
                 return None
             deliveries = await ledger.deliveries(key_of(scope, id_))
             line = await receipts.trace(ledger, record)
-            shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
+            trail = Trail(ledger)
+            hops = [*await trail.of_record(record), *await receipts.hops(trail, record)]
+            shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries], "hops": hops}
             return shown if line is None else shown | {"line": line}
 
         return self._with(read, JsonObject | None)  # type: ignore[arg-type] # a union is no type to mypy
@@ -269,14 +275,17 @@ def _data(ack: JsonObject | None) -> str:
 
 def _hops(record: JsonObject, made: float | None) -> list[str]:
     """What happened when, in order. The ledger knows when it was accepted and when it ended, and how often it
-    was sent; when each hop was, only the hub that did it, for as long as it runs."""
+    was sent; every hop is in the trail, for as long as that is kept."""
     accepted, hops = record["accepted_at"], record.get("hops", [])
     told: list[tuple[float, int, str]] = [(accepted, 0, "accepted: stored by the hub")]
     if record["state"] != "accepted":
         ack = record.get("ack")
         told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_data(ack)}"))
     # Within a millisecond: stored, sent, ended, and then the sender was told.
-    told += [(hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record)) for hop in hops]
+    told += [
+        (hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record) + _at(hop))
+        for hop in hops
+    ]
     lines = [f"{clock(made)}             made by {record['scope']}, by its own clock"] if made else []
     for at, _, what in sorted(told, key=lambda one: one[:2]):
         since = at - accepted
@@ -295,9 +304,9 @@ def _hops(record: JsonObject, made: float | None) -> list[str]:
 def _delivery(delivery: JsonObject, record: JsonObject, hops: list[JsonObject]) -> Iterator[str]:
     """What the ledger says of a delivery, as far as the hops have not."""
     to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
-    if tries > len({hop["attempt"] for hop in hops if hop["what"] == "sent"}):
+    if tries > len({hop["attempt"] for hop in hops if hop["what"] in ATTEMPTS}):
         times = "once" if tries == 1 else f"{tries} times"
-        yield f"sent to {to} {times} in all; when exactly, only the hub knew that did it"
+        yield f"sent to {to} {times} in all"
     if "next_at" in delivery:
         yield f"next attempt to {to} at {clock(delivery['next_at'])}"
     if delivery["error"] not in ("", (record.get("ack") or {}).get("detail")):
@@ -328,15 +337,30 @@ def _line(line: JsonObject) -> Iterator[str]:
 
 
 def _hop(hop: JsonObject, record: JsonObject) -> str:
+    detail, attempt = hop.get("detail", ""), hop.get("attempt", 0)
     match hop["what"]:
         case "sent":
-            return f"sent to {record['to']}, attempt {hop['attempt']}"
+            to = detail or record["to"]
+            return f"sent to {to}, attempt {attempt}" if attempt else f"sent to {to}"
         case "fresh":
             return f"told {record['scope']}: accepted"
         case "duplicate":
             return f"{record['scope']} asked again, and was told how far it is"
+        case "delivered":
+            return f"{detail or record['to']} has it"
+        case "read":
+            return f"{detail} has read it"
+        case "at work":
+            return f"{record['to']} is at work on it"
+        case "arrived" | "not sent" | "in doubt" | "called off" | "refused" as fate if attempt:
+            return f"attempt {attempt}: {fate}: {detail}"
         case what:
-            return f"told {record['scope']}: {what}"
+            return f"told {record['scope']}: {what}" + (f": {detail}" if detail else "")
+
+
+def _at(hop: JsonObject) -> str:
+    """Where a hop was, if there are several hubs."""
+    return style(f"  ({hop['hub']})", "dim") if hop.get("hub") else ""
 
 
 def _show_refusals(refusals: list[JsonObject]) -> None:

@@ -92,6 +92,21 @@ class UpOptions:
             help="The address under which people reach this hub, for links. [its own]",
         ),
     ] = None
+    log: Annotated[
+        Literal["human", "json"] | None,
+        typer.Option(
+            "--log", metavar="human|json", help="Log lines for people, or one JSON object a line. [human]"
+        ),
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"] | None,
+        typer.Option(
+            "--log-level",
+            metavar="LEVEL",
+            help="The least important lines to write: debug (with retries and duplicates), info, warning or "
+            "error. [info]",
+        ),
+    ] = None
     origins: Annotated[
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
@@ -133,6 +148,7 @@ def _given(value: object) -> object:
 
 
 async def _serve(settings: Settings, json: bool) -> None:
+    from duly.runtime.log_format import set_up_logs
     from duly.server import runfile
     from duly.server.hub import Hub, tune
 
@@ -148,6 +164,7 @@ async def _serve(settings: Settings, json: bool) -> None:
         loop.add_signal_handler(number, stop)
     tune()
     hub = Hub(settings)
+    set_up_logs(settings.log, settings.log_level, lambda: hub.name)
     try:
         await hub.start()
     except LedgerInUse:
@@ -199,8 +216,8 @@ def _warn(hub: Hub) -> None:
 
 def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:
     if json:
-        place = {"data": settings.data, "pid": os.getpid(), "dashboard": link}
-        print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
+        process = {"data": settings.data, "pid": os.getpid(), "dashboard": link}
+        print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | process)
         return
     setup: list[str] = []
     programs = Path(sys.executable).parent

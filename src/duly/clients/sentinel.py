@@ -57,9 +57,12 @@ from duly.core.steps import (
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import ConnectionLost, Malformed, Stopped, TooLarge
 from duly.runtime.engine import Engine
+from duly.runtime.tasks import SupervisedTask
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
 
+HELD_SECONDS: Final = 1.0
+"""How soon the tower is told that signals were held back; what happens meanwhile is told with it."""
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of `meta`, and of `location`, that the tower takes."""
 
@@ -110,6 +113,10 @@ class Sentinel(Client):
         self.counts = self._alerts.counts
         self._less = asyncio.Event()
         self._last = 0
+        self._run = secrets.token_hex(8)
+        self._telling: SupervisedTask | None = None
+        self._told: dict[str, int] = {}
+        """what the tower was told of held back signals"""
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -266,6 +273,7 @@ class Sentinel(Client):
                 self._alerts.ended(key, state, answer)
             case MachineEffect(what=SignalRuling() as ruled):
                 self._alerts.ruled(ruled)
+                self._tell_held_back()
             case MachineEffect(what=EventQueued(event=event, device=device, reason=reason)):
                 self._alerts.say("queued", device, reason, event)
             case MachineEffect(what=HeartbeatDue()):
@@ -280,9 +288,21 @@ class Sentinel(Client):
                 for event in called.corrected:
                     self._alerts.say("correcting", called.device, event=event)
 
-    def _beat(self, every: int) -> None:
-        """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back."""
-        beat = frames.dump({"profile_id": self._profile, "every": every})
+    def _tell_held_back(self) -> None:
+        """Tell the tower soon how many signals were held back, if that is news."""
+        if self._telling is None and self._link.connected and self._told != self.counts.held_back:
+            self._telling = self.tasks.after("telling what was held back", HELD_SECONDS, self._send_held_back)
+
+    async def _send_held_back(self) -> None:
+        self._telling = None
+        self._beat(None)
+
+    def _beat(self, every: int | None) -> None:
+        """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back, None
+        leaves it as it is."""
+        held = self._told = self.counts.held_back
+        reported = {"run": self._run, "held": held} if held else {}
+        beat = frames.dump({"profile_id": self._profile, "every": every} | reported)
         self._link.send(frames.encode(Frame(HEARTBEAT, data=frames.raw(beat))))
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
@@ -293,6 +313,8 @@ class Sentinel(Client):
             self._offer(MachineEvent(ClockOffset(welcome.time * MS - self._now())))
         self._offer(Reachable(""))
         self._alerts.say("online")
+        self._told = {}
+        self._tell_held_back()
 
     def _down(self) -> None:
         self._offer(Unreachable(""))

@@ -72,6 +72,12 @@ class SentinelCounts(Struct):
     resent: int = 0
     """transmissions after the first, of anything"""
 
+    @property
+    def held_back(self) -> dict[str, int]:
+        """Signals that were not reported, by the reason; those that none were held back for are left out."""
+        by_reason = {"debounce": self.debounced, "limit": self.limited, "cooldown": self.cooling}
+        return {reason: count for reason, count in by_reason.items() if count}
+
 
 class NewsFeed:
     """The news of one sentinel, for one reader; the oldest are dropped when they are not read."""

@@ -17,6 +17,8 @@ class Role(StrEnum):
     USER = "user"
     SENTINEL = "sentinel"
     ADMIN = "admin"
+    MONITOR = "monitor"
+    """a program that reads figures, and nothing else"""
 
     @property
     def with_article(self) -> str:

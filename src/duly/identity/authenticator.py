@@ -39,14 +39,20 @@ class Authenticator:
     async def login(self, token: str | None, address: str) -> Principal:
         """The account that this token belongs to; raises `NotAuthenticated` or `TooManyLogins`. What
         cannot be a token, such as text with control characters, counts as a wrong one."""
-        if token is None:
-            raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
-        who = await self._who(token if token.isascii() and token.isprintable() else "", address)
+        who = await self.authenticate(token, address)
         if who.role is Role.NODE:
             raise NotAllowed(
                 f"{who.name} is a node: nodes connect over MQTT; 'duly add device' makes a device"
             )
+        if who.role is Role.MONITOR:
+            raise NotAllowed(f"{who.name} is a monitor: it reads /metrics and /v1/figures, and nothing else")
         return who
+
+    async def authenticate(self, token: str | None, address: str) -> Principal:
+        """The account that this token belongs to, whatever its role may do here."""
+        if token is None:
+            raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
+        return await self._who(token if token.isascii() and token.isprintable() else "", address)
 
     async def _who(self, token: str, address: str) -> Principal:
         if self._ledger.sole:

@@ -6,11 +6,18 @@ reason, and admins who watch see everything as it happens.
 
 from __future__ import annotations
 
+import logging
+from typing import Final
+
 from duly.core.operations import RecordRefusal
 from duly.core.units import MS
+from duly.runtime.logs import RateLimitedLog
 from duly.storage.ledger import Ledger
 from duly.wire.outgoing import SeenFrame
 from duly.wire.session import Session
+
+LOG: Final = logging.getLogger("duly.refused")
+LOG.addFilter(RateLimitedLog())
 
 ID_SHOWN = 200
 """Characters of an id that are recorded; a sound id is shorter."""
@@ -26,6 +33,7 @@ class AuditLog:
     async def refuse(self, scope: str, id_: str, word: str, reason: str) -> None:
         """Records that a message was refused, and shows it to the watchers."""
         self.see("refused", scope=scope, id=id_, word=word, reason=reason)
+        LOG.info("refused: %s", reason, extra={"scope": scope, "id": id_[:ID_SHOWN], "word": word})
         await self._ledger.write(RecordRefusal(scope, id_[:ID_SHOWN], word, reason, self._ledger.clock.now()))
 
     def see(self, what: str, **more: object) -> None:

@@ -293,6 +293,14 @@ class Telemetry:
             for labels, cell in list(cells.items()):
                 yield self.metrics[name], labels, cell
 
+    def unsaved(self) -> dict[tuple[str, Labels], int]:
+        """What was counted and is not stored yet, by name and labels."""
+        return {
+            (metric.name, labels): cell.total - cell.stored
+            for metric, labels, cell in self.cells()
+            if cell.total != cell.stored
+        }
+
     def gauge(self, name: str) -> dict[Labels, float]:
         """The values of a gauge now; none if it cannot be read yet."""
         reader = self._gauges.get(name)

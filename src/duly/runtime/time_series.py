@@ -17,6 +17,7 @@ from msgspec import Struct
 from duly.core.units import MS
 
 _SECOND: Final = 1_000
+_EARLY: Final = 100
 
 
 class ChartStep(StrEnum):
@@ -86,8 +87,8 @@ class TimeSeries:
         self._gauges = list(gauges)
         for step, points in self._points.items():
             last = self._last.setdefault(step, reading)
-            # A reading that comes a little early still ends its second.
-            if time - last.time >= step.seconds * _SECOND * 0.9:
+            # A reading that comes a little early still ends its stretch.
+            if time - last.time >= step.seconds * _SECOND - _EARLY:
                 points.append(_between(last, reading, self._gauges))
                 self._last[step] = reading
             elif time < last.time:  # the clock was set back

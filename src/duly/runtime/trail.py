@@ -8,6 +8,7 @@ the message was under way. A hub that is killed loses the hops of the last momen
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
@@ -17,12 +18,14 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict
+from duly.core.messages import Message, Verdict, names_in
 from duly.core.operations import AppendEntry, PutNewItem
-from duly.core.units import DAY, FOREVER, MS, SECOND
+from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.core.window import next_page
 from duly.runtime.telemetry import Telemetry
-from duly.storage.ledger import Ledger, StreamEntry
+from duly.storage.ledger import Ledger, Record, StreamEntry
+
+LOG: Final = logging.getLogger("duly.messages")
 
 HUBS: Final = "trails"
 """The bucket with the names of the hubs that have a trail."""
@@ -38,6 +41,8 @@ PAGE: Final = 100
 SCANNED_ENTRIES: Final = 20_000
 SCANNED_BYTES: Final = 64 * 1024 * 1024
 """How much of one hub's stream is looked through for one message."""
+EARLIER: Final = HOUR
+"""How long before its acceptance a message may have been refused under the same id."""
 KEPT: Final = 7 * DAY
 BYTES_KEPT: Final = 128 * 1024 * 1024
 DETAIL_LIMIT: Final = 300
@@ -100,7 +105,6 @@ class Trail:
         self, ledger: Ledger, telemetry: Telemetry | None = None, *, kept: int = KEPT, size: int = BYTES_KEPT
     ) -> None:
         self._ledger = ledger
-        self._now = ledger.clock.now
         self._telemetry = telemetry or Telemetry()
         self._kept = kept
         self._size = size
@@ -123,23 +127,25 @@ class Trail:
 
     def said(self, message: Message, verdict: Verdict) -> None:
         """Note that a sender was told this of its message."""
-        self._noted.append((message.key, self._now(), _SAID, verdict.named, 0, verdict.reason, message.kind))
+        self._noted.append(
+            (message.key, self._ledger.clock.now(), _SAID, verdict.named, 0, verdict.reason, message.kind)
+        )
 
     def sent(self, message: Message, attempt: int) -> None:
         """Note that a message was handed over to its recipient."""
-        self._noted.append((message.key, self._now(), _SENT, "sent", attempt, "", message.kind))
+        self._noted.append((message.key, self._ledger.clock.now(), _SENT, "sent", attempt, "", message.kind))
 
     def ended(self, key: bytes, state: State, reason: str = "") -> None:
         """Note that a message has ended here."""
-        self._noted.append((key, self._now(), _ENDED, state.word, 0, reason, ""))
+        self._noted.append((key, self._ledger.clock.now(), _ENDED, state.word, 0, reason, ""))
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
         """Note anything else that happened to a message."""
-        self._noted.append((key, self._now(), _NOTED, what, attempt, detail, ""))
+        self._noted.append((key, self._ledger.clock.now(), _NOTED, what, attempt, detail, ""))
 
     def resume(self, messages: Iterable[Message]) -> None:
         """Take up messages that were under way before a restart."""
-        now = self._now()
+        now = self._ledger.clock.now()
         for message in sorted(messages, key=lambda one: one.made):
             self._open.setdefault(message.key, (message.kind, message.made or now, 0))
 
@@ -155,6 +161,8 @@ class Trail:
         if not noted:
             return
         self._noted = []
+        if LOG.isEnabledFor(logging.DEBUG):
+            _log(noted)
         telemetry, open_ = self._telemetry, self._open
         recent, unsaved = self._recent.append, self._unsaved.append
         ahead = 0
@@ -204,13 +212,13 @@ class Trail:
         while self._open:
             key = next(iter(self._open))
             if is_under_way(key):
-                return max(0.0, (self._now() - self._open[key][1]) / SECOND)
+                return max(0.0, (self._ledger.clock.now() - self._open[key][1]) / SECOND)
             del self._open[key]
         return 0.0
 
     def skew(self) -> float:
         """The farthest clock of the last minute or two, in seconds."""
-        turn = self._now() // (60 * SECOND)
+        turn = self._ledger.clock.now() // (60 * SECOND)
         if turn != self._skew_turn:
             self._skews = [0.0, self._skews[0] if turn == self._skew_turn + 1 else 0.0]
             self._skew_turn = turn
@@ -227,7 +235,7 @@ class Trail:
             batch = [self._unsaved.popleft() for _ in range(min(len(self._unsaved), HOPS_IN_ENTRY))]
             body = _entry(batch)
             written = self._written + _LEAD + len(body)
-            entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._now())
+            entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._ledger.clock.now())
             try:
                 await self._ledger.write(entry)
             except BaseException:
@@ -240,23 +248,28 @@ class Trail:
         extent = await self._ledger.extent(self.stream)
         last = await self._ledger.entries(self.stream, extent.last - 1, 1) if extent.last else []
         await self._ledger.write(PutNewItem(HUBS, self._telemetry.hub, b""))
-        self._written = _bytes_before(last[-1]) if last else 0
+        self._written = _bytes_up_to(last[-1]) if last else 0
 
     async def trim(self) -> None:
         """Drop entries that are too old, or beyond the size of a trail."""
         extent = await self._ledger.extent(self.stream)
         if self._written < 0 or extent.first > extent.last:
             return
-        oldest, fullest = self._now() - self._kept, self._written - self._size
+        oldest, fullest = self._ledger.clock.now() - self._kept, self._written - self._size
 
         def keeps(entry: StreamEntry) -> bool:
-            return entry.at >= oldest and _bytes_before(entry) > fullest
+            return entry.at >= oldest and _bytes_up_to(entry) - len(entry.body) >= fullest
 
         first = await self._seek(self.stream, extent.first, extent.last, keeps)
         if first > extent.first:
             await self._ledger.trim(self.stream, first - 1)
 
     # ── asking ───────────────────────────────────────────────────────────────────────────────────
+
+    async def of_record(self, record: Record) -> list[Hop]:
+        """What happened to a message that the ledger holds; also refusals under its id shortly before it was
+        accepted."""
+        return await self.of(record.message.key, begin_of(record))
 
     async def of(self, key: bytes, since: int) -> list[Hop]:
         """What happened to a message from `since` on (µs), in order, at this hub and at others on its ledger.
@@ -315,12 +328,29 @@ class Trail:
         return low
 
 
+def _log(noted: list[tuple[bytes, int, HopKind, str, int, str, str]]) -> None:
+    """Write every hop into the log, among them retries and duplicates."""
+    for key, _, _, what, attempt, detail, kind in noted:
+        try:
+            scope, id_ = names_in(key)
+        except UnicodeDecodeError:
+            continue
+        about = {"scope": scope, "id": id_, "kind": kind, "attempt": attempt or None, "detail": detail}
+        LOG.debug("%s", what, extra=about)
+
+
+def begin_of(record: Record) -> int:
+    """The time from which on there may be hops of a message."""
+    accepted = record.accepted_at
+    return max(min((record.message.made or accepted) - SECOND, accepted), accepted - EARLIER)
+
+
 def _stream(hub: str) -> str:
     return f"trail/{hub}"
 
 
-def _bytes_before(entry: StreamEntry) -> int:
-    """How many bytes a stream has had up to this entry."""
+def _bytes_up_to(entry: StreamEntry) -> int:
+    """How many bytes a stream has had, up to this entry and with it."""
     return int.from_bytes(entry.body[:_LEAD], "big")
 
 

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from duly.core.units import HOUR, SECOND
-from duly.errors import DulyError
+from duly.core.units import DAY
+from duly.errors import DulyError, LedgerError
 from duly.runtime.durable_totals import DurableTotals
-from duly.runtime.telemetry import CounterCell, Labels, Telemetry
-from duly.runtime.trail import FLUSH_SECONDS, Hop, Trail
-from duly.storage.ledger import Record
+from duly.runtime.outages import Outages
+from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
+from duly.runtime.trail import FLUSH_SECONDS, Trail
+from duly.transports.http.figures import ClusterTotal
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
+MEGABYTE: Final = 1024 * 1024
 SAMPLE_SECONDS: Final = 1.0
 STORE_SECONDS: Final = 2.0
 TRIM_SECONDS: Final = 60.0
+SCRAPE_SECONDS: Final = 2.0
+"""How long a scrape waits for the ledger."""
 DEAD_SECONDS: Final = 15.0
 """How often dead letters are counted, which reads the ledger."""
 DEAD_COUNTED: Final = 1_000
 """Dead letters are counted up to here."""
-EARLIER: Final = HOUR
-"""How long before its acceptance a message may have been refused under the same id."""
 
 
 class HubFigures:
     """The telemetry of one hub, with what keeps it up to date."""
 
-    def __init__(self, hub: Hub, name: str) -> None:
+    def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        ledger = hub.ledger
-        self.telemetry = Telemetry(name, ledger.clock)
-        self.trail = Trail(ledger, self.telemetry)
+        ledger, settings = hub.ledger, hub.settings
+        self.telemetry = Telemetry(hub.name, ledger.clock)
+        self.trail = Trail(
+            ledger, self.telemetry, kept=round(settings.trail_kept * DAY), size=settings.trail_mb * MEGABYTE
+        )
+        self.outages = Outages()
         self.totals = DurableTotals(ledger, self.telemetry)
+        self._started = False
         self._dead = 0
         self._dead_at: tuple[int, ...] = ()
 
@@ -43,6 +53,7 @@ class HubFigures:
 
     def start(self) -> None:
         """Read and store everything from time to time."""
+        self._started = True
         hub, telemetry = self._hub, self.telemetry
         for application in hub.applications:
             application.engine.on_commit = telemetry.commits.observe
@@ -56,30 +67,68 @@ class HubFigures:
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
         telemetry.read("duly_alert_average_retries", self._average_retries)
         hub.tasks.every("sample of the figures", SAMPLE_SECONDS, self._sample)
-        hub.tasks.every("storing the trail", FLUSH_SECONDS, self.trail.flush)
-        hub.tasks.every("storing totals", STORE_SECONDS, self.totals.store)
-        hub.tasks.every("trimming the trail", TRIM_SECONDS, self.trail.trim)
-        hub.tasks.every("count of dead letters", DEAD_SECONDS, self._count_dead)
+        for name, seconds, work in (
+            ("storing the trail", FLUSH_SECONDS, self.trail.flush),
+            ("storing totals", STORE_SECONDS, self.totals.store),
+            ("trimming the trail", TRIM_SECONDS, self.trail.trim),
+            ("count of dead letters", DEAD_SECONDS, self._count_dead),
+        ):
+            hub.tasks.every(name, seconds, partial(_when_possible, work))
 
     async def stop(self) -> None:
-        """Store what is not stored yet."""
-        self.trail.fold()
-        self._take_counts()
-        try:
+        """Store what is not stored yet; a hub that could not be started has nothing to store."""
+        if not self._started:
+            return
+        self._count()
+        with contextlib.suppress(DulyError):  # if the ledger cannot be used, the hub stops all the same
             await self.trail.flush()
             await self.totals.store()
-        except DulyError:
-            pass  # the ledger cannot be used, and the hub stops all the same
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now. With `stored` the totals are stored first and shown as they are stored; those that
+        cannot be stored now are shown as they were."""
+        self._count()
+        if stored:
+            with contextlib.suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(SCRAPE_SECONDS):
+                    await self.totals.store()
+        return self.telemetry.snapshot(stored=stored)
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs on the ledger, with what this one has not stored yet."""
+        self._count()
+        found = await self.totals.summed()
+        metrics, own = self.telemetry.metrics, self.telemetry.unsaved()
+        places = sorted({*found, *own})
+        return [
+            ClusterTotal(name, dict(zip(metrics[name].labels, labels, strict=True)), total)
+            for name, labels in places
+            if name in metrics and (total := found.get((name, labels), 0) + own.get((name, labels), 0))
+        ]
 
     async def _sample(self) -> None:
-        self.trail.fold()
-        self._take_counts()
+        self._count()
         self.telemetry.sample()
+        self._check_outages()
 
-    def _take_counts(self) -> None:
-        """Take over what parts of the hub count by themselves."""
+    def _check_outages(self) -> None:
+        hub = self._hub
+        broker = None if hub.mqtt is None else hub.mqtt.state()["problem"]
+        self.outages.see(
+            {
+                "the ledger": hub.down,
+                "the notifier": None if hub.notifier is None else hub.notifier.problem,
+                "the broker": None if broker is None else str(broker),
+            }
+        )
+
+    def _count(self) -> None:
+        """Count the newest hops, and take over what parts of the hub count by themselves."""
+        self.trail.fold()
         hub, telemetry = self._hub, self.telemetry
         telemetry.auth_failures.value = hub.login_guard.failures
+        if hub.mqtt is not None:
+            telemetry.broker_refused.value = hub.mqtt.refused
         counts = hub.alerts.counts
         attempts = telemetry.counter("duly_alert_retry_attempts_total")
         telemetry.retried(counts.retries - attempts.value)
@@ -91,6 +140,8 @@ class HubFigures:
             ("duly_alert_retries_of_successes_total", counts.retries_well),
         ):
             telemetry.counter(name).value = value
+        for reason, count in hub.alerts.held_back.counts.items():
+            telemetry.counter("duly_alert_held_back_total", reason).value = count
 
     async def _count_dead(self) -> None:
         """Count dead letters again if anything was attempted or has ended since the last count."""
@@ -121,9 +172,8 @@ class HubFigures:
         well = self.telemetry.counter("duly_alert_retry_successes_total")
         return took.total / well.total if well.total else 0.0
 
-    async def hops(self, record: Record) -> list[Hop]:
-        """What happened to a message, hop by hop; also refusals under its id shortly before it was
-        accepted."""
-        made = record.message.made or record.accepted_at
-        since = max(min(made - SECOND, record.accepted_at), record.accepted_at - EARLIER)
-        return await self.trail.of(record.message.key, since)
+
+async def _when_possible(work: Callable[[], Awaitable[None]]) -> None:
+    """Do this, unless the ledger cannot be used now: the next time comes soon."""
+    with contextlib.suppress(LedgerError):
+        await work()

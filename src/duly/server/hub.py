@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
 import secrets
 import sys
@@ -31,6 +32,8 @@ from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
+from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
+from duly.runtime.time_series import ChartStep
 from duly.runtime.trail import Hop
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
@@ -48,6 +51,7 @@ from duly.storage import open_ledger
 from duly.storage.ledger import Ledger, Record
 from duly.storage.secret_box import SecretBox
 from duly.transports.http import page_cursors
+from duly.transports.http.figures import ClusterTotal
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import trouble
 from duly.wire.session import Session
@@ -55,6 +59,8 @@ from duly.wire.session import Session
 if TYPE_CHECKING:
     from duly.cluster.notifier import Notifier
     from duly.server.mqtt_service import MqttService
+
+LOG: Final = logging.getLogger("duly.server")
 
 PRUNE_SECONDS: Final = 30.0
 REFRESH_SECONDS: Final = 5.0
@@ -88,6 +94,8 @@ class Hub:
         self._shutdown = Shutdown()
         self.admin = Admin(self)
         self.revocation = Revocation(self)
+        self.name = ""
+        """made once and kept in the data folder"""
         self.url = ""
         self.mqtt_url = ""
         self.mqtt: MqttService | None = None
@@ -110,6 +118,7 @@ class Hub:
         settings, shutdown = self.settings, self._shutdown
         listener = Listener(settings)
         data_folder.prepare(self._folder)
+        self.name = data_folder.hub_name(self._folder)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         shutdown.add("the ledger", self.ledger.close, LEDGER_SECONDS)
         listener.check_port()  # before a part is started that takes time, or a port of its own
@@ -119,7 +128,7 @@ class Hub:
         await self.floor.refresh()
         await self._open_accounts(box)
         self.audit = AuditLog(self.ledger)
-        self.figures = HubFigures(self, data_folder.hub_name(self._folder))
+        self.figures = HubFigures(self)
         self.telemetry = self.figures.telemetry
         shutdown.add("figures", self.figures.stop)
         await self.figures.load()
@@ -143,6 +152,7 @@ class Hub:
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
         shutdown.call("the run file", partial(runfile.remove, self._folder))
+        LOG.info("hub %s serves at %s", self.name, " and ".join(filter(None, (self.url, self.mqtt_url))))
 
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)
@@ -158,6 +168,7 @@ class Hub:
         self._shutdown.call("logins", self.people.close)
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self.authenticator.login
+        self.monitor = self.authenticator.authenticate
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
 
     async def _start_applications(self, box: SecretBox) -> None:
@@ -209,6 +220,7 @@ class Hub:
 
     async def stop(self) -> None:
         """Stop all parts, the last one first."""
+        LOG.info("hub %s stops", self.name)
         await self._shutdown.run()
 
     async def run(self) -> None:
@@ -273,9 +285,24 @@ class Hub:
         with contextlib.suppress(DulyError):
             await self.router.disconnected(session, who)
 
-    async def hops(self, record: Record) -> list[Hop]:
-        """The steps of a message with their times, as far as the trail reaches."""
-        return await self.figures.hops(record)
+    async def hops(self, record: Record, *, receipts_too: bool) -> list[Hop]:
+        """The steps of a message with their times, as far as the trail reaches; of a chat line also those of
+        its recipients, if the caller may see them."""
+        trail = self.figures.trail
+        found = await trail.of_record(record)
+        return [*found, *await receipts.hops(trail, record)] if receipts_too else found
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now; with `stored`, after storing them, as they are stored."""
+        return await self.figures.measure(stored=stored)
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs on this ledger."""
+        return await self.figures.cluster_totals()
+
+    def chart(self, step: ChartStep) -> ChartSnapshot:
+        """The columns of a chart of this hub."""
+        return self.telemetry.chart(step)
 
     async def list_devices(
         self, who: Principal, after: str, limit: int

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from duly.apps.gateway.mqtt_devices import MqttDevices
 from duly.apps.gateway.service import GatewayService
+from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
 from duly.broker.users import HubUsers, own_session, record, second_session
 from duly.core.acl import HUB
@@ -47,6 +48,8 @@ class MqttService:
         """the embedded broker; None if an outside one is used"""
         self.links: dict[str, MqttLink] = {}
         self.url = ""
+        self.refused = 0
+        """what the embedded broker has refused since the start"""
 
     async def start(
         self, ledger: Ledger, box: SecretBox, accounts: Accounts, gateway: GatewayService, audit: AuditLog
@@ -81,7 +84,7 @@ class MqttService:
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
             on_restart=lambda _: devices.presence.broker_restarted(),
-            on_refused=lambda refused: record(devices.refusals, refused),
+            on_refused=lambda refused: self._record(devices, refused),
             users=users,
             tasks=self._tasks,
         )
@@ -122,6 +125,10 @@ class MqttService:
         for name, link in self.links.items():
             await link.start()
             self._shutdown.add(f"the MQTT link of {name}", link.stop)
+
+    def _record(self, devices: MqttDevices, refused: BrokerRefusal) -> None:
+        self.refused += 1
+        record(devices.refusals, refused)
 
     def _hurry(self) -> None:
         if self.broker is not None:

@@ -41,10 +41,13 @@ LONGEST: Final = 86_400_000
 
 class HeartbeatData(msgspec.Struct, frozen=True):
     """The `data` of a heartbeat: its profile, and the milliseconds within which the next one comes; 0
-    takes the promise back."""
+    takes the promise back, null promises nothing and takes nothing back. `held` is what the sentinel has held
+    back since its start, by reason, and `run` tells its starts apart."""
 
     profile_id: str
-    every: int = 0
+    every: int | None = 0
+    run: str = ""
+    held: dict[str, int] = {}
 
 
 def read_beat(body: bytes) -> HeartbeatData:
@@ -53,7 +56,7 @@ def read_beat(body: bytes) -> HeartbeatData:
         beat = msgspec.json.decode(body or b"{}", type=HeartbeatData)
     except msgspec.DecodeError as problem:
         raise Malformed(f"this is not a heartbeat: {problem}") from None
-    if not beat.profile_id or not (beat.every == 0 or 1_000 <= beat.every <= LONGEST):
+    if not beat.profile_id or not (not beat.every or 1_000 <= beat.every <= LONGEST):
         raise Malformed(
             f"a heartbeat needs a profile_id and, in 'every', 1000 to {LONGEST} ms, or 0 for no more"
         )

@@ -24,6 +24,7 @@ from msgspec import structs
 from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
+from duly.apps.alerts.held_back import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.model import (
     NAMED,
     NOTHING_SAID,
@@ -38,13 +39,14 @@ from duly.apps.alerts.model import (
 from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
-from duly.apps.alerts.sender import NotificationSender
+from duly.apps.alerts.sender import NotificationSender, SendResult
 from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
     Amendment,
     AttemptEnded,
+    AttemptResult,
     DeliveriesChanged,
     FanoutCounts,
     FanoutPolicy,
@@ -67,6 +69,7 @@ from duly.errors import (
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
+from duly.runtime.outages import Outages
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger
@@ -131,6 +134,7 @@ class AlertService:
         )
         self.engine = Engine(self._fanout, ledger, self._perform)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
+        self.held_back = HeldBackCounts(ledger)
         self._sessions: dict[str, set[Session]] = {}
         self._box = box
         self.links: AckLinks | None = None
@@ -139,6 +143,7 @@ class AlertService:
             ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private
         )
         self.tasks = Supervisor()
+        self.outages = Outages()
 
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
@@ -267,7 +272,12 @@ class AlertService:
                 f"there is no profile {beat.profile_id!r}, so no recipient would be told of a silence; make "
                 f"it with 'duly profile set {beat.profile_id} --send URL', or one named 'default'"
             )
-        await self.heartbeats.beat(who.name, beat)
+        if beat.held:
+            report = HeldBackReport(beat.run, beat.held)
+            report.check()
+            await self.held_back.report(who.name, report)
+        if beat.every is not None:
+            await self.heartbeats.beat(who.name, beat)
         if frame.seq_id is None:
             return False
         session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))
@@ -292,6 +302,8 @@ class AlertService:
             raise Malformed(
                 "an alert needs a timestamp in milliseconds since 1970; set the clock of the sentinel"
             )
+        if event.offset_ms is not None:
+            self._trail.skewed(event.offset_ms / 1000)
         expires = 0 if frame.exp is None else frame.exp * MS
         message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
         self.planner.expect(message, event)
@@ -423,6 +435,10 @@ class AlertService:
     async def _attempt(self, attempt: StartAttempt) -> None:
         """Make one attempt and store how it went."""
         sent = await self._sender.send(attempt)
+        why = f"{attempt.recipient}: {sent.reason}" if sent.reason else attempt.recipient
+        for load in attempt.loads:
+            self._trail.note(load.message.key, sent.result.value, load.attempt, why)
+        self._note_channel(attempt.recipient, sent)
         if self._audit.watchers:
             for load in attempt.loads:
                 self._audit.see(
@@ -437,6 +453,13 @@ class AlertService:
             # A cancellation at another hub meanwhile did not see that this recipient was notified.
             for key in await self._catch_up_on(attempt):
                 await self._changed(key)
+
+    def _note_channel(self, recipient: str, sent: SendResult) -> None:
+        """Note whether a channel works: one line when that changes."""
+        if sent.result is AttemptResult.CALLED_OFF:
+            return
+        works = sent.result is AttemptResult.ARRIVED
+        self.outages.see({f"the channel to {recipient}": None if works else sent.reason or "no answer"})
 
     async def _is_attempt_wanted(self, attempt: StartAttempt) -> bool:
         with contextlib.suppress(DulyError):  # without the ledger, memory decides

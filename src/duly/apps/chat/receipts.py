@@ -18,6 +18,7 @@ from duly.apps.chat import conversations as c
 from duly.core.messages import Message, names_in
 from duly.core.operations import DropItem, PutItem, Write
 from duly.core.units import MS
+from duly.runtime.trail import Hop, Trail, begin_of
 from duly.storage.ledger import Ledger, Record, StreamEntry
 
 SHOWN: Final = 1_000
@@ -25,6 +26,7 @@ SHOWN: Final = 1_000
 UNREAD_COUNTED: Final = 1_000
 """Unread lines are counted up to here."""
 PAGE: Final = 200
+DELIVERED, READ, AGAIN = "delivered", "read", "sent again"
 
 
 class AwaitedReceipt(Struct, frozen=True, array_like=True):
@@ -119,6 +121,43 @@ async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict
         "read": states.count("read"),
         "recipients": [msgspec.to_builtins(one) for one in everybody[:SHOWN]],
     }
+
+
+async def hops(trail: Trail, record: Record) -> list[Hop]:
+    """When recipients were sent a line again, and when they first had it and had read it."""
+    conv, answer = conversation_of(record.message), record.answer
+    if conv is None or answer is None or not answer.data.isdigit():
+        return []
+    n, found = int(answer.data), []
+    seen: set[tuple[str, str]] = set()
+    for hop in await trail.of(trail_key(conv), begin_of(record)):
+        if hop.what == AGAIN:
+            name, _, after = hop.detail.rpartition(" ")
+            if int(after) < n and (DELIVERED, name) not in seen:
+                found.append(msgspec.structs.replace(hop, what="sent", detail=name))
+        elif hop.attempt >= n and (hop.what, hop.detail) not in seen:
+            seen.add((hop.what, hop.detail))
+            found.append(msgspec.structs.replace(hop, attempt=0))
+    return found
+
+
+def note_receipt(trail: Trail, conv: str, reader: str, n: int) -> None:
+    """Note that a reader has come as far as line `n`."""
+    kind, colon, name = reader.partition(":")
+    if not colon:
+        trail.note(trail_key(conv), DELIVERED, n, reader)
+    elif kind == "r":
+        trail.note(trail_key(conv), READ, n, name)
+
+
+def note_again(trail: Trail, conv: str, name: str, attempt: int, acked: int) -> None:
+    """Note that the lines after `acked` are sent to a reader once more."""
+    trail.note(trail_key(conv), AGAIN, attempt, f"{name} {acked}")
+
+
+def trail_key(conv: str) -> bytes:
+    """Under which key the trail holds what readers do in a conversation; no message has such a key."""
+    return b"\0\0\0\0\0\0\0chat\0" + conv.encode()
 
 
 def conversation_of(message: Message) -> str | None:

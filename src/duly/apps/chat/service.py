@@ -27,6 +27,7 @@ from duly.apps.chat.line_requests import LINES, LineRequests
 from duly.apps.chat.permissions import ChatPermissions
 from duly.apps.chat.queries import QUERIES, ChatQueries
 from duly.apps.chat.reader_cursors import ReaderCursors
+from duly.apps.chat.receipts import note_receipt
 from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
@@ -92,6 +93,7 @@ class ChatService:
             now=self._now,
             nudge=self._nudge,
             again=self.policy.again,
+            trail=self._trail,
         )
         self.engine = Engine(LineStore(self.subscriptions), ledger, self._perform)
         self._broadcast = Broadcast(ledger, self.connections)
@@ -251,6 +253,7 @@ class ChatService:
         """Tell the others that a reader has come further, once that is stored."""
         if "/" in reader:
             return
+        note_receipt(self._trail, conv, reader, n)
         self._broadcast.receipt(conv, reader, n)
         self.remote.read(conv, reader)
 
@@ -279,7 +282,9 @@ class ChatService:
         for name in request.joins:
             self.subscriptions.join(name, conv, n - 1)
         at = self._ledger.clock.now()
-        self.subscriptions.tell(conv, n, c.show(conv, n, request.live or request.line, at), asked.session, at)
+        shown = c.show(conv, n, request.live or request.line, at)
+        if self.subscriptions.tell(conv, n, shown, asked.session, at):
+            self._trail.note(message.key, "sent", 1)
         for name in request.parts:
             self.subscriptions.part(name, conv)
         begun = c.pair_in(conv) if n == 1 else ()

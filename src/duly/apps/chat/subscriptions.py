@@ -21,13 +21,14 @@ from duly.apps.chat import conversations as c
 from duly.apps.chat.connections import Connections, Subscriber, Subscription
 from duly.apps.chat.history import show_page
 from duly.apps.chat.reader_cursors import ReaderCursors
-from duly.apps.chat.receipts import AwaitedReceipt
+from duly.apps.chat.receipts import AwaitedReceipt, note_again
 from duly.core.retry import RetryPolicy
 from duly.core.timers import Timers
 from duly.core.units import MINUTE, MS, SECOND
 from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError
 from duly.runtime.tasks import Supervisor
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, StreamEntry
 from duly.wire.outgoing import LineFrame
 from duly.wire.session import Session
@@ -54,7 +55,9 @@ class Subscriptions:
         now: Callable[[], int],
         nudge: Callable[[], None],
         again: RetryPolicy = AGAIN,
+        trail: Trail | None = None,
     ) -> None:
+        self._trail = Trail(ledger) if trail is None else trail
         self._ledger = ledger
         self._connections = connections
         self._cursors = cursors
@@ -127,9 +130,11 @@ class Subscriptions:
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, conv: str, n: int, frame: LineFrame, by: Session, now: int) -> None:
+    def tell(self, conv: str, n: int, frame: LineFrame, by: Session, now: int) -> bool:
         """A line was stored: it is sent to the subscriptions that have everything before it; the others read
-        on to it. The connection it came `by` knows it from its `server_ack`."""
+        on to it. The connection it came `by` knows it from its `server_ack`. Returns whether it was sent to
+        any other."""
+        sent = False
         for name in c.pair_in(conv) if n == 1 else ():
             self.join(name, conv)
         for subscription in self._connections.subscriptions(conv):
@@ -141,12 +146,14 @@ class Subscriptions:
                     subscription.has += subscription.has == n - 1
                     continue
                 subscription.subscriber.session.push(frame)
+                sent = True
                 if subscription.acked == n - 1:
                     subscription.since = now
                 if subscription not in self._timers:
                     self._watch(subscription, now)
             elif n > subscription.told:
                 self._read_on(subscription)
+        return sent
 
     def refresh(self, conv: str) -> None:
         """Something may be new in this conversation."""
@@ -285,6 +292,8 @@ class Subscriptions:
                     self._note_unacknowledged(subscription)
             else:
                 subscription.attempt += 1
+                name = subscription.subscriber.who.name
+                note_again(self._trail, subscription.conv, name, subscription.attempt, subscription.acked)
                 self._do(self._tell_again(subscription))
                 self._note_unacknowledged(subscription)
             self._watch(subscription, since)

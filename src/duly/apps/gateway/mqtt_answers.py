@@ -116,6 +116,7 @@ class MqttAnswers:
             self._heard(device)
         match answer.said:
             case fd.FdAck(progress=progress):
+                self._gateway.note_delivered(answer.key)
                 if progress.data:
                     self._gateway.answers.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
                 return Received(answer.key)

@@ -341,6 +341,10 @@ class GatewayService:
         elif type(effect) is ReportOutcome:
             self._effects.report(effect)
 
+    def note_delivered(self, key: bytes) -> None:
+        """Note in the trail that a device says it has a command."""
+        self._trail.note(key, "delivered")
+
     @property
     def pending(self) -> int:
         """The number of commands under way here."""

@@ -42,7 +42,7 @@ class RequestGate:
 
     def answers_to(self, host: str) -> bool:
         """Whether a request for this host is for us; one that names none comes from no page."""
-        return self._names is None or not host or _name(host) in self._names
+        return self._names is None or not host or host_name(host) in self._names
 
     def knows(self, origin: str, host: str) -> bool:
         """Whether a page of this origin may use us: our own, or one that was named."""
@@ -68,7 +68,7 @@ class RequestGate:
     async def _admit(self, request: web.Request, serve: _Serve) -> web.StreamResponse:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if not self.answers_to(host):
-            name = _name(host)[:100]
+            name = host_name(host)[:100]
             return error(
                 403, "not_allowed", f"this hub does not answer to {name!r}; start it with --origin to name it"
             )
@@ -128,10 +128,10 @@ def _last(answer: web.Response) -> web.Response:
     return answer
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without its port.
 
-    >>> _name("LOCALHOST:7800"), _name("[::1]:7800"), _name("a b")
+    >>> host_name("LOCALHOST:7800"), host_name("[::1]:7800"), host_name("a b")
     ('localhost', '::1', 'a b')
     """
     if host.startswith("["):

@@ -119,8 +119,9 @@ class MessagesBackend(TokenCheck, Protocol):
         """When an account was made (µs); what is older belongs to another of that name."""
         ...
 
-    async def hops(self, record: Record) -> Sequence[object]:
-        """When what happened to a message, as far as the trail reaches."""
+    async def hops(self, record: Record, *, receipts_too: bool) -> Sequence[object]:
+        """When what happened to a message, as far as the trail reaches; of a chat line also what its
+        recipients did."""
         ...
 
     async def trace_line(self, record: Record, who: Principal) -> dict[str, object] | None:
@@ -308,7 +309,7 @@ class MessagesEndpoint:
         deliveries = await self._server.ledger.deliveries(key)
         shown = show(record) | {"deliveries": [show_delivery(one) for one in deliveries]}
         line = await self._server.trace_line(record, who)
-        hops = await self._server.hops(record)
+        hops = await self._server.hops(record, receipts_too=line is not None)
         return as_json(shown | {"hops": hops} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:

@@ -178,5 +178,33 @@ OPENAPI: Final[dict[str, object]] = {
         "/v1/health": {
             "get": {"summary": "Whether anything can be accepted", "responses": _answers(200, 503)}
         },
+        "/readyz": {"get": {"summary": "The same, for orchestrators", "responses": _answers(200, 503)}},
+        "/healthz": {"get": {"summary": "Whether the process works", "responses": _answers(200)}},
+        "/metrics": {
+            "get": {
+                "summary": "Figures for Prometheus, as text; without a token on the same machine",
+                "responses": _answers(200, 401, 403),
+            }
+        },
+        "/v1/figures": {
+            "get": {
+                "summary": "Figures of this hub, totals of all hubs, and for admins the state",
+                "responses": _answers(200, 401, 403),
+            }
+        },
+        "/v1/figures/{step}": {
+            "get": {
+                "summary": "Columns for a chart: points of a second, a minute or an hour",
+                "parameters": [
+                    {
+                        "name": "step",
+                        "in": "path",
+                        "required": True,
+                        "schema": {"type": "string", "enum": ["second", "minute", "hour"]},
+                    }
+                ],
+                "responses": _answers(200, 400, 401, 403),
+            }
+        },
     },
 }

@@ -1,0 +1,145 @@
+"""Shows the figures of a hub: `/metrics` for Prometheus, `/v1/figures` for the page and `duly top`, and
+`/healthz` and `/readyz` for what restarts or routes around a hub.
+
+The law: figures are for admins and for accounts of the role `monitor`. A client on the same machine may read
+`/metrics` without a token; one that comes through a proxy, or under a name that is not this machine's, may
+not. Health needs no token and tells no secret.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+import msgspec
+from aiohttp import web
+
+from duly.errors import DulyError, NotAllowed
+from duly.identity.accounts import Principal, Role
+from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
+from duly.runtime.time_series import ChartStep
+from duly.transports.http import messages as http
+from duly.transports.http.gate import OWN_NAMES, host_name
+
+if TYPE_CHECKING:
+    from duly.transports.http.exposition import Exposition
+
+_PROXIED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+
+
+class ClusterTotal(msgspec.Struct, frozen=True):
+    """A total of all hubs on the ledger."""
+
+    name: str
+    labels: dict[str, str]
+    value: int
+
+
+class FiguresAnswer(msgspec.Struct, frozen=True):
+    """The figures of one hub, the totals of all hubs, and how the parts of this hub are."""
+
+    figures: TelemetrySnapshot
+    cluster: list[ClusterTotal]
+    state: dict[str, object]
+
+
+class FiguresBackend(http.MessagesBackend, Protocol):
+    """What figures need of their hub."""
+
+    async def monitor(self, token: str | None, address: str) -> Principal:
+        """Whose token this is, also if it is one that only reads figures; raises `NotAuthenticated`."""
+        ...
+
+    async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
+        """All figures now. With `stored` everything is stored first, and shown as it is stored."""
+        ...
+
+    async def cluster_totals(self) -> list[ClusterTotal]:
+        """The totals of all hubs."""
+        ...
+
+    def chart(self, step: ChartStep) -> ChartSnapshot:
+        """The columns of a chart."""
+        ...
+
+
+def routes(server: FiguresBackend) -> list[web.RouteDef]:
+    """The routes of figures and health."""
+    shown = FiguresEndpoint(server)
+    return [
+        web.get("/metrics", shown.metrics),
+        web.get("/v1/figures", shown.figures),
+        web.get("/v1/figures/{step}", shown.chart),
+        web.get("/healthz", shown.alive),
+        web.get("/readyz", http.MessagesEndpoint(server).health),
+    ]
+
+
+class FiguresEndpoint:
+    """Answers requests for figures."""
+
+    def __init__(self, server: FiguresBackend) -> None:
+        self._server = server
+        self._exposition: Exposition | None = None
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Answers Prometheus."""
+        try:
+            if not is_local(request):
+                await self._reader(request)
+            snapshot = await self._server.measure(stored=True)
+        except DulyError as trouble:
+            return http.problem(trouble)
+        if self._exposition is None:
+            # Not every hub is scraped: what only that needs is loaded only then.
+            from duly.transports.http.exposition import Exposition
+
+            self._exposition = Exposition()
+        return web.Response(
+            body=self._exposition.text(snapshot), headers={"Content-Type": self._exposition.content_type}
+        )
+
+    async def figures(self, request: web.Request) -> web.Response:
+        """Answers with all figures as JSON."""
+        try:
+            who = await self._reader(request)
+            totals = await self._server.cluster_totals()
+            state = self._server.state() if who.role is Role.ADMIN else {}
+            answer = FiguresAnswer(await self._server.measure(), totals, state)
+        except DulyError as trouble:
+            return http.problem(trouble)
+        return http.as_json(answer)
+
+    async def chart(self, request: web.Request) -> web.Response:
+        """Answers with the columns of a chart: seconds, minutes or hours."""
+        try:
+            await self._reader(request)
+            word = request.match_info["step"]
+            if word not in frozenset(ChartStep):
+                known = ", ".join(ChartStep)
+                return http.error(404, "not_found", f"there is no chart of {word[:80]!r}; there are {known}")
+            return http.as_json(self._server.chart(ChartStep(word)))
+        except DulyError as trouble:
+            return http.problem(trouble)
+
+    async def alive(self, request: web.Request) -> web.Response:
+        """Answers that the process works: what does not answer this is to be restarted."""
+        return http.as_json({"ok": True})
+
+    async def _reader(self, request: web.Request) -> Principal:
+        who = await self._server.monitor(http.token_in(request), request.remote or "?")
+        if who.role not in (Role.ADMIN, Role.MONITOR):
+            raise NotAllowed(
+                f"{who.name} is {who.role.with_article}; figures are for admins and monitors: "
+                "'duly add monitor NAME' makes one"
+            )
+        return who
+
+
+def is_local(request: web.Request) -> bool:
+    """Whether a request comes from a program on this machine, and not through a proxy or for a page."""
+    return (
+        request.remote in OWN_NAMES
+        and host_name(request.headers.get("Host", "")) in OWN_NAMES
+        and "Origin" not in request.headers
+        and not any(name in request.headers for name in _PROXIED)
+    )

@@ -1,0 +1,208 @@
+"""Every hop of a message is found again, from memory and from the ledger; the trail is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.core.lifecycle import State
+from duly.core.messages import CONFLICT, FRESH, Message, Verdict, Word
+from duly.core.units import DAY, MS, SECOND
+from duly.errors import LedgerUnavailable
+from duly.runtime import trail as trails
+from duly.runtime.telemetry import Telemetry
+from duly.runtime.trail import HOPS_KEPT, Trail
+from duly.storage.memory import MemoryLedger
+
+BEGIN = 1_700_000_000_000
+
+
+class StepClock:
+    """A clock that goes on by a millisecond with every look at it."""
+
+    def __init__(self) -> None:
+        self.time = BEGIN * MS
+
+    def now(self) -> int:
+        self.time += MS
+        return self.time
+
+    def steady(self) -> int:
+        return self.time
+
+
+def message(n: int, kind: str = "lock_control") -> Message:
+    return Message("phone", f"{BEGIN + n}_{n}", kind, "lock", b"{}")
+
+
+@pytest.fixture
+def ledger() -> MemoryLedger:
+    return MemoryLedger(StepClock())
+
+
+def run(trail: Trail, one: Message) -> None:
+    trail.said(one, FRESH)
+    trail.sent(one, 1)
+    trail.ended(one.key, State.DONE)
+
+
+async def test_the_hops_of_a_message_come_in_order_with_reasons(ledger: MemoryLedger) -> None:
+    trail, one = Trail(ledger), message(1)
+    run(trail, one)
+    trail.said(one, Verdict(Word.DUPLICATE, State.DONE))
+    trail.said(one, CONFLICT)
+    hops = await trail.of(one.key, 0)
+    assert [(hop.what, hop.attempt) for hop in hops] == [
+        ("fresh", 0), ("sent", 1), ("done", 0), ("duplicate", 0), ("conflict", 0),
+    ]  # fmt: skip
+    assert hops[-1].detail == CONFLICT.reason
+    assert [hop.time for hop in hops] == sorted(hop.time for hop in hops)
+
+
+async def test_hops_are_found_after_a_restart(ledger: MemoryLedger) -> None:
+    first = Trail(ledger, Telemetry("a"))
+    wanted = message(500)
+    for n in range(1_000):
+        run(first, message(n))
+        if n % 50 == 0:
+            await first.flush()
+    await first.flush()
+    second = Trail(ledger, Telemetry("a"))
+    second.said(wanted, Verdict(Word.DUPLICATE, State.DONE))
+    hops = await second.of(wanted.key, BEGIN * MS)
+    assert [hop.what for hop in hops] == ["fresh", "sent", "done", "duplicate"]
+    assert {hop.hub for hop in hops} == {""}
+
+
+async def test_the_trail_of_another_hub_is_read_as_well(ledger: MemoryLedger) -> None:
+    here, there, one = Trail(ledger, Telemetry("a")), Trail(ledger, Telemetry("b")), message(1)
+    here.said(one, FRESH)
+    there.sent(one, 1)
+    there.ended(one.key, State.FAILED, "the motor is stuck")
+    here.note(one.key, "failed", detail="heard from another hub")
+    await here.flush()
+    await there.flush()
+    hops = await Trail(ledger, Telemetry("a")).of(one.key, 0)
+    assert [(hop.hub, hop.what) for hop in hops] == [
+        ("a", "fresh"), ("b", "sent"), ("b", "failed"), ("a", "failed"),
+    ]  # fmt: skip
+
+
+async def test_memory_is_bounded_and_the_ledger_has_the_rest(ledger: MemoryLedger) -> None:
+    trail = Trail(ledger, Telemetry("a"))
+    for n in range(HOPS_KEPT // 3 + 100):
+        run(trail, message(n))
+    await trail.flush()
+    assert len(trail._recent) == HOPS_KEPT
+    assert [hop.what for hop in await trail.of(message(1).key, BEGIN * MS)] == ["fresh", "sent", "done"]
+
+
+async def test_a_trail_without_size_writes_nothing(ledger: MemoryLedger) -> None:
+    trail = Trail(ledger, Telemetry("a"), size=0)
+    run(trail, message(1))
+    await trail.flush()
+    assert (await ledger.extent(trail.stream)).last == 0
+    assert len(await trail.of(message(1).key, 0)) == 3
+
+
+async def test_old_entries_are_trimmed_by_age(ledger: MemoryLedger) -> None:
+    trail = Trail(ledger, Telemetry("a"), kept=DAY)
+    run(trail, message(1))
+    await trail.flush()
+    assert isinstance(ledger.clock, StepClock)
+    ledger.clock.time += 2 * DAY
+    run(trail, message(2))
+    await trail.flush()
+    await trail.trim()
+    extent = await ledger.extent(trail.stream)
+    assert (extent.first, extent.last) == (2, 2)
+
+
+async def test_entries_are_trimmed_by_size_also_after_a_restart(ledger: MemoryLedger) -> None:
+    first = Trail(ledger, Telemetry("a"), size=10_000)
+    for n in range(200):
+        run(first, message(n))
+        await first.flush()
+    second = Trail(ledger, Telemetry("a"), size=10_000)
+    run(second, message(201))
+    await second.flush()
+    await second.trim()
+    extent = await ledger.extent(second.stream)
+    kept = await ledger.entries(second.stream, extent.first - 1, 1_000)
+    assert 8_000 < sum(len(entry.body) for entry in kept) <= 10_000
+    assert extent.last == 201
+
+
+async def test_what_could_not_be_written_is_written_later(
+    ledger: MemoryLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trail, one = Trail(ledger, Telemetry("a")), message(1)
+    run(trail, one)
+    with monkeypatch.context() as patch:
+
+        async def fail(*_: object) -> None:
+            raise LedgerUnavailable("away")
+
+        patch.setattr(ledger, "write", fail)
+        with pytest.raises(LedgerUnavailable):
+            await trail.flush()
+    await trail.flush()
+    again = await Trail(ledger, Telemetry("a")).of(one.key, 0)
+    assert [hop.what for hop in again] == ["fresh", "sent", "done"]
+
+
+async def test_an_entry_that_cannot_be_read_is_passed_over(ledger: MemoryLedger) -> None:
+    trail, one = Trail(ledger, Telemetry("a")), message(1)
+    await trail.flush()
+    run(trail, one)
+    await trail.flush()
+    from duly.core.operations import AppendEntry
+
+    await ledger.write(AppendEntry(trail.stream, bytes(8) + one.key, ledger.clock.now()))
+    assert len(await Trail(ledger, Telemetry("a")).of(one.key, 0)) == 3
+
+
+def test_hops_are_counted_by_kind_outcome_and_stage(ledger: MemoryLedger) -> None:
+    telemetry = Telemetry("a")
+    trail = Trail(ledger, telemetry)
+    run(trail, message(1))
+    trail.sent(message(2), 2)
+    trail.ended(message(2).key, State.UNKNOWN)
+    trail.ended(message(2).key, State.DONE)
+    trail.said(message(3), Verdict(Word.REFUSED, cause="offline"))
+    trail.fold()
+    counted = {labels: cell.value for metric, labels, cell in telemetry.cells() if len(labels) == 2}
+    assert counted == {
+        ("lock_control", "accepted"): 1, ("lock_control", "done"): 2, ("lock_control", "unknown"): 1,
+        ("lock_control", "refused"): 1,
+    }  # fmt: skip
+    assert telemetry.retries.value == 1
+    assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
+        "send": 1, "run": 2, "total": 2,
+    }  # fmt: skip
+
+
+def test_the_oldest_message_under_way_is_the_first_that_is_still_open(ledger: MemoryLedger) -> None:
+    trail = Trail(ledger)
+    assert trail.oldest(lambda _: True) == 0
+    trail.said(message(1), FRESH)
+    trail.said(message(2), FRESH)
+    trail.fold()
+    assert isinstance(ledger.clock, StepClock)
+    ledger.clock.time += 5 * SECOND
+    assert trail.oldest(lambda key: key == message(2).key) == pytest.approx(5, abs=0.01)
+    assert trail.oldest(lambda _: False) == 0
+
+
+def test_a_clock_that_is_ahead_is_noticed_and_forgotten(ledger: MemoryLedger) -> None:
+    trail = Trail(ledger)
+    trail.skew()
+    trail.said(message(20_000), FRESH)
+    trail.fold()
+    assert trail.skew() == pytest.approx(20, abs=1)
+    assert isinstance(ledger.clock, StepClock)
+    ledger.clock.time += 120 * SECOND
+    assert trail.skew() == 0
+
+
+def test_words_are_numbered_for_ever() -> None:
+    assert trails._WORDS[:4] == ("fresh", "duplicate", "sent", "done")
