@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from duly.server.audit_chain import AuditChain
     from duly.server.hub import Hub
 
+_HEADS: Final = FRESH | {"Referrer-Policy": "same-origin"}
+"""Without a referrer a browser sends a form with the origin `null`, which is refused."""
 _ENGLISH: Final = {
     "lang": "en",
     "title": "Alert",
@@ -156,4 +158,4 @@ def _html(words: dict[str, str], heading: str, body: str, status: int = 200) -> 
         f'<body class="card-page"><main class="card"><p class="eyebrow">{escape(words["title"])}</p>'
         f"<h1>{escape(heading)}</h1>{body}</main></body></html>"
     )
-    return web.Response(text=text, status=status, content_type="text/html", headers=FRESH)
+    return web.Response(text=text, status=status, content_type="text/html", headers=_HEADS)

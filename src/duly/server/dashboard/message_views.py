@@ -207,7 +207,7 @@ class MessageViews:
         }
 
     async def _trail(self, record: Record) -> list[object]:
-        return list(await self._hub.hops(record))
+        return list(await self._hub.hops(record, receipts_too=record.message.kind in OF_CHAT))
 
     async def _refusals(self, message: Message) -> list[dict[str, object]]:
         recent = await self._hub.ledger.refusals(1_000)

@@ -90,7 +90,7 @@ class Dashboard:
         commands = PageCommands(hub)
         overview, messages = OverviewViews(hub), MessageViews(hub, commands)
         devices, alerts = DeviceViews(hub, commands), AlertViews(hub)
-        self._views = {
+        self.views = {
             "overview": NamedView(VIEWER, overview.overview),
             "chart": NamedView(VIEWER, overview.chart),
             "messages": NamedView(VIEWER, messages.page),
@@ -130,7 +130,7 @@ class Dashboard:
     def routes(self) -> list[web.RouteDef]:
         """The routes of the page."""
         shell = [web.get(path, self._files.shell) for path in PAGES]
-        views = [web.get(f"/{name}.json", self._serve_view(name)) for name in self._views]
+        views = [web.get(f"/{name}.json", self._serve_view(name)) for name in self.views]
         return [
             *shell,
             *views,
@@ -147,7 +147,7 @@ class Dashboard:
 
     async def view(self, visitor: DashboardVisitor, name: str, query: Mapping[str, str]) -> object:
         """Make a view for a visitor; raises what is wrong with the question."""
-        named = self._views.get(name)
+        named = self.views.get(name)
         if named is None:
             raise Malformed(f"there is no view {name[:40]!r}")
         visitor.need(named.role)
