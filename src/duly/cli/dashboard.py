@@ -78,6 +78,9 @@ def password(name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, j
 
     It is asked for, or read from standard input if that is no terminal. Sessions of that name end.
     """
+    from duly.identity.account_names import check_name
+
+    check_name(name)
     if sys.stdin.isatty():
         secret = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:

@@ -1,4 +1,4 @@
-"""Every page, in both themes, both languages and two widths: axe-core finds nothing, and nothing is too wide."""
+"""Every page, in both themes, languages and widths: axe-core finds nothing, and nothing is too wide."""
 
 from __future__ import annotations
 

@@ -104,9 +104,11 @@ async def report(local: LocalHub, event: str, reason: str) -> None:
     data = {"profile_id": "home", "trigger_reason": reason, "timestamp": round(time.time() * 1000)}
     frame = {"type": "alert_event", "seq_id": event, "data": data}
     heads = {"Authorization": f"Bearer {local.tokens['watch']}"}
-    async with aiohttp.ClientSession(local.url, headers=heads) as http:
-        async with http.post("/v1/messages", json=frame) as answer:
-            assert answer.status in (200, 202), await answer.text()
+    async with (
+        aiohttp.ClientSession(local.url, headers=heads) as http,
+        http.post("/v1/messages", json=frame) as answer,
+    ):
+        assert answer.status in (200, 202), await answer.text()
 
 
 async def until(condition: Any) -> None:

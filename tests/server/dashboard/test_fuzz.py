@@ -14,11 +14,13 @@ from tests.server.dashboard.visiting import PageVisitor
 
 TEXTS = (
     "", "x", "0", "-1", "1" * 30, "null", "\u0000", "\ud83d\ude00", "é" * 300, "<script>alert(1)</script>",
-    "' OR 1=1 --", "../../etc/passwd", "{", "[" * 2_000, "a/b", "%2e%2e", "9" * 400, "true", "1794900000000_1",
+    "' OR 1=1 --", "../../etc/passwd", "{", "[" * 2_000, "a/b", "%2e%2e", "9" * 400, "true",
+    "1794900000000_1",
     "0190a0c0-0000-7000-8000-000000000000", "inf", "nan", "1e400", "open", "dead", "done",
 )  # fmt: skip
 FIELDS = (
-    "id", "scope", "to", "kind", "state", "since", "until", "limit", "before", "after", "name", "only", "span",
+    "id", "scope", "to", "kind", "state", "since", "until", "limit", "before", "after", "name", "only",
+    "span",
     "sentinel", "event", "status", "recipient", "url", "device", "type", "data", "queue", "why", "note", "as",
     "new_id", "lasts", "reason", "profile", "silence", "session", "critical", "by", "draft",
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Live updates: a view is sent when it has changed, to those who may see it, as long as their session holds."""
+"""Live updates: a view is sent when it has changed, to those who may see it, while their session holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page's own API: who may see and do what, and what another site can do with a visitor's cookie: nothing."""
+"""The page's own API: who may see and do what; another site can do nothing with a visitor's cookie."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ QUESTIONS = [
 ]
 
 
-@pytest.mark.parametrize(("view", "query"), QUESTIONS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("view", "query"), QUESTIONS, ids=str)
 async def test_a_view_is_made_in_time(full: LocalHub, view: str, query: dict[str, str]) -> None:
     took = []
     for _ in range(3):  # the machine may be busy with something else: once is enough

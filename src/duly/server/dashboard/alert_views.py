@@ -67,7 +67,7 @@ class AlertViews:
                 return False
             return standing in ("", now.value) or (standing == "active" and not now.over)
 
-        found, following = await self._look(visitor, query, fits)
+        found, following = await self._find(visitor, query, fits)
         shown = []
         for record in found:
             alert = await self._hub.alerts.operations.get(record.message.key)
@@ -91,7 +91,7 @@ class AlertViews:
                 case _:
                     return True
 
-        found, following = await self._look(visitor, query, fits)
+        found, following = await self._find(visitor, query, fits)
         rows: list[dict[str, object]] = []
         for record in found:
             alert = await self._hub.alerts.operations.get(record.message.key)
@@ -107,7 +107,7 @@ class AlertViews:
                 rows.append(self._row(alert) | {"deliveries": []} | {"delivery": nothing})
         return {"deliveries": rows, "next": following}
 
-    async def _look(
+    async def _find(
         self, visitor: DashboardVisitor, query: Mapping[str, str], fits: Callable[[Record], bool]
     ) -> tuple[list[Record], str | None]:
         """Alerts that fit, and the cursor at which to go on."""

@@ -155,14 +155,14 @@ class MessageViews:
         if place is None and wanted.until:
             # The time in an id is its sender's, and may be off; what was accepted a little later fits, too.
             place = min(wanted.until + 600_000, LAST_TIME).to_bytes(6, "big")
-        records, following, looked_at = await self._look(wanted, place, limit)
+        records, following, looked_at = await self._search(wanted, place, limit)
         return {
             "messages": [_row(one) for one in records],
             "next": None if following is None else cursors.encrypt(reader, following),
             "looked_at": looked_at,
         }
 
-    async def _look(
+    async def _search(
         self, wanted: MessageFilter, place: bytes | None, limit: int
     ) -> tuple[list[Record], bytes | None, int]:
         """Messages that fit, where to go on (None: that was all), and how many were looked at."""

@@ -79,12 +79,12 @@ class OverviewViews:
         async with self._looking:
             looked_at, found = self._health
             if monotonic() - looked_at > HEALTH_SECONDS:
-                found = await self._look()
+                found = await self._examine()
                 self._health = (monotonic(), found)
         mqtt = None if hub.mqtt is None else hub.mqtt.state()
         return found | {"broker": mqtt, "down": hub.down, "problems": hub.problems}
 
-    async def _look(self) -> dict[str, object]:
+    async def _examine(self) -> dict[str, object]:
         hub = self._hub
         try:
             ledger, notifier = await asyncio.gather(
