@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import math
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -115,6 +118,16 @@ class PopulatedHub(LocalHub):
         self.event = ("cellar", f"{1:064x}")
         for sentinel, event in (("grandma-watch", f"{0:064x}"), self.event):
             await self.hub.ledger.wait(key_of(sentinel, event), 1.0)
+
+    async def be_busy(self) -> None:
+        """Send commands until it is cancelled, now more and now fewer of them."""
+        async with App(self.url, self.tokens["tablet"]) as app:
+            for turn in itertools.count():
+                together = 4 + round(3 * math.sin(turn / 15))
+                await asyncio.gather(
+                    *(app.send("hall-lamp", "dev_control", {"n": n}) for n in range(together))
+                )
+                await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
         for thing in self._things:
