@@ -30,6 +30,7 @@ QUESTIONS = {
         "postgres",
         "gateway",
         "before",
+        "figures",
         "many",
         "connections",
         "remembered",

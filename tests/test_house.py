@@ -71,7 +71,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "cli/node.py": (5, f"{VERB}, and the moment that a broker has before a verb complains"),
     "cli/sentinel.py": (4, VERB),
     "cli/top.py": (1, "the pace at which figures are shown"),
-    "cli/up.py": (3, VERB),
+    "cli/up.py": (2, VERB),
     "clients/chat_positions.py": (1, "acknowledges many lines at once, a little later"),
     "clients/node/mailbox.py": (1, "the moment in which another process may claim the mailbox"),
     "clients/node/outgoing.py": (1, "stores many receipts at once, a little later"),

@@ -157,6 +157,7 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     for sentence in told.get("conflicts") or []:
         found.add("clients", sentence, "bad")
     _windows(found, told["margins"])
+    _thresholds(found, told.get("thresholds") or [])
     if told.get("unforgotten"):
         found.add("retention", told["unforgotten"], "warn")
     ahead = seconds(told.get("floor", {}).get("ahead", 0))
@@ -355,6 +356,24 @@ def _check(url: str) -> str | None:
     except apsw.Error as problem:
         return str(problem)
     return None if word == "ok" else str(word)
+
+
+def _thresholds(found: _Findings, judged: list[JsonObject]) -> None:
+    """Adds the figures that have a threshold, and what to do about those that are above it."""
+    if judged:
+        found.add("figures", " · ".join(f"{_figure(one)}, at most {_amount(one, 'most')}" for one in judged))
+    for one in judged:
+        if one["above"]:
+            found.add("figures", f"{_figure(one)} is too much: {one['advice']}", "warn")
+
+
+def _figure(one: JsonObject) -> str:
+    name = one["metric"].removeprefix("duly_").removesuffix("_seconds").replace("_", " ")
+    return f"{name} {_amount(one, 'value')}"
+
+
+def _amount(one: JsonObject, which: str) -> str:
+    return f"{one[which]:g} {one['unit']}".rstrip()
 
 
 def _windows(found: _Findings, given: dict[str, int]) -> None:

@@ -14,20 +14,17 @@ import signal
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from duly.cli.common import CommandFailed, Exit, note, print_json, say
+from duly.cli.common import CommandFailed, Exit, print_json, say
 from duly.cli.options import DataFolder, Json, LedgerUrl, grouped
 from duly.errors import LedgerInUse, Malformed
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
     from duly.settings import Settings
-
-BROKER_SECONDS: Final = 2.0
-"""Seconds after which stderr says that the broker is missing."""
 
 
 @dataclass(frozen=True)
@@ -189,7 +186,6 @@ async def _serve(settings: Settings, json: bool) -> None:
     link = f"{settings.public_url or hub.url}/login#{await hub.dashboard.access.make_link()}"
     with contextlib.suppress(BrokenPipeError):  # apps and devices connect all the same
         _announce(hub, settings, link, json)
-    loop.call_later(BROKER_SECONDS, _warn, hub)
     life = loop.create_task(hub.run())
     telling = loop.create_task(told.wait())
     try:
@@ -205,13 +201,6 @@ async def _serve(settings: Settings, json: bool) -> None:
         await asyncio.gather(life, telling, return_exceptions=True)
         with contextlib.suppress(*[Exception] if died else []):  # the reason of its end is reported already
             await hub.stop()
-
-
-def _warn(hub: Hub) -> None:
-    """Notes that the broker is missing: without it devices just never come."""
-    mqtt = None if hub.mqtt is None else hub.mqtt.state()
-    if mqtt is not None and mqtt["problem"] is not None:
-        note(f"{mqtt['problem']}; it is tried again, and 'duly doctor' says when it is there")
 
 
 def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:

@@ -258,6 +258,7 @@ class App(OutboxClient):
         command = self._commands.get(message.key) or self._unsettled.get(message.key)
         if command is None:
             command = self._commands[message.key] = SentCommand(message, progress)
+            self._traces.begin(message.key, message.scope, seq_id, type, device)
             await self._engine.put(Arrived(message))
         return command
 
@@ -279,12 +280,14 @@ class App(OutboxClient):
 
     def _not_stored(self, message: Message, verdict: Verdict) -> None:
         command = self._commands.pop(message.key, None)
+        self._traces.end(message.key, verdict.named)
         if command is not None:
             command.refusal = Refused(ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason)
             command.end(Ack(State.FAILED.word, ServerCode.BAD_PARAMETERS))
 
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
         command = self._commands.pop(key, None) or self._unsettled.pop(key, None)
+        self._traces.end(key, state.word)
         if command is None:
             return
         data, fields = frames.load(answer.data), values_in(answer.data)

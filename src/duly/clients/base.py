@@ -27,6 +27,7 @@ from duly.core.steps import Effect, Event, Reply, ReportOutcome, Transmit
 from duly.errors import DulyError, NotAuthenticated, ProgramError, Stopped
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
+from duly.runtime.tracing import ClientTraces
 from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame
 
@@ -148,6 +149,7 @@ class Client(Lifecycle):
         self._url, self._token, self._store = url, token, store
         self._access = access or Access()
         self.tasks = Supervisor()
+        self._traces = ClientTraces()
         """what runs in the background, since the last start"""
         self._saving: asyncio.Task[None] | None = None
         self._running: AsyncExitStack | None = None
@@ -290,7 +292,7 @@ class OutboxClient(Client):
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message):
-                self._link.send(message.body)
+                self._link.send(self._traces.stamped(message.key, message.body))
             case ReportOutcome(key=key, state=state, answer=answer):
                 self._end(key, state, answer)
             case Reply(message=message, verdict=verdict):

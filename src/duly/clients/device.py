@@ -198,6 +198,7 @@ class Device(Client):
             return
         try:
             message = frames.received_command(frame, self.name)
+            self._traces.heard(message.key, frame.traceparent)
             self._engine.offer(Arrived(message), stored)
         except SenderError as problem:
             self._answer(frame.from_, frame.seq_id, Answer(DeviceCode.BAD_PARAMETERS, b"", str(problem)))
@@ -242,7 +243,9 @@ class Device(Client):
                 message.kind, frames.load(body), message.scope, message.id, attempt, values_in(body),
                 lambda progress: self._link.send(_working(message, progress)),
             )  # fmt: skip
-            state, answer = State.DONE, _done(message, await handler(command))
+            with self._traces.running(message.key, message.scope, message.id, message.kind, self.name):
+                returned = await handler(command)
+            state, answer = State.DONE, _done(message, returned)
         except DeviceError as problem:
             state, answer = State.FAILED, Answer(problem.code, b"", problem.detail)
         except Exception as problem:

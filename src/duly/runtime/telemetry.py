@@ -8,14 +8,14 @@ counter goes backwards when the hub is killed.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from duly.core.units import MS
+from duly.core.units import MS, SECOND
 from duly.runtime.clock import Clock, SystemClock
 from duly.runtime.time_series import ChartPoint, ChartStep, TimeSeries, quantile
 
@@ -159,6 +159,22 @@ class HistogramCell:
         """Add an observation."""
         self.counts[bisect_left(self._bounds, seconds)] += 1
         self.sum += seconds
+
+    def observe_all(self, lengths: list[int]) -> None:
+        """Add many observations, in microseconds."""
+        if not lengths:
+            return
+        lengths.sort()
+        before = 0
+        for at, bound in enumerate(self._bounds):
+            upto = bisect_right(lengths, bound * SECOND)
+            self.counts[at] += upto - before
+            before = upto
+            if upto == len(lengths):
+                break
+        else:
+            self.counts[-1] += len(lengths) - before
+        self.sum += sum(lengths) / SECOND
 
 
 class SampleSnapshot(Struct, frozen=True):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from enum import IntEnum
 from typing import Final
 
 import msgspec
@@ -22,6 +21,7 @@ from duly.core.messages import Message, Verdict, names_in
 from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.core.window import next_page
+from duly.runtime.hop_counts import ENDED, NOTED, SAID, SENT, HopCounts, NotedHop
 from duly.runtime.telemetry import Telemetry
 from duly.storage.ledger import Ledger, Record, StreamEntry
 
@@ -32,10 +32,9 @@ HUBS: Final = "trails"
 HOPS_KEPT: Final = 15_000
 """Hops that are answered from memory; a command has three, if all goes well."""
 FLUSH_SECONDS: Final = 0.25
-UNSAVED: Final = 100_000
-"""Hops that may wait for a ledger that does not answer; beyond, the oldest are lost."""
-OPEN_KEPT: Final = 100_000
-"""Messages under way whose times are remembered for the histograms."""
+UNSAVED: Final = 600
+"""Lists of hops, each of a quarter of a second, that may wait for a ledger that does not answer; beyond, the
+oldest are lost."""
 HOPS_IN_ENTRY: Final = 5_000
 PAGE: Final = 100
 SCANNED_ENTRIES: Final = 20_000
@@ -47,19 +46,6 @@ KEPT: Final = 7 * DAY
 BYTES_KEPT: Final = 128 * 1024 * 1024
 DETAIL_LIMIT: Final = 300
 """Characters of a reason that are kept."""
-
-
-class HopKind(IntEnum):
-    """What a hop means for the figures."""
-
-    SAID = 0
-    """its sender was told a verdict"""
-    SENT = 1
-    """it was handed over to its recipient"""
-    ENDED = 2
-    """it has ended here"""
-    NOTED = 3
-    """anything else"""
 
 
 class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -86,11 +72,6 @@ _WORDS: Final = (
 )  # fmt: skip
 """Words that are stored as numbers: never change the order."""
 _NUMBERS: Final[dict[str, int | str]] = {word: number for number, word in enumerate(_WORDS)}
-_OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
-_SENT: Final = HopKind.SENT
-_ENDED: Final = HopKind.ENDED
-_SAID: Final = HopKind.SAID
-_NOTED: Final = HopKind.NOTED
 _LEAD: Final = 8
 """Bytes before an entry's hops: how many bytes the stream has had up to this entry."""
 
@@ -108,15 +89,15 @@ class Trail:
         self._telemetry = telemetry or Telemetry()
         self._kept = kept
         self._size = size
-        self._noted: list[tuple[bytes, int, HopKind, str, int, str, str]] = []
-        self._recent: deque[tuple[bytes, int, str, int, str]] = deque(maxlen=HOPS_KEPT)
-        self._unsaved: deque[tuple[bytes, int, str, int, str]] = deque(maxlen=UNSAVED)
-        self._open: dict[bytes, tuple[str, int, int]] = {}
-        """kind, time of acceptance and time of the first sending of messages under way"""
+        self._counts = HopCounts(self._telemetry)
+        self._noted: list[NotedHop] = []
+        self._recent: deque[list[NotedHop]] = deque()
+        """the newest hops, in the lists in which they were noted"""
+        self._remembered = 0
+        """how many those are"""
+        self._unsaved: deque[list[NotedHop]] = deque()
         self._written = -1
         """bytes that the stream has had; -1 before its end was read"""
-        self._skews = [0.0, 0.0]
-        self._skew_turn = 0
 
     @property
     def stream(self) -> str:
@@ -128,30 +109,28 @@ class Trail:
     def said(self, message: Message, verdict: Verdict) -> None:
         """Note that a sender was told this of its message."""
         self._noted.append(
-            (message.key, self._ledger.clock.now(), _SAID, verdict.named, 0, verdict.reason, message.kind)
+            (message.key, self._ledger.clock.now(), SAID, verdict.named, 0, verdict.reason, message.kind)
         )
 
     def sent(self, message: Message, attempt: int) -> None:
         """Note that a message was handed over to its recipient."""
-        self._noted.append((message.key, self._ledger.clock.now(), _SENT, "sent", attempt, "", message.kind))
+        self._noted.append((message.key, self._ledger.clock.now(), SENT, "sent", attempt, "", message.kind))
 
     def ended(self, key: bytes, state: State, reason: str = "") -> None:
         """Note that a message has ended here."""
-        self._noted.append((key, self._ledger.clock.now(), _ENDED, state.word, 0, reason, ""))
+        self._noted.append((key, self._ledger.clock.now(), ENDED, state.word, 0, reason, ""))
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
         """Note anything else that happened to a message."""
-        self._noted.append((key, self._ledger.clock.now(), _NOTED, what, attempt, detail, ""))
+        self._noted.append((key, self._ledger.clock.now(), NOTED, what, attempt, detail, ""))
 
     def resume(self, messages: Iterable[Message]) -> None:
         """Take up messages that were under way before a restart."""
-        now = self._ledger.clock.now()
-        for message in sorted(messages, key=lambda one: one.made):
-            self._open.setdefault(message.key, (message.kind, message.made or now, 0))
+        self._counts.resume(messages, self._ledger.clock.now())
 
     def skewed(self, seconds: float) -> None:
         """Note how far the clock of a sender is from the hub's."""
-        self._skews[0] = max(self._skews[0], abs(seconds))
+        self._counts.skewed(seconds)
 
     # ── a few times a second ─────────────────────────────────────────────────────────────────────
 
@@ -163,83 +142,41 @@ class Trail:
         self._noted = []
         if LOG.isEnabledFor(logging.DEBUG):
             _log(noted)
-        telemetry, open_ = self._telemetry, self._open
-        recent, unsaved = self._recent.append, self._unsaved.append
-        ahead = 0
-        for key, at, kind, what, attempt, detail, of in noted:
-            hop = (key, at, what, attempt, detail)
-            recent(hop)
-            unsaved(hop)
-            if kind is _SAID:
-                outcome = _OUTCOMES.get(what, "refused")
-                telemetry.count(of, outcome)
-                if outcome == "accepted":
-                    open_[key] = (of, at, 0)
-                    made = int.from_bytes(key[:6], "big") * MS
-                    ahead = max(ahead, made - at)
-            elif kind is _SENT:
-                self._fold_sent(key, at, attempt, of)
-            elif kind is _ENDED:
-                self._fold_end(key, at, what)
-        if ahead > 0:
-            self.skewed(ahead / SECOND)
-        while len(open_) > OPEN_KEPT:
-            del open_[next(iter(open_))]
-
-    def _fold_sent(self, key: bytes, at: int, attempt: int, kind: str) -> None:
-        known = self._open.get(key)
-        if known is None:
-            self._open[key] = (kind, at, at)
-        elif not known[2]:
-            self._open[key] = (known[0], known[1], at)
-            self._telemetry.stages["send"].observe((at - known[1]) / SECOND)
-        if attempt > 1:
-            self._telemetry.retried()
-
-    def _fold_end(self, key: bytes, at: int, state: str) -> None:
-        kind, accepted, sent = self._open.pop(key, ("", 0, 0))
-        self._telemetry.count(kind, state)
-        if state == "unknown":
-            self._open[key] = (kind, 0, 0)  # a late answer may settle it
-        if accepted:
-            self._telemetry.stages["total"].observe((at - accepted) / SECOND)
-        if sent:
-            self._telemetry.stages["run"].observe((at - sent) / SECOND)
+        self._counts.count(noted)
+        self._recent.append(noted)
+        self._remembered += len(noted)
+        while self._remembered - len(self._recent[0]) >= HOPS_KEPT:
+            self._remembered -= len(self._recent.popleft())
+        if self._size:
+            self._unsaved.append(noted)
+            if len(self._unsaved) > UNSAVED:
+                self._unsaved.popleft()
 
     def oldest(self, is_under_way: Callable[[bytes], bool]) -> float:
-        """The age of the oldest message under way, in seconds; 0 if there is none. Messages that are no
-        longer under way here, by what `is_under_way` says, are forgotten."""
-        while self._open:
-            key = next(iter(self._open))
-            if is_under_way(key):
-                return max(0.0, (self._ledger.clock.now() - self._open[key][1]) / SECOND)
-            del self._open[key]
-        return 0.0
+        """The age of the oldest message under way, in seconds; 0 if there is none."""
+        return self._counts.oldest(is_under_way, self._ledger.clock.now())
 
     def skew(self) -> float:
         """The farthest clock of the last minute or two, in seconds."""
-        turn = self._ledger.clock.now() // (60 * SECOND)
-        if turn != self._skew_turn:
-            self._skews = [0.0, self._skews[0] if turn == self._skew_turn + 1 else 0.0]
-            self._skew_turn = turn
-        return max(self._skews)
+        return self._counts.skew(self._ledger.clock.now())
 
     async def flush(self) -> None:
         """Write the hops that are not written yet."""
         self.fold()
-        if not self._size:
-            self._unsaved.clear()
         if self._unsaved and self._written < 0:
             await self._find_end()
         while self._unsaved:
-            batch = [self._unsaved.popleft() for _ in range(min(len(self._unsaved), HOPS_IN_ENTRY))]
+            batch = self._unsaved.popleft()
+            if len(batch) > HOPS_IN_ENTRY:
+                self._unsaved.appendleft(batch[HOPS_IN_ENTRY:])
+                batch = batch[:HOPS_IN_ENTRY]
             body = _entry(batch)
             written = self._written + _LEAD + len(body)
             entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._ledger.clock.now())
             try:
                 await self._ledger.write(entry)
             except BaseException:
-                self._unsaved.extendleft(reversed(batch))  # the next flush tries again
+                self._unsaved.appendleft(batch)  # the next flush tries again
                 raise
             self._written = written
 
@@ -282,13 +219,16 @@ class Trail:
             streams.add(me)
         found: list[tuple[int, Hop]] = []
         for hub in sorted(streams):
-            remembered = [hop for hop in self._recent if hop[0] == key] if hub == me else []
-            begins = self._recent[0][1] if hub == me and self._recent else FOREVER
+            remembered = self._remembered_of(key) if hub == me else []
+            begins = self._recent[0][0][1] if hub == me and self._recent else FOREVER
             shown = "" if len(streams) == 1 else hub
             if since < begins and self._size:
                 found += await self._stored(hub, key, since, begins, shown)
-            found += [(at, _hop(at, what, attempt, why, shown)) for _, at, what, attempt, why in remembered]
+            found += [(hop[1], _hop(hop[1], hop[3], hop[4], hop[5], shown)) for hop in remembered]
         return [hop for _, hop in sorted(found, key=lambda one: one[0])]
+
+    def _remembered_of(self, key: bytes) -> list[NotedHop]:
+        return [hop for noted in self._recent for hop in noted if hop[0] == key]
 
     async def _stored(
         self, hub: str, key: bytes, since: int, until: int, shown: str
@@ -328,7 +268,7 @@ class Trail:
         return low
 
 
-def _log(noted: list[tuple[bytes, int, HopKind, str, int, str, str]]) -> None:
+def _log(noted: list[NotedHop]) -> None:
     """Write every hop into the log, among them retries and duplicates."""
     for key, _, _, what, attempt, detail, kind in noted:
         try:
@@ -354,11 +294,11 @@ def _bytes_up_to(entry: StreamEntry) -> int:
     return int.from_bytes(entry.body[:_LEAD], "big")
 
 
-def _entry(batch: list[tuple[bytes, int, str, int, str]]) -> bytes:
+def _entry(batch: list[NotedHop]) -> bytes:
     """Hops as the body of one entry."""
     began = batch[0][1]
     hops: dict[bytes, list[tuple[int, int | str, int, str]]] = {}
-    for key, at, what, attempt, detail in batch:
+    for key, at, _, what, attempt, detail, _ in batch:
         hop = (at - began, _NUMBERS.get(what, what), attempt, detail[:DETAIL_LIMIT] if detail else "")
         known = hops.get(key)
         if known is None:

@@ -12,6 +12,7 @@ from duly.apps.alerts import verbs as alert_verbs
 from duly.apps.alerts.heartbeats import presence
 from duly.errors import DulyError, Malformed, NotAllowed
 from duly.identity.accounts import Principal, Role, administer
+from duly.runtime.thresholds import judge
 from duly.server import diagnostics
 from duly.server.audited_verbs import audited
 from duly.server.dashboard import verbs as dashboard_verbs
@@ -63,7 +64,9 @@ class Admin:
                 return await hub.floor.administer(wanted)
             case "doctor":
                 policy = control_policy(hub.settings)
-                return hub.state() | await diagnostics.examine(hub.settings, policy, hub.ledger, hub.notifier)
+                judged = {"thresholds": judge(await hub.measure())}
+                found = await diagnostics.examine(hub.settings, policy, hub.ledger, hub.notifier)
+                return hub.state() | judged | found
             case "prune" if "dry" in wanted:
                 return await retention.would_prune(hub.ledger, hub.archive, deliveries_kept(hub.settings))
             case "prune":

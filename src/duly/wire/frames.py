@@ -110,6 +110,9 @@ class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True,
     timeout: Annotated[
         int | None, Meta(description="milliseconds that the device may take, instead of the hub's patience")
     ] = None
+    traceparent: Annotated[
+        str | None, Meta(description="W3C trace context; passed on, no part of what the command means")
+    ] = None
     code: int | None = None
     progress: Raw = NOTHING
     state: str | None = None
@@ -142,7 +145,9 @@ class FullFrame(Frame, frozen=True, omit_defaults=True, gc=False):
 
 
 _NO_FIELDS: Final[Fields] = {}
-_COMMAND: Final = frozenset({"type", "seq_id", "to", "from", "data", "exp", "queue", "order", "timeout"})
+_COMMAND: Final = frozenset(
+    {"type", "seq_id", "to", "from", "data", "exp", "queue", "order", "timeout", "traceparent"}
+)
 _ACK: Final = frozenset({"type", "seq_id", "to", "from", "data", "code", "state", "detail", "progress"})
 _PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
 """The fields that mean something in a command, an ack and a push; any other is passed on."""

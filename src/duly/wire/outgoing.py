@@ -34,6 +34,7 @@ class CommandFrame(Struct, frozen=True, omit_defaults=True, gc=False):
     exp: int | None = None
     order: FrameOrder | None = None
     timeout: int | None = None
+    traceparent: str | None = None
 
 
 class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
@@ -221,7 +222,9 @@ encode: Final = FrameEncoder().encode
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def command(message: Message, after: int) -> CommandFrame | FrameWithFields[CommandFrame]:
+def command(
+    message: Message, after: int, traceparent: str = ""
+) -> CommandFrame | FrameWithFields[CommandFrame]:
     """A command as its device gets it: as sent, with `from` added; `queue` was for the hub alone."""
     order, body = message.order, message.body
     more: Fields = {}
@@ -238,6 +241,7 @@ def command(message: Message, after: int) -> CommandFrame | FrameWithFields[Comm
         message.expires // MS if message.expires else None,
         None if order is None else FrameOrder(order.key, order.mode, after),
         timeout,
+        traceparent or None,
     )
     return FrameWithFields(frame, more) if more else frame
 

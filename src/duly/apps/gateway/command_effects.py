@@ -23,6 +23,7 @@ from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
 from duly.identity.accounts import Accounts
 from duly.runtime.audit import AuditLog
+from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Record
 from duly.wire import outgoing
@@ -42,6 +43,7 @@ class CommandEffects:
         remote: GatewayRemote,
         audit: AuditLog,
         trail: Trail,
+        traces: CommandTraces,
         unaddressed: UnaddressedAcks,
     ) -> None:
         self._sessions = sessions
@@ -51,12 +53,16 @@ class CommandEffects:
         self._remote = remote
         self._audit = audit
         self._trail = trail
+        self._traces = traces
         self._unaddressed = unaddressed
 
     def reply(self, reply: Reply) -> None:
         """Tell a sender what was said of its command."""
         message, verdict = reply.message, reply.verdict
         self._trail.said(message, verdict)
+        if self._traces.open:
+            taken = verdict.fresh or (verdict.state is not None and not verdict.state.terminal)
+            self._traces.said(message.key, verdict.named, taken=taken)
         if self._audit.watchers:
             self._audit.see(
                 "said",
@@ -83,7 +89,8 @@ class CommandEffects:
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
             return  # it still waits in the socket's queue; or it may not be sent again
         self._trail.sent(message, attempt)
-        device.push(outgoing.command(message, transmit.after))
+        trace = self._traces.sent(message.key, attempt) if self._traces.open else ""
+        device.push(outgoing.command(message, transmit.after, trace))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
         if self._audit.watchers:
@@ -111,6 +118,8 @@ class CommandEffects:
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> None:
         scope, id_ = names_in(key)
+        if self._traces.open:
+            self._traces.ended(key, state.word)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
         if self._audit.watchers:

@@ -54,6 +54,7 @@ from duly.runtime.audit import AuditLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
+from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
@@ -110,12 +111,11 @@ class GatewayService:
             reserved=self.policy.commands,
         )
         channel = self._inbox.channel
-        self.remote: GatewayRemote = (
-            SingleHub(ledger, channel, self)
-            if notifier is None
-            else GatewayRemoteHubs(ledger, notifier, channel, self)
-        )
+        self.remote: GatewayRemote = SingleHub(ledger, channel, self)
+        if notifier is not None:
+            self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
         self._trail = Trail(ledger) if trail is None else trail
+        self._traces = CommandTraces()
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
             self.sessions,
@@ -125,6 +125,7 @@ class GatewayService:
             self.remote,
             audit,
             self._trail,
+            self._traces,
             unaddressed,
         )
         self.engine = Engine(self._inbox, ledger, self._perform, fair=True, ours=self.remote.open_deliveries)
@@ -275,6 +276,10 @@ class GatewayService:
         self, session: Session, who: Principal, frame: Frame, message: Message
     ) -> bool | Awaitable[bool]:
         message = self._admission.check(who, frame, message)
+        if frame.traceparent is not None:
+            self._traces.arrived(
+                message.key, frame.traceparent, message.scope, message.id, message.kind, message.recipient
+            )
         event = Arrived(message, session, frame.queue, self._accounts.proof(who, message.recipient))
         if message.recipient not in self.sessions.devices and not (
             frame.queue or self.remote.holds(message.recipient)

@@ -33,7 +33,7 @@ LIMITS: Final = {
     "retry_successes": CounterLimits(),
     "average_retries": CounterLimits(warning=3, bad=6),
     "open_deliveries": CounterLimits(warning=100, bad=1_000),
-    "failed": CounterLimits(warning=1, bad=10),
+    "dead_letters": CounterLimits(bad=1),
     "in_doubt": CounterLimits(warning=1, bad=10),
     "critical_untold": CounterLimits(bad=1),
     "silent_sentinels": CounterLimits(bad=1),
@@ -81,4 +81,5 @@ class AlertCounters:
         telemetry = self._hub.figures.telemetry
         found: dict[str, float] = {name: telemetry.counter(*metric).total for name, metric in TOTALS.items()}
         average = telemetry.gauge("duly_alert_average_retries").get((), 0.0)
-        return found | {"average_retries": round(average, 2)}
+        dead = telemetry.gauge("duly_dead_letters").get((), 0.0)
+        return found | {"average_retries": round(average, 2), "dead_letters": dead}

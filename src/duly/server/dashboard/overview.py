@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from duly.errors import DulyError, Malformed
 from duly.identity.accounts import Role
+from duly.runtime.thresholds import judge
 from duly.runtime.time_series import ChartStep
 from duly.server import diagnostics
 from duly.server.dashboard.requests import text_of
@@ -57,6 +58,7 @@ class OverviewViews:
             "hub": snapshot.hub,
             "started": snapshot.started,
             "rates": snapshot.rates,
+            "thresholds": [one for one in judge(snapshot) if one.above],
             "figures": figures,
             "latencies": latencies,
             "devices": {

@@ -16,6 +16,7 @@ from aiohttp import web
 from duly.errors import DulyError, NotAllowed
 from duly.identity.accounts import Principal, Role
 from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
+from duly.runtime.thresholds import JudgedFigure, judge
 from duly.runtime.time_series import ChartStep
 from duly.transports.http import messages as http
 from duly.transports.http.gate import OWN_NAMES, host_name
@@ -35,10 +36,12 @@ class ClusterTotal(msgspec.Struct, frozen=True):
 
 
 class FiguresAnswer(msgspec.Struct, frozen=True):
-    """The figures of one hub, the totals of all hubs, and how the parts of this hub are."""
+    """The figures of one hub, the totals of all hubs, those figures that have a threshold, and for admins how
+    the parts of this hub are."""
 
     figures: TelemetrySnapshot
     cluster: list[ClusterTotal]
+    thresholds: list[JudgedFigure]
     state: dict[str, object]
 
 
@@ -104,7 +107,8 @@ class FiguresEndpoint:
             who = await self._reader(request)
             totals = await self._server.cluster_totals()
             state = self._server.state() if who.role is Role.ADMIN else {}
-            answer = FiguresAnswer(await self._server.measure(), totals, state)
+            figures = await self._server.measure()
+            answer = FiguresAnswer(figures, totals, judge(figures), state)
         except DulyError as trouble:
             return http.problem(trouble)
         return http.as_json(answer)

@@ -11,6 +11,7 @@ export default function overview(page) {
   const about = h("p", { class: "muted" });
   const tiles = Object.fromEntries(TILES.map((name) => [name, tile(t(`tile.${name}`))]));
   const health = h("div", { class: "health" });
+  const attention = h("ul", { class: "stack", role: "status", "aria-label": t("attention") });
   const outcomes = table([[t("kind")], ...["accepted", "done", "failed", "unknown", "superseded", "duplicate", "refused"].map((name) => [word("state", name), "number"])], t("outcomes"));
   const nothing = h("div");
   const charts = [
@@ -26,6 +27,7 @@ export default function overview(page) {
   };
   fill(page,
     h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.overview")), about)),
+    attention,
     h("section", { class: "tiles", "aria-label": t("figures") }, TILES.map((name) => tiles[name].element)),
     h("section", { class: "section" }, h("h2", {}, t("health")), h("div", { class: "panel" }, health)),
     h("section", { class: "section" }, h("div", { class: "section-head" }, h("h2", {}, t("charts")),
@@ -53,6 +55,8 @@ export default function overview(page) {
     tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { n: number(seen.devices.nodes) }) : "" });
     const [c50, cu] = milliseconds(rate("commit_p50_ms"));
     tiles.commit.set(c50, { unit: cu, about: `p99 ${milliseconds(rate("commit_p99_ms")).join(" ")}` });
+    attention.hidden = !seen.thresholds.length;
+    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("li", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), ` · ${word("advice", one.metric)}`));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
     const kinds = {};
     for (const [key, value] of Object.entries(seen.figures.duly_messages_total ?? {})) {

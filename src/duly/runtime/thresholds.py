@@ -1,0 +1,66 @@
+"""Thresholds: above which values a figure is a reason to look, and what to do then.
+
+The same numbers are in the alert rules of `deploy/prometheus`, in `duly doctor` and in `GET /v1/figures`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from duly.runtime.telemetry import TelemetrySnapshot
+
+
+class Threshold(Struct, frozen=True):
+    """The largest value of a figure that is well; of a histogram it is the 99th percentile, in seconds."""
+
+    metric: str
+    most: float
+    unit: str
+    advice: str
+
+
+class JudgedFigure(Struct, frozen=True):
+    """A figure beside its threshold."""
+
+    metric: str
+    value: float
+    most: float
+    unit: str
+    above: bool
+    advice: str
+
+
+THRESHOLDS: Final = (
+    Threshold(
+        "duly_oldest_pending_seconds",
+        3600,
+        "s",
+        "its recipient is offline or does not answer; see 'duly list'",
+    ),
+    Threshold(
+        "duly_dead_letters",
+        0,
+        "",
+        "see 'duly deliveries list --state dead'; 'duly deliveries retry' sends again",
+    ),
+    Threshold(
+        "duly_commit_seconds", 0.5, "s", "every sender waits that long; look at the disk or the database"
+    ),
+    Threshold("duly_clock_skew_seconds", 60, "s", "set the sender's clock: what is too far off is refused"),
+)
+
+
+def judge(snapshot: TelemetrySnapshot) -> list[JudgedFigure]:
+    """The figures that have a threshold, each beside it."""
+    metrics = {metric.name: metric for metric in snapshot.metrics}
+    found = []
+    for one in THRESHOLDS:
+        metric = metrics[one.metric]
+        values = [sample.value for sample in metric.samples] + [each.p99 for each in metric.histograms]
+        value = max(values, default=0.0)
+        found.append(
+            JudgedFigure(one.metric, round(value, 3), one.most, one.unit, value > one.most, one.advice)
+        )
+    return found

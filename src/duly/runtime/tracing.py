@@ -1,0 +1,209 @@
+"""OpenTelemetry: the spans of commands at an app, a hub and a device, as one trace.
+
+The laws. A trace goes with a command in its field `traceparent` (W3C), and is no part of what the command
+means: a repeat may have another one. Only the API of OpenTelemetry is used, and only in a process that has
+loaded it; elsewhere nothing is recorded, and a hub passes the field on as it came. A field that is no
+`traceparent` is ignored. Traces are kept in memory: after a restart of the hub a command goes on without one.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, Tracer
+
+TRACES_KEPT: Final = 10_000
+"""Commands under way whose traces are remembered."""
+_TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+def is_traceparent(text: str) -> bool:
+    """Whether a text is a W3C traceparent.
+
+    >>> is_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"), is_traceparent("00-0-0-01")
+    (True, False)
+    """
+    return _TRACEPARENT.fullmatch(text) is not None
+
+
+def tracer() -> Tracer | None:
+    """What makes spans, if this process has loaded OpenTelemetry."""
+    if "opentelemetry.trace" not in sys.modules:
+        return None
+    from opentelemetry import trace
+
+    return trace.get_tracer("duly")
+
+
+def _context(traceparent: str) -> Context:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator().extract({"traceparent": traceparent})
+
+
+def traceparent_of(span: Span) -> str:
+    """The traceparent that makes others children of a span; empty if it belongs to no trace."""
+    context = span.get_span_context()
+    if not context.is_valid:
+        return ""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags & 0xFF:02x}"
+
+
+def _about(scope: str, id_: str, kind: str, to: str) -> dict[str, str]:
+    return {
+        "messaging.system": "duly",
+        "messaging.message.id": id_,
+        "messaging.destination.name": to,
+        "duly.scope": scope,
+        "duly.kind": kind,
+    }
+
+
+class _HubTrace(Struct, eq=False):
+    """The trace of one command at a hub: where it comes from, and its spans that have not ended."""
+
+    traceparent: str
+    about: dict[str, str]
+    accept: Span | None = None
+    commit: Span | None = None
+    deliver: Span | None = None
+
+
+class CommandTraces:
+    """The traces of commands at one hub. `open` is empty if none of them is traced."""
+
+    def __init__(self) -> None:
+        self.open: OrderedDict[bytes, _HubTrace] = OrderedDict()
+
+    def arrived(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> None:
+        """A command has come in: the spans `accept` and `commit` begin. A repeat begins none."""
+        if key in self.open or not is_traceparent(traceparent):
+            return
+        one = self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to))
+        makes = tracer()
+        if makes is not None:
+            from opentelemetry.trace import SpanKind, set_span_in_context
+
+            context = _context(traceparent)
+            one.accept = makes.start_span("duly.accept", context, SpanKind.SERVER, one.about)
+            one.commit = makes.start_span("duly.commit", set_span_in_context(one.accept, context))
+        while len(self.open) > TRACES_KEPT:
+            _, oldest = self.open.popitem(last=False)
+            _end(oldest.commit, oldest.accept, oldest.deliver)
+
+    def said(self, key: bytes, word: str, *, taken: bool) -> None:
+        """It is stored, or was refused, and its sender is told: `commit` and `accept` end."""
+        one = self.open.get(key)
+        if one is None:
+            return
+        if one.accept is not None:
+            one.accept.set_attribute("duly.verdict", word)
+        _end(one.commit, one.accept)
+        one.commit = None
+        if not taken:
+            del self.open[key]
+
+    def sent(self, key: bytes, attempt: int) -> str:
+        """It is handed to its device: `deliver` begins. Returns the traceparent for the device; empty if the
+        command is not traced."""
+        one = self.open.get(key)
+        if one is None:
+            return ""
+        makes = tracer()
+        if makes is None:
+            return one.traceparent
+        if one.deliver is None:
+            from opentelemetry.trace import SpanKind, set_span_in_context
+
+            parent = _context(one.traceparent)
+            context = parent if one.accept is None else set_span_in_context(one.accept, parent)
+            one.deliver = makes.start_span("duly.deliver", context, SpanKind.PRODUCER, one.about)
+        one.deliver.set_attribute("duly.attempts", attempt)
+        return traceparent_of(one.deliver) or one.traceparent
+
+    def ended(self, key: bytes, state: str) -> None:
+        """It has ended, and its app is told: `deliver` ends, and `answer` is a span of its own."""
+        one = self.open.pop(key, None)
+        makes = tracer()
+        if one is None or makes is None:
+            return
+        from opentelemetry.trace import set_span_in_context
+
+        above = one.deliver or one.accept
+        for span in (one.deliver, one.accept):
+            if span is not None:
+                span.set_attribute("duly.state", state)
+        parent = _context(one.traceparent)
+        context = parent if above is None else set_span_in_context(above, parent)
+        makes.start_span("duly.answer", context, attributes={"duly.state": state}).end()
+        _end(one.deliver)
+
+
+class ClientTraces:
+    """The traces of commands at one app or device."""
+
+    def __init__(self) -> None:
+        self._spans: OrderedDict[bytes, Span] = OrderedDict()
+        self._parents: OrderedDict[bytes, str] = OrderedDict()
+
+    def begin(self, key: bytes, scope: str, id_: str, kind: str, to: str) -> None:
+        """An app sends a command: its span `command` begins, below the span that is current."""
+        makes = tracer()
+        if makes is None or key in self._spans:
+            return
+        from opentelemetry.trace import SpanKind
+
+        about = _about(scope, id_, kind, to)
+        self._spans[key] = makes.start_span("duly.command", kind=SpanKind.CLIENT, attributes=about)
+        if len(self._spans) > TRACES_KEPT:
+            _end(self._spans.popitem(last=False)[1])
+
+    def stamped(self, key: bytes, frame: bytes) -> bytes:
+        """A frame as it is sent, with the traceparent of its command if that is traced."""
+        span = self._spans.get(key) if self._spans else None
+        traceparent = "" if span is None else traceparent_of(span)
+        return frame[:-1] + b',"traceparent":"%b"}' % traceparent.encode() if traceparent else frame
+
+    def end(self, key: bytes, state: str) -> None:
+        """A command has ended."""
+        span = self._spans.pop(key, None) if self._spans else None
+        if span is not None:
+            span.set_attribute("duly.state", state)
+            span.end()
+
+    def heard(self, key: bytes, traceparent: str | None) -> None:
+        """A device has received a command with this traceparent, or without any."""
+        if traceparent is not None and is_traceparent(traceparent):
+            self._parents[key] = traceparent
+            if len(self._parents) > TRACES_KEPT:
+                self._parents.popitem(last=False)
+
+    @contextmanager
+    def running(self, key: bytes, scope: str, id_: str, kind: str, to: str) -> Iterator[None]:
+        """A handler runs in its span `run`: spans that it makes itself are below that."""
+        parent = self._parents.pop(key, "") if self._parents else ""
+        makes = tracer() if parent else None
+        if makes is None:
+            yield
+            return
+        from opentelemetry.trace import SpanKind
+
+        with makes.start_as_current_span(
+            "duly.run", _context(parent), SpanKind.CONSUMER, _about(scope, id_, kind, to)
+        ):
+            yield
+
+
+def _end(*spans: Span | None) -> None:
+    for span in spans:
+        if span is not None:
+            span.end()
