@@ -93,6 +93,7 @@ def cheap_passwords() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         cheap = functools.partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
         patch.setattr("duly.identity.people.PasswordHasher", cheap)
+        patch.setattr("duly.server.dashboard.access.PasswordHasher", cheap)
         yield
 
 

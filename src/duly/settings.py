@@ -66,6 +66,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     max_queued_bytes: int = 64 * 1024 * 1024
     """bytes of data in these commands"""
 
+    public_url: str = ""
+    """the address under which people reach this hub, for links in notifications: https://duly.example; its
+    own address by default"""
     log: Literal["human", "json"] = "human"
     """the form of log lines on stderr: for people, or one JSON object a line"""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -116,6 +119,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Malformed(
                     f"an origin looks like https://app.example or http://localhost:8080, not {origin!r}"
                 )
+        if self.public_url and not _ORIGIN.fullmatch(self.public_url):
+            raise Malformed(f"public_url looks like https://duly.example, not {self.public_url!r}")
         if self.connections_per_address < 0:
             raise Malformed("connections_per_address is a number of connections, or 0 for half of all")
         if bool(self.tls_cert) != bool(self.tls_key):

@@ -13,7 +13,7 @@ import pytest
 from tests.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[2]
-DEVICE, NODES, ALERTS = 1, 2, 4
+DEVICE, NODES, ALERTS = 1, 3, 5
 """The sections of these subjects, in either language."""
 
 

@@ -53,6 +53,9 @@ VERBS: Final = {
         "floor.floor",
         "Show the floor: ids from before it may be forgotten, so older messages are stale.",
     ),
+    "dashboard": Verb(
+        Panel.RUN, "dashboard.dashboard", "The web page of the hub: links, passwords and sessions."
+    ),
     "add": Verb(
         Panel.ACCOUNTS,
         "accounts.add",
@@ -94,6 +97,7 @@ VERBS: Final = {
         Panel.INSPECT, "inspect.why", "Show why nothing happened: what was refused, and the reasons."
     ),
     "watch": Verb(Panel.INSPECT, "inspect.watch", "Show what goes through the hub, as it happens."),
+    "audit": Verb(Panel.INSPECT, "dashboard.audit", "Who has done what: the audit chain."),
     "top": Verb(Panel.INSPECT, "top.top", "Show the figures of a hub as they change."),
     "doctor": Verb(
         Panel.INSPECT,

@@ -123,7 +123,20 @@ class LedgerOptions:
             from duly.runtime.files import private_folder
 
             private_folder(Path(self.settings.data))
-        return asyncio.run(in_ledger())
+        done = asyncio.run(in_ledger())
+        if not reads:
+            asyncio.run(self._record(verb, wanted))
+        return done
+
+    async def _record(self, verb: str, wanted: dict[str, str]) -> None:
+        """Record in the audit chain what was done in the ledger without a hub."""
+        from duly.server.audit_chain import AuditChain
+        from duly.server.audited_verbs import audited
+
+        record = audited(verb, wanted)
+        if record is not None:
+            async with await self.open(reads=False) as book:
+                await AuditChain(book).add("local", "admin", *record)
 
     async def open(self, *, reads: bool) -> Ledger:
         """Open the ledger; with `reads` without disturbing the process that owns it."""

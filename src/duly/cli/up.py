@@ -81,6 +81,14 @@ class UpOptions:
         bool | None,
         typer.Option("--allow-private-webhooks", help="Allow alerts to addresses inside this network."),
     ] = None
+    public_url: Annotated[
+        str | None,
+        typer.Option(
+            "--public-url",
+            metavar="URL",
+            help="The address under which people reach this hub, for links. [its own]",
+        ),
+    ] = None
     log: Annotated[
         Literal["human", "json"] | None,
         typer.Option(
@@ -175,8 +183,9 @@ async def _serve(settings: Settings, json: bool) -> None:
         raise CommandFailed(
             Exit.FAILED, f"the data folder {settings.data} cannot be used: {problem}"
         ) from None
+    link = f"{settings.public_url or hub.url}/login#{await hub.dashboard.access.make_link()}"
     with contextlib.suppress(BrokenPipeError):  # apps and devices connect all the same
-        _announce(hub, settings, json)
+        _announce(hub, settings, link, json)
     life = loop.create_task(hub.run())
     telling = loop.create_task(told.wait())
     try:
@@ -194,9 +203,9 @@ async def _serve(settings: Settings, json: bool) -> None:
             await hub.stop()
 
 
-def _announce(hub: Hub, settings: Settings, json: bool) -> None:
+def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:
     if json:
-        process = {"data": settings.data, "pid": os.getpid()}
+        process = {"data": settings.data, "pid": os.getpid(), "dashboard": link}
         print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | process)
         return
     setup: list[str] = []
@@ -207,6 +216,9 @@ def _announce(hub: Hub, settings: Settings, json: bool) -> None:
         setup.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
     say(  # at once: a program reads one line, and may be gone before there is another
         f"ready {hub.url} {hub.mqtt_url}".rstrip(),
+        "",
+        "See it in a browser (the link works once; 'duly dashboard link' prints another):",
+        f"  {link}",
         "",
         "Go on in another terminal:",
         *setup,

@@ -14,6 +14,8 @@ from duly.errors import DulyError, Malformed, NotAllowed
 from duly.identity.accounts import Principal, Role, administer
 from duly.runtime.thresholds import judge
 from duly.server import diagnostics
+from duly.server.audited_verbs import audited
+from duly.server.dashboard import verbs as dashboard_verbs
 from duly.server.policies import control_policy, deliveries_kept
 from duly.transports.http import bodies, messages
 
@@ -34,7 +36,11 @@ class Admin:
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
             wanted = msgspec.json.decode(await bodies.read(request), type=dict[str, str])
-            result = await self.run(who, request.match_info["verb"], wanted)
+            verb = request.match_info["verb"]
+            result = await self.run(who, verb, wanted)
+            record = audited(verb, wanted)
+            if record is not None:
+                await self._hub.dashboard.audit.add(who.name, who.role.value, *record)
         except DulyError as problem:
             return messages.problem(problem)
         except (msgspec.DecodeError, KeyError, ValueError) as problem:
@@ -65,6 +71,10 @@ class Admin:
                 return await retention.would_prune(hub.ledger, hub.archive, deliveries_kept(hub.settings))
             case "prune":
                 return await hub.prune()
+            case _ if verb.startswith(("dashboard.", "audit.")):
+                page = hub.dashboard
+                base = hub.settings.public_url or hub.url
+                return await dashboard_verbs.administer(page.access, page.audit, base, verb, wanted)
             case _ if "." in verb:
                 return await alert_verbs.administer(
                     hub.alerts.operations, hub.alerts.profiles, verb, wanted, who.name

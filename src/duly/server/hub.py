@@ -37,6 +37,7 @@ from duly.runtime.time_series import ChartStep
 from duly.runtime.trail import Hop
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
+from duly.server.dashboard.service import Dashboard
 from duly.server.figures import HubFigures
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
@@ -140,9 +141,13 @@ class Hub:
             self.mqtt = MqttService(settings, self.tasks, shutdown)
             await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.audit)
             self.mqtt_url = self.mqtt.url
+        self.dashboard = Dashboard(self, box, self.login_guard)
+        shutdown.call("logins to the dashboard", self.dashboard.access.close)
         shutdown.add("the listener", listener.stop)
         await listener.start(self, self.admin.answer)
         self.url, self.visitors = listener.url, listener.connections
+        if self.alerts.links is not None:
+            self.alerts.links.base = settings.public_url or self.url
         self._start_periodic()
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
@@ -197,6 +202,7 @@ class Hub:
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
         self.revocation.start()
         self.figures.start()
+        self.dashboard.start()
 
     async def _open_notifier(self) -> Notifier | None:
         """The notifier, where other hubs may use the same ledger."""

@@ -72,6 +72,7 @@ class Listener:
         app[bodies.BODIES] = bodies.Bodies()
         sockets = websocket.WebSockets(hub)
         app.on_shutdown.append(sockets.close)
+        app.on_shutdown.append(hub.dashboard.live.close)
         app.add_routes(
             [
                 web.get("/v1/ws", sockets.serve),
@@ -81,6 +82,7 @@ class Listener:
                 *figures.routes(hub),
                 *static.routes(),
                 web.post("/v1/admin/{verb}", administer),
+                *hub.dashboard.routes(),
             ]
         )
         return app

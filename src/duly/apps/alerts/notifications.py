@@ -29,12 +29,14 @@ LATE: Final = MINUTE
 
 class NotificationContext(Struct, frozen=True):
     """What a notification depends on: the time, the statuses of its alerts, when each was received (if
-    known), and the time zone of each profile."""
+    known), the time zone of each profile, and the links of its recipient."""
 
     now: int
     statuses: Mapping[bytes, AlertStatus]
     received: Mapping[bytes, int]
     zones: Mapping[str, str]
+    links: Mapping[bytes, str] = {}
+    """by which the recipient acknowledges each alert"""
 
     def status(self, message: Message) -> AlertStatus:
         """The status of an alert."""
@@ -100,7 +102,7 @@ def notification(attempt: StartAttempt, known: NotificationContext) -> Notificat
     mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
     if correction:
         mark += f"{status.note}.\n" if silent else "The alert you were sent has been taken back.\n"
-    words = "\n".join([text(load.message, status), *known.times(load.message)])
+    words = "\n".join([text(load.message, status), *known.times(load.message), *_link(load, known)])
     return Notification(
         delivery_id(load.ref),
         f"{'Repeat? ' if load.repeat else ''}{first}{line(load.message, status)}",
@@ -144,7 +146,14 @@ def _line(load: BatchItem, known: NotificationContext) -> str:
     message = load.message
     first = "cancelled: " if load.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
-    return f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
+    words = f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
+    return "\n  ".join([words, *_link(load, known)])
+
+
+def _link(load: BatchItem, known: NotificationContext) -> list[str]:
+    """A line with the link by which an alert is acknowledged; none for one that was taken back."""
+    link = "" if load.ref.kind is DeliveryKind.CORRECTION else known.links.get(load.message.key, "")
+    return [f"Acknowledge: {link}"] if link else []
 
 
 def _shown(load: BatchItem, known: NotificationContext) -> dict[str, object]:
@@ -154,6 +163,9 @@ def _shown(load: BatchItem, known: NotificationContext) -> dict[str, object]:
     received = known.received.get(message.key)
     if received is not None:
         seen["received"] = received // MS
+    link = known.links.get(message.key, "")
+    if link and load.ref.kind is not DeliveryKind.CORRECTION:
+        seen["acknowledge"] = link
     return seen | {"repeat": True} if load.repeat else seen
 
 

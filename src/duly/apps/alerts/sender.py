@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, NamedTuple
 
+from duly.apps.alerts.ack_links import AckLinks
 from duly.apps.alerts.channels import open_channel
 from duly.apps.alerts.channels.channel import Channel
 from duly.apps.alerts.model import NAMED, AlertStatus
@@ -43,6 +44,8 @@ class NotificationSender:
         *,
         private: bool,
     ) -> None:
+        self.links: AckLinks | None = None
+        """what makes the links by which recipients acknowledge; None: notifications carry none"""
         self._ledger = ledger
         self._profiles = profiles
         self._statuses = statuses
@@ -106,7 +109,16 @@ class NotificationSender:
             {key: self._statuses[key] for key in keys if key in self._statuses},
             {key: self._received[key] for key in keys if key in self._received},
             {name: profile.zone for name, profile in profiles.items() if profile is not None},
+            self._links_of(attempt),
         )
+
+    def _links_of(self, attempt: StartAttempt) -> dict[bytes, str]:
+        """The links of the alerts that a notification names one by one."""
+        links, now = self.links, self._ledger.clock.now()
+        if links is None:
+            return {}
+        keys = [load.message.key for load in attempt.loads[:NAMED]]
+        return {key: links.make(key, attempt.recipient, self._received.get(key, now)) for key in keys}
 
     async def _channel(self, label: str) -> Channel:
         address = self._profiles.address(label)

@@ -21,6 +21,7 @@ from typing import Final, cast
 
 from msgspec import structs
 
+from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
 from duly.apps.alerts.held_back import HeldBackCounts, HeldBackReport
@@ -135,6 +136,9 @@ class AlertService:
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
         self.held_back = HeldBackCounts(ledger)
         self._sessions: dict[str, set[Session]] = {}
+        self._box = box
+        self.links: AckLinks | None = None
+        """the links by which recipients acknowledge; None without a key to sign them with"""
         self._sender = NotificationSender(
             ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private
         )
@@ -144,6 +148,7 @@ class AlertService:
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
         await self.configuration.refresh()
+        self.links = self._sender.links = await open_ack_links(self._ledger, self._box)
         for name, body in (await self._ledger.bucket(STATUSES)).items():
             scope, _, id_ = name.partition("/")
             self.planner.statuses[key_of(scope, id_)] = read_status(body)

@@ -36,6 +36,7 @@ from duly.apps.gateway.mqtt_device import DeviceLink, MqttDevice
 from duly.apps.gateway.mqtt_frames import HeardMessage, MqttPush, push_in
 from duly.apps.gateway.mqtt_presence import MqttPresence
 from duly.apps.gateway.mqtt_pushes import MqttPushes
+from duly.apps.gateway.reported_statuses import ReportedStatuses
 from duly.apps.gateway.service import GatewayService
 from duly.core.acl import HUB
 from duly.core.quota import Quota, Rate
@@ -117,6 +118,7 @@ class MqttDevices:
         self.refusals = RefusalTally(audit, self._tasks)
         self._reader: FairReader[HeardMessage] = FairReader(self._handle, self._failed, RECOVERY, self._tasks)
         self.presence = MqttPresence()
+        self.reported = ReportedStatuses(gateway.clock)
         self._signatures = DeviceSignatures(accounts, prefix)
         self._task_answers = MqttAnswers(
             gateway, ids, self._signatures, self._reader, self._heard, self._is_at_another_hub
@@ -183,6 +185,8 @@ class MqttDevices:
             if self._reports(username, len(payload)):
                 self._reader.put(username, heard)
             else:
+                if self._accounts.role_of(username) is Role.NODE:
+                    self.reported.note(username, payload, again)
                 ack()
         elif username == HUB and kind is not FdKind.PENDING:
             self._task_answers.sort(heard)
@@ -248,6 +252,7 @@ class MqttDevices:
             raise Forged(f"the status of {name} was removed; a removal cannot be signed")
         if status is not None and fd.is_question(status):
             return
+        self.reported.note(name, payload, again)
         session = status.session if status is not None else ""
         former = self.presence.is_former(name, session)
         if not old:

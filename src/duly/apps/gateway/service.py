@@ -50,6 +50,7 @@ from duly.core.units import MS
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
+from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers
 from duly.runtime.tasks import Supervisor
 from duly.runtime.tracing import CommandTraces
@@ -337,6 +338,19 @@ class GatewayService:
         """What performs the effects of each type."""
         effects = self._effects
         return {Reply: effects.reply, Transmit: effects.transmit, ReportOutcome: effects.report}
+
+    async def cancel(self, message: Message, reason: str) -> bool:
+        """Cancel a command that waits, at any hub; returns whether it did. One that was handed over goes
+        on."""
+        if all(waiting.key != message.key for waiting in await self.remote.waiting_commands()):
+            return False
+        await self.engine.put(CancelMessages((message,), reason))
+        return True
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of the ledger."""
+        return self._ledger.clock
 
     def note_delivered(self, key: bytes) -> None:
         """Note in the trail that a device says it has a command."""

@@ -1,0 +1,1 @@
+"""The dashboard: the web page of a hub, and the JSON that it shows."""

@@ -1,0 +1,85 @@
+"""The counters of the status page, each with the limits at which it turns yellow or red."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from msgspec import Struct
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+
+class CounterLimits(Struct, frozen=True):
+    """From which value on a counter is a warning, and from which one it is bad; None: never."""
+
+    warning: float | None = None
+    bad: float | None = None
+
+    def level(self, value: float) -> str:
+        """`ok`, `warning` or `bad`."""
+        if self.bad is not None and value >= self.bad:
+            return "bad"
+        return "warning" if self.warning is not None and value >= self.warning else "ok"
+
+
+LIMITS: Final = {
+    "total_events": CounterLimits(),
+    "duplicate_events": CounterLimits(),
+    "held_back_debounce": CounterLimits(),
+    "held_back_limit": CounterLimits(),
+    "held_back_cooldown": CounterLimits(),
+    "retry_attempts": CounterLimits(),
+    "retry_successes": CounterLimits(),
+    "average_retries": CounterLimits(warning=3, bad=6),
+    "open_deliveries": CounterLimits(warning=100, bad=1_000),
+    "dead_letters": CounterLimits(bad=1),
+    "in_doubt": CounterLimits(warning=1, bad=10),
+    "critical_untold": CounterLimits(bad=1),
+    "silent_sentinels": CounterLimits(bad=1),
+}
+"""The counters in the order in which the page shows them."""
+
+
+TOTALS: Final = {
+    "total_events": ("duly_alert_events_total",),
+    "duplicate_events": ("duly_alert_duplicates_total",),
+    "held_back_debounce": ("duly_alert_held_back_total", "debounce"),
+    "held_back_limit": ("duly_alert_held_back_total", "limit"),
+    "held_back_cooldown": ("duly_alert_held_back_total", "cooldown"),
+    "retry_attempts": ("duly_alert_retry_attempts_total",),
+    "retry_successes": ("duly_alert_retry_successes_total",),
+}
+"""The counters that survive a restart, by metric and labels."""
+
+
+class AlertCounters:
+    """Reads the counters of one hub's tower."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    def shown(self, silent: int) -> list[dict[str, object]]:
+        """All counters with their levels; `silent` is the number of silent sentinels."""
+        values: dict[str, float] = dict(self._hub.alerts.state()) | self._totals()
+        values["silent_sentinels"] = silent
+        shown: list[dict[str, object]] = []
+        for name, limits in LIMITS.items():
+            value = values.get(name, 0.0)
+            shown.append(
+                {
+                    "name": name,
+                    "value": value,
+                    "level": limits.level(value),
+                    "warning": limits.warning,
+                    "bad": limits.bad,
+                }
+            )
+        return shown
+
+    def _totals(self) -> dict[str, float]:
+        telemetry = self._hub.figures.telemetry
+        found: dict[str, float] = {name: telemetry.counter(*metric).total for name, metric in TOTALS.items()}
+        average = telemetry.gauge("duly_alert_average_retries").get((), 0.0)
+        dead = telemetry.gauge("duly_dead_letters").get((), 0.0)
+        return found | {"average_retries": round(average, 2), "dead_letters": dead}

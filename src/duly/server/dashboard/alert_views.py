@@ -1,0 +1,253 @@
+"""Alerts on the dashboard, the status page: events, episodes, deliveries, counters, sentinels, and what
+people do about them.
+
+Lists look through alerts from the newest on for a limited time, and say where to go on. Addresses are never
+shown, only their labels. What a person does goes through the same operations as the command line; the name
+that is stored with it is that of the session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from duly.apps.alerts import verbs
+from duly.apps.alerts.channels import open_channel
+from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.heartbeats import presence
+from duly.apps.alerts.model import NOTHING_SAID, AlertState, AlertStatus, traits_of
+from duly.apps.alerts.operations import DEAD, AlertRecord, show, show_delivery
+from duly.core.messages import key_of
+from duly.core.units import MS
+from duly.errors import ChannelError, Malformed
+from duly.identity.accounts import Role
+from duly.server.dashboard.alert_counters import AlertCounters
+from duly.server.dashboard.requests import text_of
+from duly.server.dashboard.visitors import DashboardVisitor
+from duly.storage.ledger import NEWEST, Record
+from duly.transports.http import messages as http
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+LOOK_SECONDS: Final = 0.12
+PAGE_LIMIT: Final = 100
+EPISODE_SHOWN: Final = 50
+TEST_SECONDS: Final = 30.0
+SENTINELS_SHOWN: Final = 500
+
+
+class AlertViews:
+    """The alerts of one hub, as the dashboard shows them and acts on them."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self.counters = AlertCounters(hub)
+
+    @property
+    def _statuses(self) -> Mapping[bytes, AlertStatus]:
+        return self._hub.alerts.planner.statuses
+
+    # ── lists ────────────────────────────────────────────────────────────────────────────────────
+
+    async def page(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """A page of alerts, the newest first."""
+        standing, sentinel = text_of(query, "status"), text_of(query, "sentinel")
+        if standing not in ("", "active", *(one.value for one in AlertState)):
+            known = ", ".join(one.value for one in AlertState)
+            raise Malformed(f"{standing!r} is not a status of alerts; there are active, {known}")
+
+        def fits(record: Record) -> bool:
+            now = self._statuses.get(record.message.key, NOTHING_SAID).standing
+            if sentinel not in ("", record.message.scope):
+                return False
+            return standing in ("", now.value) or (standing == "active" and not now.over)
+
+        found, following = await self._find(visitor, query, fits)
+        shown = []
+        for record in found:
+            alert = await self._hub.alerts.operations.get(record.message.key)
+            if alert is not None:
+                shown.append(self._row(alert))
+        return {"alerts": shown, "next": following}
+
+    async def deliveries(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """A page of alerts with deliveries that are open, or were given up."""
+        wanted = text_of(query, "state") or "dead"
+        if wanted not in ("dead", "open", "all"):
+            raise Malformed(f"{wanted!r} is not a state of deliveries; there are open, dead and all")
+
+        def fits(record: Record) -> bool:
+            # A message is over when all of its deliveries are: only then can it be dead.
+            match wanted:
+                case "open":
+                    return not record.state.terminal
+                case "dead":
+                    return record.state in DEAD or not record.state.terminal
+                case _:
+                    return True
+
+        found, following = await self._find(visitor, query, fits)
+        rows: list[dict[str, object]] = []
+        for record in found:
+            alert = await self._hub.alerts.operations.get(record.message.key)
+            if alert is None:
+                continue
+            for one in alert.deliveries:
+                dead = one.state in DEAD
+                if wanted == "all" or (dead if wanted == "dead" else not one.state.terminal):
+                    rows.append(self._row(alert) | {"deliveries": []} | {"delivery": show_delivery(one)})
+            if not alert.deliveries and wanted != "open" and record.state in DEAD:
+                reason = "" if record.answer is None else record.answer.reason
+                nothing = {"recipient": "none", "state": record.state.word, "attempts": 0, "error": reason}
+                rows.append(self._row(alert) | {"deliveries": []} | {"delivery": nothing})
+        return {"deliveries": rows, "next": following}
+
+    async def _find(
+        self, visitor: DashboardVisitor, query: Mapping[str, str], fits: Callable[[Record], bool]
+    ) -> tuple[list[Record], str | None]:
+        """Alerts that fit, and the cursor at which to go on."""
+        limit = http.number(query.get("limit"), 30, PAGE_LIMIT)
+        reader, cursors = f"dashboard-alerts/{visitor.name}", self._hub.cursors
+        cursor = text_of(query, "before", 1_000)
+        before = NEWEST
+        if cursor:
+            place = cursors.decrypt(reader, cursor)
+            before = int.from_bytes(place[:8], "big"), place[8:]
+        found: list[Record] = []
+        over = monotonic() + LOOK_SECONDS
+        last: tuple[int, bytes] | None = None
+        async for record in self._hub.alerts.operations.newest(1 << 40, before):
+            if fits(record):
+                if len(found) == limit:
+                    break
+                found.append(record)
+            last = (record.accepted_at, record.message.key)
+            if monotonic() > over:
+                break
+        else:
+            last = None
+        following = None if last is None else cursors.encrypt(reader, last[0].to_bytes(8, "big") + last[1])
+        return found, following
+
+    def _row(self, alert: AlertRecord) -> dict[str, object]:
+        message = alert.record.message
+        return show(alert) | {"episode": traits_of(message).episode or f"{message.scope}/{message.id}"}
+
+    # ── one of them ──────────────────────────────────────────────────────────────────────────────
+
+    async def one(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """One alert with its deliveries, and the other events of its episode."""
+        sentinel, event = text_of(query, "sentinel"), text_of(query, "event")
+        if not sentinel or not event:
+            raise Malformed("name an alert by its sentinel and its event")
+        key = key_of(sentinel, event)
+        alert = await self._hub.alerts.operations.get(key)
+        shown = await self._hub.alerts.show(key)
+        if alert is None or shown is None:
+            raise AlertMissing(f"nothing is known of the alert {sentinel}/{event} (any more)")
+        episode = traits_of(alert.record.message).episode
+        others: list[dict[str, object]] = []
+        if episode:
+            over = monotonic() + LOOK_SECONDS
+            async for record in self._hub.alerts.operations.newest(5_000):
+                if traits_of(record.message).episode == episode and len(others) < EPISODE_SHOWN:
+                    status = self._statuses.get(record.message.key, NOTHING_SAID)
+                    others.append(
+                        {
+                            "sentinel": record.message.scope,
+                            "event": record.message.id,
+                            "time": record.message.time // MS,
+                            "status": status.standing.value,
+                            "state": record.state.word,
+                        }
+                    )
+                if monotonic() > over:
+                    break
+        return shown | {"episode": episode, "events": others}
+
+    # ── the rest of the status page ──────────────────────────────────────────────────────────────
+
+    async def status(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """The counters, the sentinels, the silences and the profiles."""
+        hub = self._hub
+        names = {one.name for one in hub.accounts.list() if one.role is Role.SENTINEL}
+        seen = await presence(hub.ledger, names)
+        online = hub.alerts.online | set(seen["keeping"])
+        sentinels = [
+            {
+                "name": name,
+                "online": name in online,
+                "silent": name in seen["silent"],
+                "last_heard": seen["heard"].get(name),
+            }
+            for name in sorted(names)[:SENTINELS_SHOWN]
+        ]
+        silences = await verbs.administer(
+            hub.alerts.operations, hub.alerts.profiles, "alert.silences", {}, ""
+        )
+        profiles = [verbs.show_profile(name, one) for name, one in hub.alerts.profiles.all().items()]
+        return {
+            "counters": self.counters.shown(len(seen["silent"])),
+            "sentinels": sentinels,
+            "silences": silences["silences"] if isinstance(silences, dict) else [],
+            "profiles": profiles,
+        }
+
+    # ── acting ───────────────────────────────────────────────────────────────────────────────────
+
+    async def act(self, verb: str, visitor: DashboardVisitor, wanted: dict[str, str]) -> object:
+        """Carry out a verb of the command line on alerts, in the name of the visitor."""
+        hub, plain = self._hub, {name: text_of(wanted, name, 2_000) for name in wanted if name != "by"}
+        if verb == "alert.silence":
+            _check_span(plain.get("lasts", ""))
+        try:
+            return await verbs.administer(
+                hub.alerts.operations, hub.alerts.profiles, verb, plain, visitor.name
+            )
+        except KeyError as missing:
+            raise Malformed(f"{missing.args[0]} is missing") from None
+
+    async def try_channel(self, _: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
+        """Send a test to a recipient of a profile, and tell how that went."""
+        label = text_of(wanted, "recipient")
+        address = self._hub.alerts.profiles.address(label)
+        if address is None:
+            raise Malformed(f"there is no recipient {label!r}; 'duly profile list' shows them")
+        private = self._hub.settings.allow_private_webhooks
+        channel = await asyncio.to_thread(open_channel, address.url, address.secret, private=private)
+        began = monotonic()
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        body = {"type": "alert.test", "timestamp": now, "data": {}}
+        test = Notification(
+            f"test_{secrets.token_hex(12)}", "Test from duly", "This is a test. Nothing has happened.", body
+        )
+        try:
+            async with asyncio.timeout(TEST_SECONDS):
+                await channel.send(test)
+        except (ChannelError, TimeoutError) as problem:
+            word = problem.word if isinstance(problem, ChannelError) else "in_doubt"
+            return {"recipient": label, "fate": word, "detail": str(problem) or "no answer in time"}
+        finally:
+            await channel.close()
+        return {"recipient": label, "fate": "arrived", "ms": round((monotonic() - began) * 1000)}
+
+
+class AlertMissing(Malformed):
+    """The ledger does not know this alert."""
+
+    word = "not_found"
+
+
+def _check_span(text: str) -> None:
+    """Raise `Malformed` for a silence without a sensible length."""
+    try:
+        length = float(text)
+    except ValueError:
+        length = 0.0
+    if not 60 <= length <= 30 * 86_400:
+        raise Malformed("a silence lasts from a minute to 30 days; say how many seconds")

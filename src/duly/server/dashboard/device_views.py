@@ -1,0 +1,205 @@
+"""Devices and nodes on the dashboard: who is there, how they are, and what waits for them.
+
+Presence and the last time a device was heard are the gateway's. Version, battery and signal are what a device
+or node reported itself: over MQTT in its status, over WebSocket in a push (`status_report` or any other with
+such fields). Nodes talk to each other over the broker; the hub knows of them what they report there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+from msgspec import Raw
+
+from duly.apps.gateway.pushes import stream_of
+from duly.core.units import MS
+from duly.errors import Malformed
+from duly.identity.accounts import Account, Role
+from duly.server.dashboard.commands import PageCommands
+from duly.server.dashboard.requests import text_of
+from duly.server.dashboard.visitors import DashboardVisitor
+from duly.transports.http import messages as http
+from duly.wire.frames import COMMANDS
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+PAGE_LIMIT: Final = 200
+PUSHES_READ: Final = 5
+"""The newest pushes of a device that are searched for its version, battery and signal."""
+PUSHES_SHOWN: Final = 20
+COUNT_SECONDS: Final = 1.0
+"""How long the count of what waits is used again."""
+STALE_BEATS: Final = 3
+"""Heartbeats after which a report is called stale."""
+DATA_LIMIT: Final = 100_000
+
+_NAMES: Final = {
+    "version": ("version", "firmware", "fw", "app_version"),
+    "battery": ("battery", "battery_level", "bat"),
+    "signal": ("signal", "rssi", "wifi_rssi"),
+}
+
+
+class DeviceViews:
+    """The devices and nodes of one hub, as the dashboard shows them."""
+
+    def __init__(self, hub: Hub, commands: PageCommands) -> None:
+        self._hub = hub
+        self._commands = commands
+        self._counted: tuple[float, Counter[str]] = (0.0, Counter())
+
+    async def page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """A page of devices and nodes, by name, and the figures of all of them."""
+        limit, after = http.number(query.get("limit"), 50, PAGE_LIMIT), text_of(query, "after")
+        part, only = text_of(query, "name").lower(), text_of(query, "only")
+        if only not in ("", "online", "offline", "device", "node"):
+            raise Malformed("only is one of online, offline, device and node")
+        everything = [one for one in self._hub.accounts.list() if one.role in (Role.DEVICE, Role.NODE)]
+        found = [one for one in everything if self._fits(one, part, only)]
+        names = [one.name for one in found]
+        start = bisect_right(names, after) if after else 0
+        chosen = found[start : start + limit]
+        more = start + limit < len(found)
+        return {
+            "devices": await self._shown(chosen),
+            "next": chosen[-1].name if more else None,
+            "found": len(found),
+            "total": len(everything),
+            "online": sum(self._online(one) for one in everything),
+            "types": sorted(COMMANDS),
+        }
+
+    def _fits(self, one: Account, part: str, only: str) -> bool:
+        if part and part not in one.name.lower():
+            return False
+        match only:
+            case "online" | "offline":
+                return self._online(one) is (only == "online")
+            case "device" | "node":
+                return one.role.value == only
+            case _:
+                return True
+
+    def _online(self, one: Account) -> bool:
+        if one.role is Role.DEVICE:
+            return self._hub.gateway.online(one.name)
+        return bool(self._reported(one.name).get("online"))
+
+    def _reported(self, name: str) -> dict[str, object]:
+        mqtt = self._hub.mqtt
+        return {} if mqtt is None else mqtt.devices.reported.of(name)
+
+    async def _shown(self, accounts: list[Account]) -> list[dict[str, object]]:
+        heard = await self._hub.gateway.devices.last_heard(
+            one.name for one in accounts if one.role is Role.DEVICE
+        )
+        waiting = self._waiting()
+        return [await self._show(one, heard.get(one.name), waiting[one.name]) for one in accounts]
+
+    async def _show(self, one: Account, heard: int | None, queue: int) -> dict[str, object]:
+        reported = self._reported(one.name)
+        if one.role is Role.DEVICE:
+            reported = await self._pushed(one.name) | {
+                k: v for k, v in reported.items() if v not in (None, "")
+            }
+        at = reported.get("at")
+        heard = max((t for t in (heard, at) if isinstance(t, int)), default=None)
+        return {
+            "name": one.name,
+            "role": one.role.value,
+            "online": self._online(one),
+            "stale": self._online(one) and self._is_stale(reported, heard),
+            "disabled": one.disabled,
+            "last_heard": heard,
+            "version": reported.get("version") or "",
+            "battery": reported.get("battery"),
+            "signal": reported.get("signal"),
+            "queue": queue,
+            "apps": sorted(self._hub.accounts.apps_of(one.name))[:20],
+        }
+
+    def _is_stale(self, reported: Mapping[str, object], heard: int | None) -> bool:
+        """Whether something that calls itself online has not been heard for too long."""
+        beat = reported.get("heartbeat")
+        if not isinstance(beat, int) or not beat or heard is None:
+            return False
+        return self._hub.ledger.clock.now() // MS - heard > STALE_BEATS * beat
+
+    async def _pushed(self, device: str) -> dict[str, object]:
+        """Version, battery and signal as the newest pushes of a device name them."""
+        stream = stream_of(device)
+        last = (await self._hub.ledger.extent(stream)).last
+        found: dict[str, object] = {}
+        for entry in await self._hub.ledger.entries(stream, max(0, last - PUSHES_READ), PUSHES_READ):
+            try:
+                data = msgspec.json.decode(entry.body).get("data")
+            except (msgspec.DecodeError, AttributeError):
+                continue
+            if isinstance(data, dict):
+                found |= {
+                    field: data[name]
+                    for field, names in _NAMES.items()
+                    for name in names
+                    if isinstance(data.get(name), str | int | float)
+                }
+        return found
+
+    def _waiting(self) -> Counter[str]:
+        """How many commands wait for each device at this hub."""
+        counted_at, counts = self._counted
+        if monotonic() - counted_at > COUNT_SECONDS:
+            counts = Counter(message.recipient for message in self._hub.gateway.waiting())
+            self._counted = (monotonic(), counts)
+        return counts
+
+    # ── one of them ──────────────────────────────────────────────────────────────────────────────
+
+    async def one(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """One device or node, with its newest pushes."""
+        name = text_of(query, "name")
+        account = next((one for one in self._hub.accounts.list() if one.name == name), None)
+        if account is None or account.role not in (Role.DEVICE, Role.NODE):
+            raise DeviceMissing(f"there is no device or node {name!r}; 'duly add device {name}' makes one")
+        (shown,) = await self._shown([account])
+        return shown | {"pushes": await self._pushes(name), "types": sorted(COMMANDS)}
+
+    async def _pushes(self, device: str) -> list[dict[str, object]]:
+        stream, born = stream_of(device), self._hub.accounts.born(device)
+        last = (await self._hub.ledger.extent(stream)).last
+        entries = await self._hub.ledger.entries(stream, max(0, last - PUSHES_SHOWN), PUSHES_SHOWN)
+        shown: list[dict[str, object]] = []
+        for entry in entries[::-1]:
+            try:
+                frame = msgspec.json.decode(entry.body, type=dict[str, object])
+            except msgspec.DecodeError:
+                continue
+            if entry.at >= born:
+                text = msgspec.json.encode(frame.get("data")).decode()
+                shown.append(
+                    {"n": entry.n, "at": entry.at // MS, "type": frame.get("type"), "data": text[:1000]}
+                )
+        return shown
+
+    async def send(self, visitor: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
+        """Send a command to a device."""
+        text = text_of(wanted, "data", DATA_LIMIT).strip() or "{}"
+        try:
+            msgspec.json.decode(text)
+        except (msgspec.DecodeError, ValueError, RecursionError) as problem:
+            raise Malformed(f"the data is not JSON: {problem}") from None
+        return await self._commands.send(
+            visitor, text_of(wanted, "id"), text_of(wanted, "device"), text_of(wanted, "type"),
+            Raw(text.encode()), queue=wanted.get("queue") == "yes",
+        )  # fmt: skip
+
+
+class DeviceMissing(Malformed):
+    """There is no such device or node."""
+
+    word = "not_found"

@@ -1,0 +1,182 @@
+"""Live updates: what a page shows is sent again when it has changed, over one WebSocket of its own.
+
+A page names the views it shows. Twice a second at most each view is made again, once for all pages that show
+the same, and sent to those whose copy differs. A view that takes long to make is made less often: views
+together take at most a twentieth of the hub's time. With no page open nothing happens at all. Every few
+seconds the sessions of all pages are checked: a page whose session has ended is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
+from typing import Final, TypeAlias
+
+import msgspec
+from aiohttp import WSMsgType, web
+from msgspec import Struct
+
+from duly.errors import DulyError
+from duly.server.dashboard.visitors import DashboardVisitor
+
+TICK_SECONDS: Final = 0.5
+CHECK_SECONDS: Final = 5.0
+"""How often the session of an open page is checked."""
+SHARE: Final = 20.0
+"""A view is made again no sooner than after so many times the time it took."""
+VIEWS_MOST: Final = 8
+"""Views that one page shows at the same time."""
+PAGES_MOST: Final = 200
+WAITING_BYTES: Final = 256 * 1024
+"""A page that has not read so much is sent nothing more until it has."""
+SEND_SECONDS: Final = 2.0
+MESSAGE_BYTES: Final = 16 * 1024
+GONE: Final = 4401
+"""The code with which a page is closed whose session has ended."""
+
+MakeView: TypeAlias = Callable[[DashboardVisitor, str, Mapping[str, str]], Awaitable[object]]
+CheckSession: TypeAlias = Callable[[DashboardVisitor], Awaitable[bool]]
+
+
+class ViewRequest(Struct, frozen=True):
+    """What a page asks to be shown: an id of its own, a view, and the view's options."""
+
+    id: int
+    view: str = ""
+    """empty: the page no longer shows what it asked for under this id"""
+    query: dict[str, str] = {}
+
+
+class _Shown(Struct):
+    """A view that a page shows."""
+
+    key: tuple[str, int, str, tuple[tuple[str, str], ...]]
+    query: dict[str, str]
+    sent: bytes = b""
+
+
+class LivePage:
+    """One page that is open."""
+
+    def __init__(
+        self, socket: web.WebSocketResponse, request: web.Request, visitor: DashboardVisitor
+    ) -> None:
+        self.socket = socket
+        self.visitor = visitor
+        self.checked = monotonic()
+        self.shown: dict[int, _Shown] = {}
+        self._transport = request.transport
+
+    def ask(self, wanted: ViewRequest) -> None:
+        """Show a view from now on, or no longer."""
+        if not wanted.view:
+            self.shown.pop(wanted.id, None)
+        elif wanted.id in self.shown or len(self.shown) < VIEWS_MOST:
+            query = tuple(sorted(wanted.query.items()))
+            key = (self.visitor.name, int(self.visitor.role), wanted.view, query)
+            self.shown[wanted.id] = _Shown(key, wanted.query)
+
+    @property
+    def behind(self) -> bool:
+        """Whether the page has not read what it was sent."""
+        return self._transport is not None and self._transport.get_write_buffer_size() > WAITING_BYTES
+
+
+class LiveUpdates:
+    """The open pages of one hub. `make` makes a view, `check` says whether a session still holds."""
+
+    def __init__(self, make: MakeView, check: CheckSession) -> None:
+        self._make = make
+        self._check = check
+        self._pages: set[LivePage] = set()
+        self._due: dict[tuple[str, int, str, tuple[tuple[str, str], ...]], float] = {}
+
+    @property
+    def pages(self) -> int:
+        """How many pages are open."""
+        return len(self._pages)
+
+    async def serve(self, request: web.Request, visitor: DashboardVisitor) -> web.StreamResponse:
+        """Serve one page until it is closed."""
+        socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES, compress=False)
+        await socket.prepare(request)
+        if len(self._pages) >= PAGES_MOST:
+            await socket.close(code=1013, message=b"too many pages are open; close some")
+            return socket
+        page = LivePage(socket, request, visitor)
+        self._pages.add(page)
+        try:
+            async for message in socket:
+                if message.type is not WSMsgType.TEXT:
+                    break
+                try:
+                    wanted = msgspec.json.decode(message.data, type=ViewRequest)
+                except (msgspec.DecodeError, ValueError):
+                    await socket.close(code=1007, message=b"this is no request for a view")
+                    break
+                page.ask(wanted)
+                if wanted.view:
+                    await self._show(page, {})
+        finally:
+            self._pages.discard(page)
+        return socket
+
+    async def tick(self) -> None:
+        """Send every page what has changed since the last time."""
+        if not self._pages:
+            self._due.clear()
+            return
+        made: dict[object, bytes] = {}
+        for page in list(self._pages):
+            if monotonic() - page.checked > CHECK_SECONDS and not await self._holds(page):
+                continue
+            await self._show(page, made)
+
+    async def _holds(self, page: LivePage) -> bool:
+        page.checked = monotonic()
+        try:
+            if await self._check(page.visitor):
+                return True
+        except DulyError:
+            return True  # the ledger does not answer just now: the next check decides
+        self._pages.discard(page)
+        await page.socket.close(code=GONE, message=b"the session has ended")
+        return False
+
+    async def _show(self, page: LivePage, made: dict[object, bytes]) -> None:
+        for id_, shown in list(page.shown.items()):
+            if page.behind or page.socket.closed:
+                return
+            body = made.get(shown.key)
+            if body is None:
+                if shown.sent and monotonic() < self._due.get(shown.key, 0.0):
+                    continue
+                body = made[shown.key] = await self._made(page.visitor, shown)
+            if body != shown.sent:
+                shown.sent = body
+                await self._send(page, b'{"id":%d,"is":%b}' % (id_, body))
+
+    async def _made(self, visitor: DashboardVisitor, shown: _Shown) -> bytes:
+        began = monotonic()
+        try:
+            value = await self._make(visitor, shown.key[2], shown.query)
+        except DulyError as problem:
+            value = {"problem": str(problem), "error": problem.word}
+        body = msgspec.json.encode(value)
+        took = monotonic() - began
+        self._due[shown.key] = monotonic() + max(TICK_SECONDS / 2, SHARE * took)
+        return body
+
+    async def _send(self, page: LivePage, body: bytes) -> None:
+        try:
+            async with asyncio.timeout(SEND_SECONDS):
+                await page.socket.send_str(body.decode())
+        except (TimeoutError, ConnectionError, RuntimeError):
+            self._pages.discard(page)
+
+    async def close(self, _: object = None) -> None:
+        """Close all pages: the hub stops."""
+        for page in list(self._pages):
+            await page.socket.close(code=1012, message=b"the hub stops")
+        self._pages.clear()

@@ -1,0 +1,105 @@
+"""The overview of the dashboard: rates, latencies, what is pending, who is connected, and the health of what
+the hub depends on.
+
+Everything here is in memory already, or was read within the last seconds: an open page costs messages
+nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from time import monotonic
+from typing import TYPE_CHECKING, Final
+
+from duly.errors import DulyError, Malformed
+from duly.identity.accounts import Role
+from duly.runtime.thresholds import judge
+from duly.runtime.time_series import ChartStep
+from duly.server import diagnostics
+from duly.server.dashboard.requests import text_of
+from duly.server.dashboard.visitors import DashboardVisitor
+
+if TYPE_CHECKING:
+    from duly.server.hub import Hub
+
+HEALTH_SECONDS: Final = 10.0
+"""How long a look at ledger, notifier and disk is used again."""
+SPANS: Final = {"minutes": ChartStep.SECOND, "hours": ChartStep.MINUTE, "days": ChartStep.HOUR}
+
+
+class OverviewViews:
+    """The overview of one hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._health: tuple[float, dict[str, object]] = (-HEALTH_SECONDS, {})
+        self._looking = asyncio.Lock()
+
+    async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
+        """The figures of this moment."""
+        hub = self._hub
+        snapshot = hub.figures.telemetry.snapshot()
+        figures = {
+            metric.name: {"/".join(one.labels.values()): one.value for one in metric.samples}
+            for metric in snapshot.metrics
+            if metric.samples
+        }
+        latencies = {
+            "/".join((metric.name, *one.labels.values())): {
+                "p50": one.p50, "p90": one.p90, "p99": one.p99, "count": one.count,
+            }
+            for metric in snapshot.metrics
+            for one in metric.histograms
+        }  # fmt: skip
+        accounts = [one for one in hub.accounts.list() if one.role in (Role.DEVICE, Role.NODE)]
+        return {
+            "time": snapshot.time,
+            "hub": snapshot.hub,
+            "started": snapshot.started,
+            "rates": snapshot.rates,
+            "thresholds": [one for one in judge(snapshot) if one.above],
+            "figures": figures,
+            "latencies": latencies,
+            "devices": {
+                "online": len(hub.gateway.presence()),
+                "total": sum(one.role is Role.DEVICE for one in accounts),
+                "nodes": sum(one.role is Role.NODE for one in accounts),
+            },
+            "health": await self._healthy(),
+            "hubs": self._hubs(),
+        }
+
+    def _hubs(self) -> list[dict[str, object]]:
+        me = self._hub.ledger.worker
+        others = sorted(self._hub.gateway.remote.hubs - {me})
+        return [{"name": me, "here": True}, *({"name": name, "here": False} for name in others)]
+
+    async def _healthy(self) -> dict[str, object]:
+        """How the parts are that the hub depends on; they are asked every few seconds."""
+        hub = self._hub
+        async with self._looking:
+            looked_at, found = self._health
+            if monotonic() - looked_at > HEALTH_SECONDS:
+                found = await self._examine()
+                self._health = (monotonic(), found)
+        mqtt = None if hub.mqtt is None else hub.mqtt.state()
+        return found | {"broker": mqtt, "down": hub.down, "problems": hub.problems}
+
+    async def _examine(self) -> dict[str, object]:
+        hub = self._hub
+        try:
+            ledger, notifier = await asyncio.gather(
+                diagnostics.check_ledger(hub.ledger),
+                diagnostics.check_notifier(hub.notifier, hub.settings.notifier or hub.settings.ledger_url),
+            )
+            return {"ledger": ledger, "notifier": notifier, "disk": diagnostics.check_disk(hub.settings.data)}
+        except (DulyError, OSError) as problem:
+            return {"ledger": {"problem": str(problem)}, "notifier": None, "disk": None}
+
+    async def chart(self, _: DashboardVisitor, query: Mapping[str, str]) -> object:
+        """The columns of the charts, for the last minutes, hours or days."""
+        span = text_of(query, "span") or "minutes"
+        if span not in SPANS:
+            raise Malformed(f"{span!r} is not a span of a chart; there are {', '.join(SPANS)}")
+        return self._hub.figures.telemetry.chart(SPANS[span])

@@ -1,0 +1,85 @@
+// One message: what it is, everything that happened to it, and what can be done with it.
+import { h, fill, keep } from "../dom.js";
+import { t, word } from "../i18n.js";
+import { act, watch, may, mint, queryOf } from "../api.js";
+import { badge, when, facts, levelOf, doing, askFor, options, empty, table } from "../widgets.js";
+
+export default function message(page, query, { go }) {
+  const { scope = "", id = "" } = query;
+  const head = h("div", { class: "row" });
+  const actions = h("div", { class: "row" });
+  const about = h("div");
+  const timeline = h("ol", { class: "timeline" });
+  const body = h("div", { class: "stack" });
+  const json = h("a", { class: "button small plain", href: `/message.json?${queryOf({ scope, id })}`, target: "_blank", rel: "noopener" }, "JSON");
+  fill(page, h("p", {}, h("a", { href: "/messages" }, `← ${t("nav.messages")}`)),
+    h("div", { class: "page-head" }, h("div", {}, h("h1", { class: "mono" }, id), head), h("div", { class: "row" }, actions, json)),
+    body);
+  const whole = [h("div", { class: "columns" },
+    h("section", { class: "section" }, h("h2", {}, t("timeline")), h("div", { class: "panel" }, timeline)),
+    h("div", { class: "stack" }, h("section", { class: "section" }, h("h2", {}, t("facts")), h("div", { class: "panel" }, about)), h("section", { class: "section", id: "data" })))];
+  let resendId = mint();
+
+  function buttons(seen) {
+    const found = [];
+    if (!may("operator")) return found;
+    if (seen.may.resend) found.push(h("button", { type: "button", class: "button", onclick: async (event) => {
+      const button = event.currentTarget;
+      const values = await askFor(t("resend.title"), t("resend.text"), [], t("resend"));
+      if (!values) return;
+      const sent = await doing(button, () => act("message.resend", { scope, id, new_id: resendId, queue: "yes" }));
+      if (sent) { resendId = mint(); go(`/message?${queryOf({ scope: sent.scope, id: sent.id })}`); }
+    } }, t("resend")));
+    if (seen.may.cancel) found.push(h("button", { type: "button", class: "button danger", onclick: async (event) => {
+      const button = event.currentTarget;
+      const values = await askFor(t("cancel.title"), t("cancel.text"), [["why", t("why"), h("input", { maxlength: "300" })]], t("cancel"), true);
+      if (values) await doing(button, () => act("message.cancel", { scope, id, why: values.why }), t("cancelled"));
+    } }, t("cancel")));
+    if (seen.may.settle) found.push(h("button", { type: "button", class: "button primary", onclick: async (event) => {
+      const button = event.currentTarget;
+      const values = await askFor(t("settle.title"), t("settle.text"), [["as", t("settle.as"), h("select", {}, options([["done", word("state", "done")], ["failed", word("state", "failed")]], "done"))], ["why", t("why"), h("input", { required: true, maxlength: "300" })]], t("settle"));
+      if (values) await doing(button, () => act("message.settle", { scope, id, as: values.as, why: values.why }), t("settled"));
+    } }, t("settle")));
+    return found;
+  }
+
+  let said = "";
+  return watch("message", { scope, id }, (seen) => {
+    if (seen.problem) {
+      fill(body, h("div", { class: "panel" }, empty(t("message.missing"), seen.problem)));
+      return;
+    }
+    if (!body.contains(timeline)) fill(body, whole);
+    fill(head, badge("state", seen.state), h("span", { class: "muted" }, `${seen.type} · ${seen.scope} → ${seen.to}`));
+    const may_ = JSON.stringify(seen.may);
+    if (may_ !== said) { said = may_; fill(actions, buttons(seen)); }
+    keep(timeline, steps(seen), (step, i) => step.key, (step) => h("li", {}, h("span", { class: `mark ${step.level}` }), h("div", {}, h("div", { class: "what" }, step.what), step.why ? h("div", { class: "why" }, step.why) : null), when(step.at, true)));
+    fill(about, facts([[t("sender"), seen.scope], [t("recipient"), seen.to], [t("kind"), h("span", { class: "mono" }, seen.type)], [t("accepted.at"), when(seen.accepted_at, true)], [t("moved.at"), when(seen.moved_at, true)],
+      seen.exp ? [t("expires"), when(seen.exp)] : null, [t("remembered"), when(seen.until)], seen.ack ? [t("answer"), `${seen.ack.code} ${seen.ack.detail ?? ""}`] : null, seen.line ? [t("receipts"), JSON.stringify(seen.line)] : null]));
+    const data = page.querySelector("#data");
+    const content = JSON.stringify([seen.data, seen.ack?.data, seen.deliveries]);
+    if (data.dataset.said !== content) {
+      data.dataset.said = content;
+      const sent = table([[t("recipient")], [t("state")], [t("attempts"), "number"], [t("detail")]], t("deliveries"));
+      sent.body.append(...seen.deliveries.map((one) => sent.row(one.recipient, badge("state", one.state), String(one.attempts), one.error || (one.next_at ? t("next.at", { at: new Date(one.next_at).toLocaleTimeString() }) : ""))));
+      fill(data, seen.deliveries.length ? [h("h2", {}, t("deliveries")), h("div", { class: "panel flush" }, sent.wrap)] : null,
+        h("h2", {}, t("content")), seen.private ? h("p", { class: "muted" }, t("content.private")) : h("pre", { tabindex: "0", "aria-label": t("content") }, seen.data ?? ""),
+        seen.ack?.data !== undefined && !seen.private ? [h("h2", {}, t("answer")), h("pre", { tabindex: "0", "aria-label": t("answer") }, JSON.stringify(seen.ack.data, null, 2))] : null);
+    }
+  });
+}
+
+/** What happened, in order: hops of the trail, refusals under the same id, and the end. */
+function steps(seen) {
+  const found = seen.hops.map((hop, i) => ({
+    key: `h${i}`, at: hop.time, level: hop.what === "fresh" ? "info" : levelOf(hop.what) || (hop.what === "duplicate" ? "warn" : ""),
+    what: word("hop", hop.what) + (hop.attempt > 1 ? ` · ${t("attempt", { n: hop.attempt })}` : ""), why: [hop.detail, hop.hub].filter(Boolean).join(" · "),
+  }));
+  for (const [i, one] of seen.refusals.entries()) found.push({ key: `r${i}`, at: one.at, level: "bad", what: `${word("hop", "refused")}: ${one.word}`, why: one.reason });
+  if (!found.some((step) => step.level === "info")) found.push({ key: "a", at: seen.accepted_at, level: "info", what: word("hop", "fresh"), why: "" });
+  const ended = ["done", "failed", "expired", "superseded", "cancelled", "unknown"];
+  if (ended.includes(seen.state) && !seen.hops.some((hop) => hop.what === seen.state)) found.push({ key: "e", at: seen.moved_at, level: levelOf(seen.state), what: word("state", seen.state), why: seen.ack?.detail ?? "" });
+  else if (seen.ack?.detail) { const end = found.filter((step) => step.key.startsWith("h")).at(-1); if (end && !end.why) end.why = seen.ack.detail; }
+  if (!ended.includes(seen.state)) found.push({ key: "w", at: Date.now() + 1e9, level: "", what: t("waiting"), why: t("waiting.why") });
+  return found.sort((a, b) => a.at - b.at).map((step) => (step.key === "w" ? { ...step, at: 0 } : step));
+}

@@ -1,0 +1,98 @@
+"""Live updates: a view is sent when it has changed, to those who may see it, while their session holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+
+from duly.server.dashboard.live import GONE, VIEWS_MOST
+from tests.local_hub import LocalHub
+from tests.server.dashboard.visiting import PageVisitor, mint
+
+
+@pytest.fixture
+async def ann(local: LocalHub) -> AsyncIterator[PageVisitor]:
+    async with PageVisitor(local) as visitor:
+        yield visitor
+
+
+async def told(socket: aiohttp.ClientWebSocketResponse) -> Any:
+    return await socket.receive_json(timeout=10)
+
+
+async def test_a_view_comes_at_once_and_again_when_it_has_changed(ann: PageVisitor) -> None:
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 7, "view": "messages"})
+        first = await told(socket)
+        assert (first["id"], first["is"]["messages"]) == (7, [])
+        await ann.act("command.send", id=mint(), device="lock", type="x", data="{}", queue="yes")
+        second = await told(socket)
+        assert [one["state"] for one in second["is"]["messages"]] == ["accepted"]
+
+
+async def test_a_view_that_is_no_longer_shown_is_not_sent(ann: PageVisitor) -> None:
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 1, "view": "messages"})
+        await told(socket)
+        await socket.send_json({"id": 1})
+        await socket.send_json({"id": 2, "view": "devices"})
+        assert (await told(socket))["id"] == 2
+        await ann.act("command.send", id=mint(), device="lock", type="x", data="{}", queue="yes")
+        assert (await told(socket))["id"] == 2, "the queue of the device has changed"
+
+
+async def test_a_viewer_is_not_sent_what_is_for_admins(local: LocalHub) -> None:
+    async with PageVisitor(local, "viewer") as vic, vic.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 1, "view": "audit"})
+        assert (await told(socket))["is"]["error"] == "not_allowed"
+
+
+@pytest.mark.parametrize("wanted", [{"view": "nonsense"}, {"view": "messages", "query": {"state": "x"}}])
+async def test_what_is_wrong_with_a_question_is_said(ann: PageVisitor, wanted: dict[str, Any]) -> None:
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 1} | wanted)
+        assert (await told(socket))["is"]["error"] == "malformed"
+
+
+async def test_a_session_that_has_ended_closes_its_pages(local: LocalHub, ann: PageVisitor) -> None:
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 1, "view": "messages"})
+        await told(socket)
+        await local.hub.dashboard.access.end_sessions()
+        async with asyncio.timeout(15):
+            while (said := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                pass
+        assert said.data == GONE
+
+
+async def test_without_a_session_there_are_no_live_updates(local: LocalHub) -> None:
+    async with aiohttp.ClientSession(local.url) as http:
+        with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+            await http.ws_connect("/page/live")
+    assert refused.value.status == 401
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", '{"id": "x"}', '{"id": 1, "view": 3}', "{" * 10_000])
+async def test_nonsense_ends_the_connection_and_nothing_else(
+    local: LocalHub, ann: PageVisitor, text: str
+) -> None:
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_str(text)
+        assert (await socket.receive(timeout=10)).type is aiohttp.WSMsgType.CLOSE
+    await ann.get("/messages.json")
+
+
+async def test_a_page_shows_only_so_many_views(local: LocalHub, ann: PageVisitor) -> None:
+    async with ann.http.ws_connect("/page/live") as socket:
+        for n in range(VIEWS_MOST + 5):
+            await socket.send_json({"id": n, "view": "chart", "query": {"span": "days"}})
+        await socket.send_json({"id": 0, "view": "devices"})
+        seen = {(await told(socket))["id"] for _ in range(VIEWS_MOST)}
+        assert seen == set(range(VIEWS_MOST))
+    async with asyncio.timeout(10):
+        while local.hub.dashboard.live.pages:
+            await asyncio.sleep(0.01)
