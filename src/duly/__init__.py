@@ -39,6 +39,7 @@ from duly.errors import (
     Unknown,
     Unstorable,
 )
+from duly.extras import needed_for
 
 if TYPE_CHECKING:
     from duly.clients.app import App
@@ -62,7 +63,8 @@ else:
         """Load a public name when it is first used."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'duly' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        with needed_for(f"duly.{name}"):
+            value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
         return value
 
     def __dir__() -> list[str]:
