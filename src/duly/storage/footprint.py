@@ -1,7 +1,7 @@
 """Which rows a flush may touch, known before it begins.
 
-A database across a network is asked a fixed number of times for a flush, however many operations are in it.
-So their footprint is worked out first, and `duly.storage.postgres.flush` locks and reads those rows together.
+A database that several processes write is asked a fixed number of times for a flush, however many operations
+are in it. So their footprint is worked out first, and its rows are locked and read together.
 """
 
 from __future__ import annotations
