@@ -12,7 +12,9 @@ from tests.storage.conftest import Store
 
 async def test_a_ledger_says_what_it_is_made_of(store: Store) -> None:
     about = await (await store.open()).describe()
-    name = {"memory": "memory", "sqlite": "SQLite 3.", "postgres": "PostgreSQL "}[store.kind]
+    name = {"memory": "memory", "sqlite": "SQLite 3.", "shared": "SQLite 3.", "postgres": "PostgreSQL "}[
+        store.kind
+    ]
     assert about.engine.startswith(name)
     if store.kind != "memory":
         assert about.schema == sql.migrations(store.kind)[-1].number
