@@ -34,9 +34,9 @@ Store = ledgers.Store
 store = ledgers.store
 ledger = ledgers.ledger
 
-on_disk = pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
+on_disk = pytest.mark.parametrize("store", ["sqlite", "shared", "postgres"], indirect=True)
 embedded = pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
-shared = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+shared = pytest.mark.parametrize("store", ["shared", "postgres"], indirect=True)
 either_effect = pytest.mark.parametrize("effect", ["at_most_once", "at_least_once"])
 
 KEY = key_of("shop", "o-1")
@@ -1062,7 +1062,7 @@ async def test_bad_options_are_refused_when_decorating(ledger: Ledger, options: 
 async def test_a_sync_function_is_refused_when_decorating(ledger: Ledger) -> None:
     with pytest.raises(ProgramError, match="async"):
 
-        @duly.once(ledger, scope="shop", key=str)  # type: ignore[arg-type]  # the mistake
+        @duly.once(ledger, scope="shop", key=str)
         def charge(order: str) -> None: ...
 
 

@@ -275,6 +275,10 @@ class MemoryLedger(Ledger):
             self.disk.withdraw(key)
         return len(old)
 
+    async def _drop(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.disk.withdraw(key)
+
     async def floor(self) -> Floor:
         """Return the floor."""
         return self.disk.floor

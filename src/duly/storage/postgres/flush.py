@@ -12,21 +12,18 @@ raised the floor in the same transaction, so we see it now. No hub waits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import pack_answer
 from duly.core.trusted_time import Floor
 from duly.storage import sql
+from duly.storage.footprint import Footprint
 from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import REFUSALS_KEPT
-from duly.storage.postgres.footprint import Footprint
-from duly.storage.postgres.locked_rows import LockedMessage, LockedRows
+from duly.storage.locked_rows import LockedMessage, LockedRows, changes_of
 from duly.storage.sql import rows
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class ConcurrentChange(Exception):
@@ -193,26 +190,26 @@ class _Flush:
 
     async def _store_streams(self) -> None:
         held = self.rows
-        begun, extended = _changes(self._lasts, held.lasts)
+        begun, extended = changes_of(self._lasts, held.lasts)
         await self._insert("begin_streams", begun)
         await self._run_many("extend_streams", extended)
         await self._run_many(
             "append", [(e.stream, n, e.body, e.at, e.key) for (_, n), e in held.appended.items()]
         )
-        _, rewritten = _changes(self._bodies, held.bodies)
+        _, rewritten = changes_of(self._bodies, held.bodies)
         await self._run_many("rewrite", [(*where, body) for where, body in rewritten])
-        new_cursors, moved = _changes(self._cursors, held.cursors)
+        new_cursors, moved = changes_of(self._cursors, held.cursors)
         await self._insert("begin_cursors", [(*where, n) for where, n in new_cursors])
         await self._run_many("move_cursors", [(*where, n) for where, n in moved])
 
     async def _store_marks(self) -> None:
-        begun, raised = _changes(self._marks, self.rows.marks)
+        begun, raised = changes_of(self._marks, self.rows.marks)
         await self._insert("begin_marks", [(mark, *at) for mark, at in begun])
         await self._run_many("raise_marks", [(mark, *at) for mark, at in raised])
 
     async def _store_items(self) -> None:
         stand = self.rows.items
-        new, replaced = _changes(self._items, stand)
+        new, replaced = changes_of(self._items, stand)
         await self._run_many("drop", [where for where in self._items if where not in stand])
         await self._insert("put_new", [(*where, body) for where, body in new])
         await self._run_many("replace", [(*where, body) for where, body in replaced])
@@ -221,9 +218,3 @@ class _Flush:
         if self.rows.refusals:
             await self._run_many("refuse", map(rows.refusal_row, self.rows.refusals))
             await self._run("forget_refusals", REFUSALS_KEPT)
-
-
-def _changes(before: dict[K, V], after: dict[K, V]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
-    """Return what is new, in the order of the keys, and what has changed."""
-    new = sorted((key, value) for key, value in after.items() if key not in before)
-    return new, [(key, value) for key, value in after.items() if before.get(key, value) != value]

@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from duly.core import operations as w
 from duly.core.trusted_time import Floor
-from duly.storage.postgres.locked_rows import UNREAD, LockedMessage, LockedRows
+from duly.storage.locked_rows import UNREAD, LockedMessage, LockedRows
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -19,8 +19,8 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, pack_answer
 from duly.storage import sql
 from duly.storage.interpreter import Interpreter
+from duly.storage.locked_rows import LockedMessage, LockedRows
 from duly.storage.postgres.flush import PostgresConnection
-from duly.storage.postgres.locked_rows import LockedMessage, LockedRows
 from duly.storage.postgres.row_cache import RowCache
 from duly.storage.sql import rows
 

@@ -164,6 +164,12 @@ class SqlLedger(Ledger):
             await tx.execute(queries["forget"], old)
         return len(found)
 
+    async def _drop(self, keys: Sequence[bytes]) -> None:
+        asked = self._key_list(keys)
+        async with self.transaction() as tx:
+            await tx.execute(self._queries["forget_deliveries"], asked)
+            await tx.execute(self._queries["forget"], asked)
+
     async def floor(self) -> Floor:
         """Return what may have been forgotten, and the time that is trusted."""
         return Floor(*(await self._read("floor"))[0])

@@ -1,9 +1,13 @@
-"""The rows that a transaction of PostgreSQL has locked, with the changes that operations make to them."""
+"""The rows that a transaction has locked, as they stand while operations are carried out on them.
+
+A ledger that several processes write reads the rows of a flush's footprint under a lock, lets
+`duly.storage.interpreter` carry the operations out on them, and writes back what has changed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -13,6 +17,9 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer
 from duly.core.trusted_time import Floor
 from duly.storage.interpreter import earliest
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 UNREAD: Final = Floor()
 """Stands for a floor that was not read, since no message is to be admitted."""
@@ -142,3 +149,9 @@ class LockedRows:
     def refuse(self, refusal: w.RecordRefusal) -> None:
         """Record a refusal."""
         self.refusals.append(refusal)
+
+
+def changes_of(before: dict[K, V], after: dict[K, V]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
+    """Return what is new, in the order of the keys, and what has changed."""
+    new = sorted((key, value) for key, value in after.items() if key not in before)
+    return new, [(key, value) for key, value in after.items() if before.get(key, value) != value]
