@@ -1,7 +1,8 @@
 """A lamp behind NSQ: each switch happens once and in order, however often NSQ delivers it.
 
 Run it: NSQD=127.0.0.1:4150 python examples/lamp_nsq.py
-Switch: curl -d '{"id":"1","sender":"remote","lane":"kitchen","n":0,"body":"on"}' 127.0.0.1:4151/pub?topic=lamps
+Switch: curl 127.0.0.1:4151/pub?topic=lamps
+  -d '{"id":"1","sender":"remote","lane":"kitchen","n":0,"body":"on"}'
 """
 
 import asyncio
@@ -16,7 +17,7 @@ import duly
 TOPIC, CHANNEL = "lamps", "duly"
 
 
-async def switch(message: duly.QueueMessage) -> None:
+def switch(message: duly.QueueMessage) -> None:
     with Path("lamp.txt").open("a") as lamp:
         lamp.write(f"{message.lane} {message.body!r}\n")
 

@@ -16,7 +16,7 @@ import duly
 QUEUE = "lamps"
 
 
-async def switch(message: duly.QueueMessage) -> None:
+def switch(message: duly.QueueMessage) -> None:
     with Path("lamp.txt").open("a") as lamp:
         lamp.write(f"{message.lane} {message.body!r}\n")
 

@@ -18,7 +18,7 @@ import duly
 STREAM, GROUP, ME = "lamps", "duly", f"lamp-{os.getpid()}"
 
 
-async def switch(message: duly.QueueMessage) -> None:
+def switch(message: duly.QueueMessage) -> None:
     with Path("lamp.txt").open("a") as lamp:
         lamp.write(f"{message.lane} {message.body!r}\n")
 

@@ -35,8 +35,9 @@ BLIND: Final = 3.0
 class HubRegistry:
     """One hub's view of the hubs and of the devices that they hold.
 
-    A holder is written as the hub's name and a token, so that two sessions at the same hub differ. `area` leads
-    the names of the buckets and hints of others than hubs that share work on one ledger in the same way.
+    A holder is written as the hub's name and a token, so that two sessions at the same hub differ. `area`
+    leads the names of the buckets and hints of others than hubs that share work on one ledger in the same
+    way.
     """
 
     def __init__(self, ledger: Ledger, notifier: HintSender, area: str = "") -> None:

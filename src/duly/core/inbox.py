@@ -103,11 +103,11 @@ class Inbox:
 
     `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` may refuse
     a new message; a repeat of an accepted one is answered all the same. `shared`: other workers serve the
-    same channel, each the recipients that it can reach. `adopt`: what another worker has stored, and waits, is
-    started here when it arrives here too: those behind it must not overtake it. `permit(message)` is asked again when a message that
-    waited gets its turn; it returns why the message may no longer be handed over, or None. `minted` names the
-    mark that keeps the last id of a local sender that mints `SeqId`s. `backlog` counts the messages that
-    wait.
+    same channel, each the recipients that it can reach. `adopt`: what another worker has stored, and waits,
+    is started here when it arrives here too: those behind it must not overtake it. `permit(message)` is asked
+    again when a message that waited gets its turn; it returns why the message may no longer be handed over,
+    or None. `minted` names the mark that keeps the last id of a local sender that mints `SeqId`s. `backlog`
+    counts the messages that wait.
     """
 
     def __init__(

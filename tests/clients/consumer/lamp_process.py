@@ -1,5 +1,5 @@
-"""A consumer in a process of its own, which reads a queue as an example does. Its lamp is a file that only its
-handler writes; after so many switches the process kills itself in the middle of one.
+"""A consumer in a process of its own, which reads a queue as an example does. Its lamp is a file that only
+its handler writes; after so many switches the process kills itself in the middle of one.
 
 python lamp_process.py EXAMPLE URL LEDGER LAMP ORDER SWITCHES
 """
@@ -30,14 +30,15 @@ def load(example: str) -> Any:
 
 def main(example: str, url: str, ledger: str, lamp: str, order: Any, switches: str) -> None:
     left = int(switches)
+    file = os.open(lamp, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     async def switch(message: duly.QueueMessage) -> None:
         nonlocal left
-        line = f"{message.lane} {message.n} ".encode() + bytes(message.body) + b"\n"
+        assert isinstance(message.body, bytes)
+        line = f"{message.lane} {message.n} ".encode() + message.body + b"\n"
         if message.attempt > 1 and line in Path(lamp).read_bytes():
             return  # a crash cut the first run off, after it had switched the lamp
-        with Path(lamp).open("ab", buffering=0) as file:
-            file.write(line)
+        os.write(file, line)
         left -= 1
         if not left:
             os.kill(os.getpid(), signal.SIGKILL)

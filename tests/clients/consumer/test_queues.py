@@ -1,5 +1,5 @@
-"""A lamp behind real queues: off-on-off-on in all 24 orders, each switch delivered three times, a consumer killed
-in the middle of one, alone and beside another. The lamp's own file tells what happened."""
+"""A lamp behind real queues: off-on-off-on in all 24 orders, each switch delivered three times, a consumer
+killed in the middle of one, alone and beside another. The lamp's own file tells what happened."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import secrets
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,25 +19,34 @@ import aiohttp
 import pytest
 from redis.asyncio import Redis
 
+from duly.clients.consumer.queue_message import PARTITIONS
+from duly.storage import open_ledger
+from duly.storage.ledger import Ledger
 from tests import servers
 from tests.clients.consumer import lamp_process
 from tests.nsqd import Nsqd
 
 ORDERS = list(itertools.permutations(range(4)))
-Switch = dict[str, Any]
+Switch = dict[Any, Any]
 Publish = Callable[[list[Switch]], Awaitable[None]]
 HALF = 40
 """Of 96 switches, those after which the first consumer dies."""
 
 
+async def nothing() -> None:
+    return
+
+
 class Queue:
     """A queue that a consumer reads as an example does."""
 
-    def __init__(self, example: str, url: str, publish: Publish) -> None:
-        self.example, self.url, self.publish = example, url, publish
+    def __init__(
+        self, example: str, url: str, publish: Publish, clear: Callable[[], Awaitable[None]] = nothing
+    ) -> None:
+        self.example, self.url, self.publish, self.clear = example, url, publish, clear
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def redis_server() -> Iterator[servers.Redis]:
     server = servers.Redis()
     server.start()
@@ -44,7 +54,7 @@ def redis_server() -> Iterator[servers.Redis]:
     server.remove()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nsqd() -> Iterator[Nsqd]:
     server = Nsqd()
     server.start()
@@ -55,7 +65,6 @@ def nsqd() -> Iterator[Nsqd]:
 def redis_stream(server: servers.Redis) -> Queue:
     async def publish(switches: list[Switch]) -> None:
         async with Redis.from_url(server.url) as redis:
-            await redis.delete("lamps")
             for switch in switches:
                 await redis.xadd("lamps", switch)
 
@@ -66,8 +75,7 @@ def rabbitmq_queue(server: servers.RabbitMqHost) -> Queue:
     async def publish(switches: list[Switch]) -> None:
         async with await aio_pika.connect(server.amqp_url) as broker:
             channel = await broker.channel()
-            queue = await channel.declare_queue("lamps", durable=True)
-            await queue.purge()
+            await channel.declare_queue("lamps", durable=True)
             for switch in switches:
                 message = aio_pika.Message(
                     switch["body"].encode(),
@@ -78,14 +86,16 @@ def rabbitmq_queue(server: servers.RabbitMqHost) -> Queue:
                 )
                 await channel.default_exchange.publish(message, "lamps")
 
-    return Queue("lamp_rabbitmq", server.amqp_url, publish)
+    async def clear() -> None:
+        async with await aio_pika.connect(server.amqp_url) as broker:
+            await (await broker.channel()).queue_delete("lamps")  # with what other tests have left
+
+    return Queue("lamp_rabbitmq", server.amqp_url, publish, clear)
 
 
 def nsq_topic(server: Nsqd) -> Queue:
     async def publish(switches: list[Switch]) -> None:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{server.http_port}") as http:
-            for verb in ("topic/create", "topic/empty", "channel/create", "channel/empty"):
-                await http.post(f"/{verb}", params={"topic": "lamps", "channel": "duly"})
             body = "\n".join(json.dumps(switch) for switch in switches)
             async with http.post("/mpub", params={"topic": "lamps"}, data=body) as answer:
                 assert answer.status == 200, await answer.text()
@@ -94,14 +104,16 @@ def nsq_topic(server: Nsqd) -> Queue:
 
 
 @pytest.fixture(params=["redis", "rabbitmq", "nsq"])
-def queue(request: pytest.FixtureRequest) -> Queue:
+async def queue(request: pytest.FixtureRequest) -> Queue:
     match request.param:
         case "redis":
-            return redis_stream(request.getfixturevalue("redis_server"))
+            it = redis_stream(request.getfixturevalue("redis_server"))
         case "rabbitmq":
-            return rabbitmq_queue(request.getfixturevalue("rabbitmq_server"))
+            it = rabbitmq_queue(request.getfixturevalue("rabbitmq_server"))
         case _:
-            return nsq_topic(request.getfixturevalue("nsqd"))
+            it = nsq_topic(request.getfixturevalue("nsqd"))
+    await it.clear()
+    return it
 
 
 class Lamps:
@@ -126,9 +138,9 @@ class Lamps:
         said = await program.stderr.read()
         assert await program.wait() == -9, said.decode()
 
-    async def until(self, done: Callable[[], bool]) -> None:
+    async def until(self, done: Callable[[], bool | Awaitable[bool]]) -> None:
         async with asyncio.timeout(servers.GUARD / 2.5):
-            while not done():
+            while not (await it if isinstance(it := done(), Awaitable) else it):
                 for program in self._running:
                     if program.returncode not in (None, -9):
                         assert program.stderr is not None
@@ -171,6 +183,17 @@ def switches() -> list[Switch]:
         for n in order
     ]
     return one_round * 3
+
+
+def both_serve(ledger: Ledger) -> Callable[[], Awaitable[bool]]:
+    """Whether two consumers share the lanes evenly."""
+
+    async def shared() -> bool:
+        holders = (await ledger.bucket("consumer lamps registry")).values()
+        of_each = Counter(holder.partition(b"/")[0] for holder in holders)
+        return sorted(of_each.values()) == [PARTITIONS // 2, PARTITIONS // 2]
+
+    return shared
 
 
 ALL = [(0, "off"), (1, "on"), (2, "off"), (3, "on")]
@@ -216,8 +239,10 @@ async def test_of_two_consumers_one_goes_on_when_the_other_is_killed(
 ) -> None:
     lamps = Lamps(queue, tmp_path, shared_ledger)
     try:
+        dying, _ = await asyncio.gather(lamps.consumer(dies_after=HALF // 5), lamps.consumer())
+        async with await open_ledger(shared_ledger) as ledger:
+            await lamps.until(both_serve(ledger))
         await queue.publish(switches())
-        dying, _ = await asyncio.gather(lamps.consumer(dies_after=HALF // 2), lamps.consumer())
         await lamps.killed(dying)
         await lamps.until(lambda: all_at_the_end(lamps))
         assert all_in_order(lamps)

@@ -3,8 +3,8 @@
 The laws. A message is stored before `accept` returns, and has ended before `handle` returns; only then is it
 acknowledged to the queue, so no crash loses it. A repeat never runs: it gets the outcome of the first. The
 messages of a lane run one at a time in the order of their counter. The effect that the handler declares says
-what a crash in the middle means. If the ledger cannot store, the call raises: the message is not acknowledged,
-and the queue delivers it again.
+what a crash in the middle means. If the ledger cannot store, the call raises: the message is not
+acknowledged, and the queue delivers it again.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Call:
         self.ended: asyncio.Future[Outcome] = loop.create_future()
 
 
-class _TakenOver(Exception):  # noqa: N818
+class _TakenOver(Exception):
     """Undoes the transaction of a run that another consumer has taken over."""
 
 
@@ -85,17 +85,17 @@ class Consumer(Lifecycle):
             await consumer.accept(duly.QueueMessage(delivery.id, delivery.body, lane="kitchen", n=delivery.n))
             await delivery.ack()
 
-    `handler` is an async function, or a plain one, which then runs in a thread. It gets a `QueueMessage`; what it
-    returns is the result, which every repeat gets too. `effect` says what a crash in the middle of it means:
-    `at_most_once` (its outcome is unknown, and it is not run again), `at_least_once` (it is run again), or
-    `exactly_once` (the handler gets the ledger's transaction as its first argument, and what it writes there is
-    committed with the end). `order` is what a lane does: `replay` runs every message in order, `latest` only
-    the newest. A gap in the counters is waited for, at most `window` seconds. A message that is older than
-    `max_age` seconds is stale and never run. A handler that raises is run again as `retry` says; not with
-    `at_most_once`. A handler raises `duly.TaskFailed` to fail for good.
+    `handler` is an async function, or a plain one, which then runs in a thread. It gets a `QueueMessage`;
+    what it returns is the result, which every repeat gets too. `effect` says what a crash in the middle of it
+    means: `at_most_once` (its outcome is unknown, and it is not run again), `at_least_once` (it is run
+    again), or `exactly_once` (the handler gets the ledger's transaction as its first argument, and what it
+    writes there is committed with the end). `order` is what a lane does: `replay` runs every message in
+    order, `latest` only the newest. A gap in the counters is waited for, at most `window` seconds. A message
+    that is older than `max_age` seconds is stale and never run. A handler that raises is run again as `retry`
+    says; not with `at_most_once`. A handler raises `duly.TaskFailed` to fail for good.
 
-    On PostgreSQL all consumers of one `name` work together. Of messages without a lane at most `concurrency` run
-    at a time; of each lane, one.
+    On PostgreSQL all consumers of one `name` work together. Of messages without a lane at most `concurrency`
+    run at a time; of each lane, one.
     """
 
     def __init__(
@@ -115,9 +115,7 @@ class Consumer(Lifecycle):
         _check(handler, name, effect, order, retry)
         self._given, self._handler, self.name, self._effect = ledger, handler, name, effect
         self._mode = Mode(order)
-        self._policy = OutboxPolicy(
-            f"consume {name}", None, retry or RetryPolicy.never(), patience=FOREVER
-        )
+        self._policy = OutboxPolicy(f"consume {name}", None, retry or RetryPolicy.never(), patience=FOREVER)
         self._lanes = LanePolicy(window=_micros("window", window), serial=True, width=concurrency)
         self._horizon = Horizon(keep=_micros("max_age", max_age))
         self._notifier = notifier
@@ -138,6 +136,9 @@ class Consumer(Lifecycle):
         async with AsyncExitStack() as stack:
             ledger = self._ledger = await self._open(stack)
             stack.callback(setattr, self, "_ledger", None)
+            if self._effect == "exactly_once":
+                async with ledger.transaction():
+                    pass  # a ledger that has none says so now
             self.tasks = Supervisor()
             self._inbox = Inbox(
                 self._policy,
@@ -205,8 +206,8 @@ class Consumer(Lifecycle):
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
     async def accept(self, message: QueueMessage) -> Outcome | None:
-        """Store a message that its queue has delivered; acknowledge it to the queue when this returns. Returns
-        the outcome if that is known already: of a repeat, or of a message that is refused."""
+        """Store a message that its queue has delivered; acknowledge it to the queue when this returns.
+        Returns the outcome if that is known already: of a repeat, or of a message that is refused."""
         call = _Call()
         try:
             return await self._take_in(message, call)
@@ -214,8 +215,8 @@ class Consumer(Lifecycle):
             self._forget(call)
 
     async def handle(self, message: QueueMessage) -> Outcome:
-        """Store a message, wait until it has ended, and return how; acknowledge it to the queue then. It goes on
-        if the caller stops waiting."""
+        """Store a message, wait until it has ended, and return how; acknowledge it to the queue then. It goes
+        on if the caller stops waiting."""
         call = _Call()
         try:
             return await self._take_in(message, call) or await self._end_of(call)
@@ -263,17 +264,17 @@ class Consumer(Lifecycle):
         ledger = self._running()
         if ledger.sole and self._effect != "exactly_once":
             return _as_seen(await call.ended, repeat)
-        elsewhere = asyncio.ensure_future(ledger.wait(call.key))
-        try:
-            await asyncio.wait({call.ended, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
-            if call.ended.done():
-                return _as_seen(call.ended.result(), repeat)
-            record = elsewhere.result()
-        finally:
-            elsewhere.cancel()
-        if record is None:
-            raise Stopped("the message is no longer in the ledger; it was forgotten")
-        return outcome_of(record.state, record.answer, repeat=repeat)
+        while True:
+            with ledger.watch(call.key) as news:
+                record = None if call.ended.done() else await ledger.find(call.key)
+                if call.ended.done():
+                    return _as_seen(call.ended.result(), repeat)
+                if record is None:
+                    raise Stopped("the message is no longer in the ledger; it was forgotten")
+                if record.state.terminal:
+                    return outcome_of(record.state, record.answer, repeat=repeat)
+                either: list[asyncio.Future[Any]] = [call.ended, news]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     def _forget(self, call: _Call) -> None:
         calls = self._calls.get(call.key)
@@ -336,8 +337,8 @@ class Consumer(Lifecycle):
                 if not (await tx.write(finish)).of(finish):
                     raise _TakenOver
             self._ended(message.key, outcome_of(State.DONE, answer))
-        # The ledger has its end, or another consumer has the message: the fence refuses this, and the lane goes
-        # on.
+        # The ledger has its end, or another consumer has the message: the fence refuses this, and the lane
+        # goes on.
         return Answered(message.key, State.DONE, answer, attempt)
 
     async def _call_handler(self, *args: object) -> object:
@@ -353,14 +354,17 @@ def _as_seen(outcome: Outcome, repeat: bool) -> Outcome:
 
 
 def _abandon(call: _Call) -> None:
-    stopped = Stopped("the consumer has stopped; do not acknowledge the message, so that it is delivered again")
+    stopped = Stopped(
+        "the consumer has stopped; do not acknowledge the message, so that it is delivered again"
+    )
     for future in (call.replied, call.ended):
         waiting: asyncio.Future[Any] = future
         fail(waiting, stopped)
 
 
 def _micros(field: str, seconds: float) -> int:
-    if not isinstance(seconds, int | float) or seconds < 0:
+    given: object = seconds
+    if not isinstance(given, int | float) or seconds < 0:
         raise Malformed(f"{field}={seconds!r} is not a length of time in seconds")
     return round(seconds * SECOND)
 
@@ -376,8 +380,10 @@ def _check(
     if order not in get_args(OrderWord):
         raise Malformed(f"order={order!r} is not known; use 'replay' or 'latest'")
     if effect == "at_most_once" and retry is not None:
-        raise Malformed("retry= needs effect='at_least_once' or 'exactly_once': at_most_once is never run twice")
+        raise Malformed(
+            "retry= needs effect='at_least_once' or 'exactly_once': at_most_once is never run twice"
+        )
     if effect == "exactly_once" and not inspect.iscoroutinefunction(handler):
         raise ProgramError("effect='exactly_once' needs an async handler: it awaits the ledger's transaction")
-    if not isinstance(name, str) or not name or "/" in name or len(name.encode()) > NAME_LIMIT // 2:
+    if not name or "/" in name or len(name.encode()) > NAME_LIMIT // 2:
         raise Malformed(f"name={name!r} is no name of a consumer; use a short word without '/'")

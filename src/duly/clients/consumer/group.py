@@ -1,10 +1,10 @@
 """The consumers of one name on one ledger: which of them runs which messages.
 
-The laws. Lanes are divided into a fixed number of partitions, and a partition is held by one consumer at a time,
-so that a lane's messages run one after the other. A message that is handed to another consumer is stored, and
-the holder finds it in the ledger: hinted at once, by itself within a second. Messages without a lane run where
-they arrive. A consumer that has more than its share gives partitions up, each when nothing of it is under way.
-What a dead consumer held is claimed by the living.
+The laws. Lanes are divided into a fixed number of partitions, and a partition is held by one consumer at a
+time, so that a lane's messages run one after the other. A message that is handed to another consumer is
+stored, and the holder finds it in the ledger: hinted at once, by itself within a second. Messages without a
+lane run where they arrive. A consumer that has more than its share gives partitions up, each when nothing of
+it is under way. What a dead consumer held is claimed by the living.
 """
 
 from __future__ import annotations
@@ -81,7 +81,6 @@ class ConsumerGroup(PolledRemoteHubs):
             for partition in [*self._held, *self._leaving]:
                 await self._registry.unregister(partition)
             await self._registry.leave()
-        await asyncio.sleep(0)  # a hint goes out at the end of the turn
         await self._notifier.stop()
 
     def left(self, partition: str) -> None:
@@ -153,8 +152,8 @@ class ConsumerGroup(PolledRemoteHubs):
             await self._put(DeliveriesFound(tuple(found)))
 
     async def _strays(self, partitions: Collection[str], me: str) -> list[OpenDelivery]:
-        """What is open in these partitions and not under way at a living consumer: a run must not be taken away
-        from a handler that is at work."""
+        """What is open in these partitions and not under way at a living consumer: a run must not be taken
+        away from a handler that is at work."""
         living = self._registry.living
         found = await self._ledger.strays(
             self._inbox.channel, here=partitions, worker=me, living=living, now=0

@@ -1,8 +1,8 @@
 """What a queue hands over, and how it ended: the values of `duly.Consumer`.
 
 The law: a message of a queue is the kernel's message under another name, and is rebuilt from it after a
-restart. Its scope is the consumer's name and the sender, so that consumers of different names on one ledger do
-not mistake their messages for each other's.
+restart. Its scope is the consumer's name and the sender, so that consumers of different names on one ledger
+do not mistake their messages for each other's.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from duly.core.units import SECOND
 from duly.errors import Malformed, ProgramError
 
 PARTITIONS: Final = 16
-"""Into how many parts the lanes are divided among the consumers of one name; fixed, since the part is a part of
-what a message means."""
+"""Into how many parts the lanes are divided among the consumers of one name; fixed, since the part is a part
+of what a message means."""
 UNORDERED: Final = "any"
 """The recipient of messages without a lane: every consumer serves it."""
 RESULT_LIMIT: Final = 256 * 1024
@@ -31,11 +31,11 @@ _BEYOND: Final = TIME_LIMIT // SECOND
 class QueueMessage(Struct, frozen=True):
     """A message as a queue hands it over.
 
-    `id` is the sender's own id, the same at every delivery. Messages of one `lane` take effect in the order of
-    `n`, the sender's counter in that lane, from 0 or 1 upwards; without a counter in the order of `time`. Without
-    a lane they run in any order. `time` is when the sender made it and `expires` when it must no longer take
-    effect, as seconds since 1970 or a `datetime` with a zone. `attempt` is set for the handler: the number of
-    this run.
+    `id` is the sender's own id, the same at every delivery. Messages of one `lane` take effect in the order
+    of `n`, the sender's counter in that lane, from 0 or 1 upwards; without a counter in the order of `time`.
+    Without a lane they run in any order. `time` is when the sender made it and `expires` when it must no
+    longer take effect, as seconds since 1970 or a `datetime` with a zone. `attempt` is set for the handler:
+    the number of this run.
     """
 
     id: str
@@ -55,10 +55,11 @@ class QueueMessage(Struct, frozen=True):
 class Outcome(Struct, frozen=True):
     """How a message of a queue ended. Acknowledge it to the queue in every case.
 
-    `word` is `done`, `failed`, `superseded` (a later one of its lane went first), `expired`, `unknown` (a crash
-    cut it off, and it may have taken effect), `cancelled`; or why it was not accepted: `stale`, `conflict`,
-    `future`, `too_large`, `malformed`, … `result` is what the handler returned, as JSON carries it; `error` is
-    the value that it raised `duly.TaskFailed` with. `repeat`: the queue has delivered it before.
+    `word` is `done`, `failed`, `superseded` (a later one of its lane went first), `expired`, `unknown` (a
+    crash cut it off, and it may have taken effect), `cancelled`; or why it was not accepted: `stale`,
+    `conflict`, `future`, `too_large`, `malformed`, … `result` is what the handler returned, as JSON carries
+    it; `error` is the value that it raised `duly.TaskFailed` with. `repeat`: the queue has delivered it
+    before.
     """
 
     word: str
@@ -77,14 +78,14 @@ def partition_of(name: str, lane: str | None) -> str:
     """Return the recipient that stands for a lane: one of a fixed number.
 
     >>> partition_of("lamps", "kitchen"), partition_of("lamps", None)
-    ('lamps.6', 'lamps.any')
+    ('lamps.4', 'lamps.any')
     """
     return f"{name}.{UNORDERED if lane is None else crc32(lane.encode(errors='replace')) % PARTITIONS}"
 
 
 def to_message(name: str, message: QueueMessage, mode: Mode) -> Message:
-    """Return the kernel's form of a message. Raises `SenderError` if the sender is at fault, `ProgramError` if
-    the calling code is."""
+    """Return the kernel's form of a message. Raises `SenderError` if the sender is at fault, `ProgramError`
+    if the calling code is."""
     if not isinstance(message, QueueMessage):
         raise ProgramError(f"a consumer handles duly.QueueMessage, not {type(message).__name__}")
     body = message.body.encode() if isinstance(message.body, str) else message.body
@@ -94,8 +95,9 @@ def to_message(name: str, message: QueueMessage, mode: Mode) -> Message:
         value = getattr(message, field)
         if not isinstance(value, str) and not (field == "lane" and value is None):
             raise ProgramError(f"the {field} of a message is text, not {type(value).__name__}; write str(…)")
-    if not (message.n is None or (isinstance(message.n, int) and not isinstance(message.n, bool))):
-        raise ProgramError(f"the counter n of a message is an int, not {type(message.n).__name__}")
+    n: object = message.n
+    if not (n is None or type(n) is int):
+        raise ProgramError(f"the counter n of a message is an int, not {type(n).__name__}")
     if message.lane is None and message.n is not None:
         raise ProgramError(f"message {message.id!r} has a counter and no lane; give lane= as well")
     order = None
