@@ -15,7 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 import msgspec
 
@@ -273,7 +273,7 @@ class Consumer(Lifecycle):
                     raise Stopped("the message is no longer in the ledger; it was forgotten")
                 if record.state.terminal:
                     return outcome_of(record.state, record.answer, repeat=repeat)
-                either: list[asyncio.Future[Any]] = [call.ended, news]
+                either: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [call.ended, news]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
     def _forget(self, call: _Call) -> None:
@@ -357,9 +357,8 @@ def _abandon(call: _Call) -> None:
     stopped = Stopped(
         "the consumer has stopped; do not acknowledge the message, so that it is delivered again"
     )
-    for future in (call.replied, call.ended):
-        waiting: asyncio.Future[Any] = future
-        fail(waiting, stopped)
+    fail(call.replied, stopped)
+    fail(call.ended, stopped)
 
 
 def _micros(field: str, seconds: float) -> int:
