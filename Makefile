@@ -25,15 +25,15 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[postgres,redis]'
+	$(PIP) install -c constraints.txt -e '.[all]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,redis,dev]'
+	$(PIP) install -c constraints.txt -e '.[all,dev]'
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,redis,bench]'
+	$(PIP) install -c constraints.txt -e '.[all,bench]'
 	@touch $@
 
 setup: $(VENV)/.user ## make a working .venv/bin/duly
@@ -93,7 +93,7 @@ clean: ## remove what was made
 .PHONY: help setup up servers test check lint types tests compile simulate proof chaos bench clean
 
 $(VENV)/.docs: $(VENV)/.user
-	$(PIP) install -c constraints.txt -e '.[postgres,redis,docs]'
+	$(PIP) install -c constraints.txt -e '.[all,docs]'
 	@touch $@
 
 docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are errors

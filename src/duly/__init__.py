@@ -39,6 +39,7 @@ from duly.errors import (
     Unknown,
     Unstorable,
 )
+from duly.extras import needed_for
 
 if TYPE_CHECKING:
     from duly.clients.app import App
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
     from duly.core.monitor.signals import SentinelPolicy
     from duly.core.retry import RetryPolicy
+    from duly.run_block import once_block
     from duly.run_once import once
     from duly.storage import open_ledger
     from duly.storage.ledger import Ledger, Transaction
@@ -64,7 +66,8 @@ else:
         """Load a public name when it is first used."""
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'duly' has no attribute {name!r}")
-        value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+        with needed_for(f"duly.{name}"):
+            value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
         return value
 
     def __dir__() -> list[str]:
@@ -97,6 +100,7 @@ _MODULE_OF = {
     "Verdict": "duly.core.messages",
     "Word": "duly.core.messages",
     "once": "duly.run_once",
+    "once_block": "duly.run_block",
     "open_ledger": "duly.storage",
 }
 """Where the names are that `import duly` does not load."""
@@ -140,5 +144,6 @@ __all__ = [
     "Word",
     "errors",
     "once",
+    "once_block",
     "open_ledger",
 ]

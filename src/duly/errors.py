@@ -42,6 +42,7 @@ done. Catch the branch that you can act on.
     ├── Overloaded            queues are full: try again later
     │   └── RateLimited       this account or address asks too often: wait as long as it says
     ├── Stopped               the hub or client is shutting down: try another one, or later
+    ├── MissingExtra          a package is not installed: the sentence says which extra brings it
     └── ProgramError          a bug in the calling code
         └── IllegalTransition a state change the lifecycle does not allow
 """
@@ -358,6 +359,13 @@ class Stopped(DulyError):
     fault = Fault.NONE
     retry = True
     word = "stopped"
+
+
+class MissingExtra(DulyError, ImportError):
+    """A package that only some programs need is not installed; the sentence says which extra brings it."""
+
+    fault = Fault.OPERATOR
+    word = "missing_extra"
 
 
 class ProgramError(DulyError):

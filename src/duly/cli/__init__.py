@@ -1,20 +1,20 @@
 """The command line: one file per group of verbs. A verb's file is imported when the verb is used, and the
 verb imports what it needs when it runs, so that `duly --help` is fast.
 
+This file is light: it needs no other package, so that a slim installation can list the verbs and say which
+extra each of them needs. `duly.cli.group` is the command line itself.
+
 Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+import sys
 from enum import StrEnum
-from importlib import import_module
-from typing import Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-import typer
-from typer.core import TyperGroup
-
-from duly.cli.common import guarded, say
+if TYPE_CHECKING:
+    from duly.cli.group import app as app
 
 
 class Panel(StrEnum):
@@ -26,6 +26,7 @@ class Panel(StrEnum):
     NODES = "Nodes"
     PEOPLE = "People"
     ALERTS = "Alerts"
+    ONCE = "Once"
     INSPECT = "Inspect"
 
 
@@ -88,6 +89,9 @@ VERBS: Final = {
     ),
     "profile": Verb(Panel.ALERTS, "profiles.profile", "Set who is told of alerts."),
     "channel": Verb(Panel.ALERTS, "profiles.channel", "Test an address."),
+    "once": Verb(
+        Panel.ONCE, "once.app", "Keys of functions and requests that run once: list, settle and forget them."
+    ),
     "outcome": Verb(Panel.INSPECT, "inspect.outcome", "Show how a message ended."),
     "trace": Verb(Panel.INSPECT, "inspect.trace", "Show every hop of a message: times, attempts, reasons."),
     "why": Verb(
@@ -101,95 +105,41 @@ VERBS: Final = {
     ),
 }
 
+WITHOUT_HUB: Final = frozenset(
+    {
+        *("send", "device", "node", "call", "status", "task", "chat", "sentinel", "once"),
+        *("alert", "deliveries", "profile", "channel", "outcome", "trace", "why", "watch"),
+    }
+)
+"""Verbs that run with the packages of the command line alone; the others need those of a hub."""
 
-class LoadedVerbs(MutableMapping[str, Any]):
-    """The commands that Typer makes of the verbs, each when it is first asked for."""
-
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = _load(name, VERBS[name])
-        return self._made[name]
-
-    def __setitem__(self, name: str, command: Any) -> None:
-        self._made[name] = command
-
-    def __delitem__(self, name: str) -> None:
-        del self._made[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(VERBS)
-
-    def __len__(self) -> int:
-        return len(VERBS)
-
-
-def _load(name: str, verb: Verb) -> Any:
-    """Import a verb and let Typer make its command, as a group that has only this verb would."""
-    file, _, attribute = verb.where.partition(".")
-    defined = getattr(import_module(f"duly.cli.{file}"), attribute)
-    only = typer.Typer(rich_markup_mode=None)
-    only.callback()(_nothing)
-    if isinstance(defined, typer.Typer):
-        only.add_typer(defined, name=name, rich_help_panel=verb.panel)
-    else:
-        only.command(name, rich_help_panel=verb.panel)(defined)
-    group: Any = typer.main.get_group(only)
-    return group.commands[name]
-
-
-def _nothing() -> None:
-    """Makes Typer treat a single verb as one of several."""
-
-
-class VerbGroup(TyperGroup):
-    """The verbs under their headings, as plain text: loading Rich would take too long."""
-
-    def __init__(self, **given: Any) -> None:
-        super().__init__(**given)
-        self.commands = LoadedVerbs()
-
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the list of verbs."""
-        for panel in Panel:
-            with formatter.section(panel.value):
-                formatter.write_dl(
-                    [(name, verb.sentence) for name, verb in VERBS.items() if verb.panel == panel]
-                )
-
-
-app = typer.Typer(
-    name="duly",
-    cls=VerbGroup,
-    help="Messages that take effect once, in the right order, and tell their sender how it ended.",
-    epilog="Begin with 'duly demo', or with 'duly up' and what it says. "
-    "Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+SENTENCE: Final = "Messages that take effect once, in the right order, and tell their sender how it ended."
+EPILOG: Final = (
+    "Begin with 'duly demo', or with 'duly up' and what it says. "
+    "Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused."
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
+def __getattr__(name: str) -> object:
+    """Load the command line itself when it is first asked for."""
+    if name != "app":
+        raise AttributeError(f"module 'duly.cli' has no attribute {name!r}")
+    from duly.cli.group import app
 
-        say(f"duly {version('duly')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _duly(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
-    ] = False,
-) -> None:
-    pass
+    return app
 
 
 def main() -> None:
     """Run the command line."""
+    try:
+        from duly.cli.common import guarded
+        from duly.cli.group import app
+    except ModuleNotFoundError as problem:
+        from duly import extras
+
+        if extras.of(problem) is None:
+            raise
+        from duly.cli.slim import answer
+
+        raise SystemExit(answer(sys.argv[1:])) from None
     guarded(app)

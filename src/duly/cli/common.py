@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, TypeVar
 
 import typer
 
+from duly import extras
 from duly.cli.output import guard_logs, note, pad, print_json, say, style, table, tint, traceback_lines
 from duly.errors import (
     ConnectionLost,
@@ -25,6 +26,7 @@ from duly.errors import (
     DulyError,
     LedgerUnavailable,
     Malformed,
+    MissingExtra,
     NotAllowed,
     NotAuthenticated,
     SecretKeyMissing,
@@ -130,6 +132,11 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
         _give_up(json, problem.code, problem.code.name.lower(), str(problem))
     except DulyError as problem:
         _give_up(json, code_of(problem), problem.word, str(problem))
+    except ModuleNotFoundError as problem:
+        extra = extras.of(problem)
+        if extra is None:
+            raise
+        _give_up(json, Exit.FAILED, MissingExtra.word, extras.sentence(f"'duly {_verb()}'", extra))
     except typer.TyperException as problem:
         _give_up(json, Exit(problem.exit_code), "usage", problem.format_message())
     except OSError as problem:  # a folder that is not ours, a file that is not there
@@ -140,6 +147,11 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
     except Exception as bug:
         note(*traceback_lines())
         _give_up(json, Exit.FAILED, "bug", f"this is a bug, please report it: {type(bug).__name__}: {bug}")
+
+
+def _verb() -> str:
+    """Returns the verb that was asked for."""
+    return next((word for word in sys.argv[1:] if not word.startswith("-")), "")
 
 
 def _give_up(json: bool, code: Exit, word: str, sentence: str) -> NoReturn:

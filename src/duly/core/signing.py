@@ -18,12 +18,11 @@ from enum import Enum
 from hashlib import blake2b
 from typing import Final
 
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from duly.errors import Malformed
+from duly.extras import needed_for
 
 KEY_SIZE: Final = 32
 """Bytes of a key, secret or public, of either algorithm."""
@@ -54,6 +53,8 @@ class Key(Struct, frozen=True, omit_defaults=True):
                 raise Malformed(f"a key has {KEY_SIZE} bytes, not {len(part)}")
         if self.algorithm is Algorithm.ED25519:
             if self.secret:
+                with needed_for("an Ed25519 key"):
+                    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
                 half = Ed25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
                 if self.public not in (b"", half):
                     raise Malformed("the two halves of a key do not belong together")
@@ -86,6 +87,8 @@ class Key(Struct, frozen=True, omit_defaults=True):
         if not self.secret:
             raise Malformed(f"key {self.kid} has no secret half here; it cannot sign")
         if self.algorithm is Algorithm.ED25519:
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
             return Ed25519PrivateKey.from_private_bytes(self.secret).sign
         secret = self.secret
         return lambda text: hmac.digest(secret, text, "sha256")
@@ -96,6 +99,9 @@ class Key(Struct, frozen=True, omit_defaults=True):
         if self.algorithm is Algorithm.HMAC:
             make = self.signer
             return lambda signature, text: hmac.compare_digest(signature, make(text))
+        with needed_for("an Ed25519 signature"):
+            from cryptography.exceptions import InvalidSignature
+            from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         verify = Ed25519PublicKey.from_public_bytes(self.public).verify
 
         def fits(signature: bytes, text: bytes) -> bool:

@@ -1,2 +1,1 @@
-"""duly in other people's programs: test runners, task queues, frameworks. Each is thin, and imported by
-name."""
+"""Integrations with other people's frameworks: thin, each for programs that use that framework."""

@@ -23,7 +23,8 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
     """Open the ledger at `url`; create it if it is not there.
 
     `sqlite:///app.db` (a file beside you), `sqlite:////var/lib/app.db` (an absolute path),
-    `sqlite:///app.db?mode=ro` (look into it while another process writes), `postgresql://…`, `memory:`.
+    `sqlite:///app.db?mode=shared` (several processes write it), `sqlite:///app.db?mode=ro` (look into it
+    while another process writes), `postgresql://…`, `memory:`.
     """
     parts = urlsplit(url)
     match parts.scheme:
@@ -39,9 +40,14 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
                     f"{url!r} names no file; write sqlite:///app.db or sqlite:////absolute/app.db"
                 )
             mode = parse_qs(parts.query).get("mode", ["rw"])[0]
+            path = Path(unquote(parts.path[1:]))
+            if mode == "shared":
+                from duly.storage.sqlite.shared import SharedSqliteLedger
+
+                return await SharedSqliteLedger.open(path, clock)
             if mode not in ("rw", "ro"):
-                raise Malformed(f"mode={mode} in {url!r} is not known; use mode=ro or leave it out")
-            return await SqliteLedger.open(Path(unquote(parts.path[1:])), clock, readonly=mode == "ro")
+                raise Malformed(f"mode={mode} in {url!r} is not known; use mode=shared, mode=ro or none")
+            return await SqliteLedger.open(path, clock, readonly=mode == "ro")
         case "postgresql" | "postgres":
             from duly.storage.postgres.ledger import PostgresLedger
 

@@ -16,16 +16,12 @@ from typing import Any, Final
 from duly.cluster.notifier import Notifier
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import Malformed
+from duly.extras import needed_for
 from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import SupervisedTask
 
-try:
+with needed_for("a notifier over PostgreSQL"):
     import asyncpg
-except ImportError:
-    raise Malformed(
-        "this notifier needs a driver that is not installed: pip install duly[postgres]"
-    ) from None
 
 CHANNEL: Final = "duly_notifier"
 AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)

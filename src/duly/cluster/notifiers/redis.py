@@ -14,14 +14,13 @@ from duly.cluster.notifier import Notifier
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import Malformed
+from duly.extras import needed_for
 from duly.runtime.backoff import Backoff
 from duly.runtime.tasks import SupervisedTask
 
-try:
+with needed_for("a notifier over Redis"):
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
-except ImportError:
-    raise Malformed("this notifier needs a driver: pip install duly[redis]") from None
 
 CHANNEL: Final = "duly:notifier"
 AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)

@@ -11,24 +11,19 @@ raised the floor in the same transaction, so we see it now. No hub waits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
-
-from msgspec import Struct
-from msgspec.structs import replace
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, pack_answer
+from duly.core.messages import pack_answer
 from duly.core.trusted_time import Floor
 from duly.storage import sql
-from duly.storage.interpreter import Interpreter, earliest
+from duly.storage.footprint import Footprint
+from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import REFUSALS_KEPT
-from duly.storage.postgres.footprint import Footprint
+from duly.storage.locked_rows import LockedMessage, LockedRows, changes_of
 from duly.storage.sql import rows
-
-K = TypeVar("K")
-V = TypeVar("V")
 
 
 class ConcurrentChange(Exception):
@@ -41,129 +36,6 @@ class PostgresConnection(Protocol):
     async def fetch(self, query: str, *args: Any) -> Sequence[Any]:
         """Run a statement and return its rows."""
         ...
-
-
-class LockedMessage(Struct, frozen=True, gc=False):
-    """A message as far as the verbs care."""
-
-    fingerprint: bytes
-    state: State
-    answer: Answer | None = None
-    moved_at: int | None = None
-    """when it was moved in this flush"""
-    admit: w.Admit | None = None
-    """set if it was admitted in this flush"""
-
-
-class LockedRows:
-    """The rows that a transaction has locked, as they stand while operations are carried out on them.
-
-    They are `duly.storage.interpreter.Rows`; what is not in the footprint is not here.
-    """
-
-    def __init__(self) -> None:
-        self.floor = Floor()
-        self.messages: dict[bytes, LockedMessage] = {}
-        self.withdrawn: set[bytes] = set()
-        self.lasts: dict[str, int] = {}
-        self.cursors: dict[tuple[str, str], int] = {}
-        self.marks: dict[str, tuple[int, int]] = {}
-        self.items: dict[tuple[str, str], bytes] = {}
-        self.appended: dict[tuple[str, int], w.AppendEntry] = {}
-        self.bodies: dict[tuple[str, int], bytes] = {}
-        """of the entries that may be rewritten"""
-        self.refusals: list[w.RecordRefusal] = []
-        self._deliveries: dict[bytes, dict[w.DeliveryRef, w.Delivery]] = {}
-
-    def message(self, key: bytes) -> LockedMessage | None:
-        """Return what is known of a message."""
-        return self.messages.get(key)
-
-    def admit(self, admit: w.Admit) -> None:
-        """Note that a message was admitted."""
-        self.messages[admit.message.key] = LockedMessage(admit.message.fingerprint, admit.state, admit=admit)
-
-    def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
-        """Put a message into another state."""
-        self.messages[key] = replace(self.messages[key], state=to, answer=answer, moved_at=at)
-
-    def withdraw(self, key: bytes) -> None:
-        """Remove a message and its deliveries."""
-        del self.messages[key]
-        self._deliveries.pop(key, None)
-        self.withdrawn.add(key)
-
-    def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
-        """Return a delivery."""
-        of_one = self._deliveries.get(ref.key)
-        return None if of_one is None else of_one.get(ref)
-
-    def put_delivery(self, delivery: w.Delivery) -> None:
-        """Put a delivery here, new or changed."""
-        self._deliveries.setdefault(delivery.ref.key, {})[delivery.ref] = delivery
-
-    def deliveries(self) -> Iterator[w.Delivery]:
-        """Yield all deliveries."""
-        for of_one in self._deliveries.values():
-            yield from of_one.values()
-
-    def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
-        """Return the deliveries that a claim takes."""
-        return earliest(self.deliveries(), channel, now, limit)
-
-    def last(self, stream: str) -> int:
-        """Return the number of a stream's last entry."""
-        return self.lasts.get(stream, 0)
-
-    def append(self, n: int, entry: w.AppendEntry) -> None:
-        """Add an entry under its number."""
-        self.lasts[entry.stream] = n
-        self.appended[entry.stream, n] = entry
-
-    def entry_body(self, stream: str, n: int) -> bytes | None:
-        """Return the body of an entry."""
-        new = self.appended.get((stream, n))
-        return self.bodies.get((stream, n)) if new is None else new.body
-
-    def rewrite(self, stream: str, n: int, body: bytes) -> None:
-        """Replace the body of an entry."""
-        new = self.appended.get((stream, n))
-        if new is None:
-            self.bodies[stream, n] = body
-        else:
-            self.appended[stream, n] = replace(new, body=body)
-
-    def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
-        return self.cursors.get((stream, reader), 0)
-
-    def put_cursor(self, stream: str, reader: str, n: int) -> None:
-        """Note how far a reader has come."""
-        self.cursors[stream, reader] = n
-
-    def mark(self, name: str) -> tuple[int, int] | None:
-        """Return a high-water mark."""
-        return self.marks.get(name)
-
-    def put_mark(self, name: str, n: int, ms: int) -> None:
-        """Change a high-water mark."""
-        self.marks[name] = (n, ms)
-
-    def item(self, bucket: str, name: str) -> bytes | None:
-        """Return an item."""
-        return self.items.get((bucket, name))
-
-    def put_item(self, bucket: str, name: str, body: bytes) -> None:
-        """Put an item here, new or replaced."""
-        self.items[bucket, name] = body
-
-    def drop_item(self, bucket: str, name: str) -> None:
-        """Remove an item."""
-        del self.items[bucket, name]
-
-    def refuse(self, refusal: w.RecordRefusal) -> None:
-        """Record a refusal."""
-        self.refusals.append(refusal)
 
 
 async def flush(connection: PostgresConnection, groups: Sequence[w.Group]) -> list[w.Results]:
@@ -313,26 +185,26 @@ class _Flush:
 
     async def _store_streams(self) -> None:
         held = self.rows
-        begun, extended = _changes(self._lasts, held.lasts)
+        begun, extended = changes_of(self._lasts, held.lasts)
         await self._insert("begin_streams", begun)
         await self._run_many("extend_streams", extended)
         await self._run_many(
             "append", [(e.stream, n, e.body, e.at, e.key) for (_, n), e in held.appended.items()]
         )
-        _, rewritten = _changes(self._bodies, held.bodies)
+        _, rewritten = changes_of(self._bodies, held.bodies)
         await self._run_many("rewrite", [(*where, body) for where, body in rewritten])
-        new_cursors, moved = _changes(self._cursors, held.cursors)
+        new_cursors, moved = changes_of(self._cursors, held.cursors)
         await self._insert("begin_cursors", [(*where, n) for where, n in new_cursors])
         await self._run_many("move_cursors", [(*where, n) for where, n in moved])
 
     async def _store_marks(self) -> None:
-        begun, raised = _changes(self._marks, self.rows.marks)
+        begun, raised = changes_of(self._marks, self.rows.marks)
         await self._insert("begin_marks", [(mark, *at) for mark, at in begun])
         await self._run_many("raise_marks", [(mark, *at) for mark, at in raised])
 
     async def _store_items(self) -> None:
         stand = self.rows.items
-        new, replaced = _changes(self._items, stand)
+        new, replaced = changes_of(self._items, stand)
         await self._run_many("drop", [where for where in self._items if where not in stand])
         await self._insert("put_new", [(*where, body) for where, body in new])
         await self._run_many("replace", [(*where, body) for where, body in replaced])
@@ -341,9 +213,3 @@ class _Flush:
         if self.rows.refusals:
             await self._run_many("refuse", map(rows.refusal_row, self.rows.refusals))
             await self._run("forget_refusals", REFUSALS_KEPT)
-
-
-def _changes(before: dict[K, V], after: dict[K, V]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
-    """Return what is new, in the order of the keys, and what has changed."""
-    new = sorted((key, value) for key, value in after.items() if key not in before)
-    return new, [(key, value) for key, value in after.items() if before.get(key, value) != value]

@@ -18,15 +18,12 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 from duly.errors import LedgerUnavailable
+from duly.extras import needed_for
 from duly.runtime.tasks import report
 from duly.storage import sql
 
-try:
+with needed_for("a ledger in PostgreSQL"):
     import asyncpg
-except ImportError as missing:
-    raise LedgerUnavailable(
-        "PostgreSQL needs a driver that is not installed: pip install duly[postgres]"
-    ) from missing
 
 __all__ = ["DoubtfulCommits", "StatementWatch", "asyncpg", "process_of"]
 

@@ -23,9 +23,9 @@ class Migration(Struct, frozen=True):
 
 
 @cache
-def queries(dialect: str) -> dict[str, str]:
+def queries(dialect: str, file: str = "queries") -> dict[str, str]:
     """Return the statements of one dialect by name."""
-    text = files(__package__).joinpath(dialect, "queries.sql").read_text(encoding="utf-8")
+    text = files(__package__).joinpath(dialect, f"{file}.sql").read_text(encoding="utf-8")
     blocks = re.split(r"^-- name: (\w+)\n", text, flags=re.MULTILINE)[1:]
     return {name: _bare(sql) for name, sql in zip(blocks[::2], blocks[1::2], strict=True)}
 

@@ -18,6 +18,7 @@ from duly.apps.alerts.channels.address_guard import PRIVATE, AddressGuard, check
 from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
+from duly.extras import needed_for
 
 SECONDS: Final = 30.0
 
@@ -76,7 +77,7 @@ def _apprise() -> Any:
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
-        import apprise
-
+        with needed_for("an address of this kind"):
+            import apprise
         apprise.Apprise.instantiate("json://localhost")  # loads the services, too
     return apprise

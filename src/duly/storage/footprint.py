@@ -1,0 +1,89 @@
+"""Which rows a flush may touch, known before it begins.
+
+A database that several processes write is asked a fixed number of times for a flush, however many operations
+are in it. So their footprint is worked out first, and its rows are locked and read together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from duly.core import operations as w
+
+
+class Footprint:
+    """Everything that the operations of a flush may touch, their consequences included."""
+
+    def __init__(self, groups: Iterable[w.Group]) -> None:
+        self.admits: dict[bytes, w.Admit] = {}
+        """the first admission of each key"""
+        self.recalls: set[bytes] = set()
+        self.moves: set[bytes] = set()
+        self.refs: set[w.DeliveryRef] = set()
+        self.claims: dict[str, DueDeliveries] = {}
+        self.streams: set[str] = set()
+        self.cursors: set[tuple[str, str]] = set()
+        self.marks: set[str] = set()
+        self.items: set[tuple[str, str]] = set()
+        self.entries: set[tuple[str, int]] = set()
+        """those that may be rewritten"""
+        for group in groups:
+            self._add(group)
+
+    def _add(self, group: w.Group) -> None:
+        for operation in group:
+            if type(operation) is w.Admit:  # asked first: these four are most of what there is
+                self.admits.setdefault(operation.message.key, operation)
+                self._add(operation.then)
+            elif type(operation) is w.Advance:
+                self.moves.add(operation.key)
+            elif type(operation) is w.Finish:
+                self.refs.add(operation.ref)
+                self._add(operation.then)
+            elif type(operation) is w.Deliver:
+                self.refs.add(operation.ref)
+            else:
+                self._add_other(operation)
+
+    def _add_other(self, operation: w.Write) -> None:
+        match operation:
+            case w.Recall(message=message):
+                self.recalls.add(message.key)
+            case w.Withdraw(key=key):
+                self.moves.add(key)
+            case w.Take(ref=ref) | w.Renew(ref=ref) | w.Postpone(ref=ref):
+                self.refs.add(ref)
+            case w.Claim(channel=channel, now=now, limit=limit):
+                other = self.claims.get(channel, DueDeliveries(0, 0))
+                self.claims[channel] = DueDeliveries(max(now, other.now), limit + other.limit)
+            case w.AppendEntry(stream=stream, key=key, ends=ends):
+                self.streams.add(stream)
+                if ends and key not in self.admits:
+                    self.moves.add(key)
+            case w.RewriteEntry(stream=stream, n=n):
+                self.entries.add((stream, n))
+            case w.MoveCursor(stream=stream, reader=reader):
+                self.cursors.add((stream, reader))
+            case w.RaiseMark(mark=mark, then=then, otherwise=otherwise):
+                self.marks.add(mark)
+                self._add(then)
+                self._add(otherwise)
+            case (
+                w.PutNewItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
+                | w.CheckItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
+            ):
+                self.items.add((bucket, name))
+                self._add(then)
+                self._add(otherwise)
+            case w.PutItem(bucket=bucket, name=name) | w.DropItem(bucket=bucket, name=name):
+                self.items.add((bucket, name))
+            case w.RecordRefusal():
+                pass
+
+
+class DueDeliveries(NamedTuple):
+    """What the claims of one channel may take: up to `limit` deliveries that are due by `now`."""
+
+    now: int
+    limit: int

@@ -1,0 +1,153 @@
+"""One flush in a SQLite file that several processes write: read the rows it touches under the write lock,
+carry operations out on them, write back what changed.
+
+A flush runs a fixed number of statements, each with many rows: every statement lets go of the interpreter's
+lock and takes it again, and a busy event loop makes it wait for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+from duly.core import operations as w
+from duly.core.lifecycle import State
+from duly.core.messages import pack_answer
+from duly.core.trusted_time import Floor
+from duly.storage import sql
+from duly.storage.footprint import Footprint
+from duly.storage.interpreter import Interpreter
+from duly.storage.ledger import REFUSALS_KEPT
+from duly.storage.locked_rows import LockedMessage, LockedRows
+from duly.storage.sql import rows
+
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+"""How many rows a statement has: a few sizes, so that each is prepared once. What is missing up to the next
+size is filled with rows of nulls, which no key equals."""
+
+_STATE: Final = 4
+_MOVED_AT: Final = 7
+"""Where the state and its time stand in the row of an admission."""
+
+Row: TypeAlias = tuple[Any, ...]
+Run: TypeAlias = Callable[[str, Sequence[Any]], Iterable[Row]]
+"""Runs a statement on a connection and gives its rows."""
+
+
+def flush(run: Run, groups: Sequence[w.Group]) -> list[w.Results]:
+    """Carry groups out in order, within the transaction that is open."""
+    work = _SharedFlush(run, Footprint(groups))
+    work.load()
+    interpreter = Interpreter(work.rows)
+    results = [interpreter.execute(group) for group in groups]
+    work.store()
+    return results
+
+
+class _SharedFlush:
+    """Reads the rows of a footprint, and writes back those that have changed."""
+
+    def __init__(self, run: Run, footprint: Footprint) -> None:
+        self._run = run
+        self._footprint = footprint
+        self._deliveries: dict[w.DeliveryRef, w.Delivery] = {}
+        self.rows = LockedRows()
+
+    def _many(self, name: str, values: Iterable[Row]) -> list[Row]:
+        """Run a statement over many rows of values; returns what it gives."""
+        all_ = list(values)
+        found: list[Row] = []
+        for start in range(0, len(all_), ROWS[-1]):
+            part = all_[start : start + ROWS[-1]]
+            width, size = len(part[0]), next(size for size in ROWS if size >= len(part))
+            flat = [*chain.from_iterable(part), *(None,) * (width * (size - len(part)))]
+            found += self._run(_statement(name, size, width), flat)
+        return found
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    def load(self) -> None:
+        """Read every row that the operations of this flush need."""
+        touched, held = self._footprint, self.rows
+        keys = touched.recalls.union(touched.admits, touched.moves)
+        for key, fingerprint, state, answer in self._many("messages", ((key,) for key in keys)):
+            held.messages[key] = LockedMessage(fingerprint, State(state), rows.answer_of(answer))
+        if touched.admits:
+            held.floor = Floor(*next(iter(self._run(sql.queries("sqlite")["floor"], ()))))
+        found = self._many("deliveries", map(rows.names, touched.refs))
+        for channel, due in touched.claims.items():
+            found += self._run(sql.queries("sqlite")["due"], (channel, due.now, due.limit))
+        self._deliveries = {d.ref: d for d in map(rows.delivery_of, found)}
+        for delivery in self._deliveries.values():
+            held.put_delivery(delivery)
+        self._load_streams()
+        held.marks.update(
+            {mark: (n, ms) for mark, n, ms in self._many("marks", ((m,) for m in touched.marks))}
+        )
+        held.items.update({(bucket, name): body for bucket, name, body in self._many("items", touched.items)})
+        self._marks, self._items = dict(held.marks), dict(held.items)
+
+    def _load_streams(self) -> None:
+        touched, held = self._footprint, self.rows
+        streams = touched.streams.union(stream for stream, _ in touched.cursors)
+        held.lasts.update(dict(self._many("streams", ((s,) for s in streams))))
+        held.cursors.update({(s, reader): n for s, reader, n in self._many("cursors", touched.cursors)})
+        held.bodies.update({(s, n): body for s, n, body in self._many("entries", touched.entries)})
+        self._lasts, self._cursors, self._bodies = dict(held.lasts), dict(held.cursors), dict(held.bodies)
+
+    # ── writing back ─────────────────────────────────────────────────────────────────────────────
+
+    def store(self) -> None:
+        """Write every row that the operations of this flush have changed."""
+        held = self.rows
+        self._store_messages()
+        self._many("put_deliveries", map(rows.row_of, self._changed_deliveries()))
+        self._many("put_streams", _changed(self._lasts, held.lasts, lambda stream, n: (stream, n)))
+        self._many("put_entries", ((e.stream, n, e.body, e.at, e.key) for (_, n), e in held.appended.items()))
+        self._many("rewrite_entries", _changed(self._bodies, held.bodies, lambda at, body: (*at, body)))
+        self._many("put_cursors", _changed(self._cursors, held.cursors, lambda at, n: (*at, n)))
+        self._many("put_marks", _changed(self._marks, held.marks, lambda mark, at: (mark, *at)))
+        self._many("drop_items", (at for at in self._items if at not in held.items))
+        self._many("put_items", _changed(self._items, held.items, lambda at, body: (*at, body)))
+        if held.refusals:
+            self._many("put_refusals", map(rows.refusal_row, held.refusals))
+            self._run(sql.queries("sqlite")["forget_refusals"], (REFUSALS_KEPT,))
+
+    def _store_messages(self) -> None:
+        held = self.rows
+        gone = [(key,) for key in held.withdrawn]
+        self._many("drop_messages", gone)
+        self._many("drop_deliveries", gone)
+        new: list[Row] = []
+        moved: list[Row] = []
+        for key, row in held.messages.items():
+            answer = None if row.answer is None else pack_answer(row.answer)
+            if row.admit is not None:
+                columns = list(rows.admission_row(row.admit))
+                if row.moved_at is not None:
+                    columns[_STATE], columns[_MOVED_AT] = int(row.state), row.moved_at
+                new.append((*columns, answer))
+            elif row.moved_at is not None:
+                moved.append((key, int(row.state), answer, row.moved_at))
+        self._many("put_messages", new)
+        self._many("move_messages", moved)
+
+    def _changed_deliveries(self) -> Iterable[w.Delivery]:
+        before, withdrawn = self._deliveries, self.rows.withdrawn
+        for delivery in self.rows.deliveries():
+            if before.get(delivery.ref) is not delivery or delivery.ref.key in withdrawn:
+                yield delivery
+
+
+def _changed(before: dict[Any, Any], after: dict[Any, Any], row: Callable[[Any, Any], Row]) -> Iterable[Row]:
+    """Yield the rows of what is new or has changed."""
+    return (row(key, value) for key, value in after.items() if before.get(key) != value)
+
+
+@cache
+def _statement(name: str, size: int, width: int) -> str:
+    one = f"({', '.join('?' * width)})"
+    rows_ = ", ".join([one] * size)
+    return sql.queries("sqlite", "shared")[name].replace(":rows", rows_)
