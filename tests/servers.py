@@ -295,9 +295,15 @@ class Mosquitto:
 class RabbitMqHost:
     """A virtual host of a RabbitMQ: a broker by itself, at a port of its own."""
 
-    def __init__(self, port: int, env: dict[str, str]) -> None:
+    def __init__(self, port: int, env: dict[str, str], host: str = "/") -> None:
         self.port = port
         self._env = env
+        self._host = host
+
+    @property
+    def amqp_url(self) -> str:
+        """Its address for those who do not speak MQTT."""
+        return f"amqp://guest:guest@127.0.0.1:{self._env['RABBITMQ_NODE_PORT']}/{quote(self._host, safe='')}"
 
     def url(self, name: str) -> str:
         # It knows one user only, whom we use for everybody: the session's name is what tests need.
@@ -430,7 +436,8 @@ def shared_rabbitmq(folder: Path) -> RabbitMqHost:
             told.write_text(json.dumps(server.describe()))
     there = json.loads(told.read_text())
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    return RabbitMqHost(there["ports"][worker % HOSTS], there["env"])
+    at = worker % HOSTS
+    return RabbitMqHost(there["ports"][at], there["env"], f"host{at}" if at else "/")
 
 
 def remove_shared_rabbitmq(folder: Path) -> None:

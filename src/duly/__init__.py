@@ -44,6 +44,8 @@ from duly.extras import needed_for
 if TYPE_CHECKING:
     from duly.clients.app import App
     from duly.clients.chat import Chat
+    from duly.clients.consumer.consumer import Consumer
+    from duly.clients.consumer.queue_message import Outcome, QueueMessage
     from duly.clients.device import Device
     from duly.clients.node.node import Node
     from duly.clients.node.statuses import NodeStatus
@@ -77,6 +79,7 @@ _MODULE_OF = {
     "Answer": "duly.core.messages",
     "App": "duly.clients.app",
     "Chat": "duly.clients.chat",
+    "Consumer": "duly.clients.consumer.consumer",
     "Device": "duly.clients.device",
     "Horizon": "duly.core.horizon",
     "Ledger": "duly.storage.ledger",
@@ -85,6 +88,8 @@ _MODULE_OF = {
     "Node": "duly.clients.node.node",
     "NodeStatus": "duly.clients.node.statuses",
     "Order": "duly.core.messages",
+    "Outcome": "duly.clients.consumer.queue_message",
+    "QueueMessage": "duly.clients.consumer.queue_message",
     "RetryPolicy": "duly.core.retry",
     "SentTask": "duly.clients.node.tasks",
     "Sentinel": "duly.clients.sentinel",
@@ -106,6 +111,7 @@ __all__ = [
     "App",
     "Chat",
     "Conflict",
+    "Consumer",
     "Device",
     "DeviceError",
     "DulyError",
@@ -119,6 +125,8 @@ __all__ = [
     "Node",
     "NodeStatus",
     "Order",
+    "Outcome",
+    "QueueMessage",
     "Refused",
     "RetryPolicy",
     "SenderError",

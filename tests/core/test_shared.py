@@ -229,3 +229,32 @@ def test_what_waits_for_a_gap_goes_with_its_recipient() -> None:
     a.give(Unreachable("lock"))
     assert a.wait(1) == []
     assert sent(b.comes() + b.wait(1)) == [b"1"]
+
+
+def test_what_waits_in_the_ledger_is_not_overtaken_when_it_arrives_at_its_worker_too() -> None:
+    """Both workers are given the same message; the one that cannot reach the lock stores it first. Where that
+    is asked for, the other one starts it: the next message follows on from it."""
+    disk, clock = Disk(), ManualClock()
+    a, b = SharedHub("a", disk, clock), SharedHub("b", disk, clock)
+    a.machine = Inbox(POLICY, "a", lanes=LanePolicy(gated=True), shared=True, adopt=True)
+    a.comes()
+    b.give(Arrived(message(0), "b"))
+    first = a.give(Arrived(message(0), "a"))
+    assert [effect.message.id for effect in only(Transmit, first)] == [message(0).id]
+    assert [effect.verdict.word.value for effect in only(Reply, first)] == ["duplicate"]
+    second = a.give(Arrived(message(1), "a"))
+    assert [effect.message.id for effect in only(Transmit, second)] == [message(1).id]
+    assert not only(Transmit, a.look("lock"))
+    a.give(Answered(message(0).key, State.DONE, Answer()))
+    assert a.state(message(0).key) == "done"
+
+
+def test_what_waits_in_the_ledger_keeps_its_place_behind_a_gap_when_it_arrives_at_its_worker_too() -> None:
+    disk, clock = Disk(), ManualClock()
+    a, b = SharedHub("a", disk, clock), SharedHub("b", disk, clock)
+    a.machine = Inbox(POLICY, "a", lanes=LanePolicy(gated=True), shared=True, adopt=True)
+    a.comes()
+    b.give(Arrived(message(1), "b"))
+    assert not only(Transmit, a.give(Arrived(message(1), "a")))
+    begun = a.give(Arrived(message(0), "a"))
+    assert [effect.message.id for effect in only(Transmit, begun)] == [message(0).id, message(1).id]

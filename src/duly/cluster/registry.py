@@ -35,12 +35,15 @@ BLIND: Final = 3.0
 class HubRegistry:
     """One hub's view of the hubs and of the devices that they hold.
 
-    A holder is written as the hub's name and a token, so that two sessions at the same hub differ.
+    A holder is written as the hub's name and a token, so that two sessions at the same hub differ. `area`
+    leads the names of the buckets and hints of others than hubs that share work on one ledger in the same
+    way.
     """
 
-    def __init__(self, ledger: Ledger, notifier: HintSender) -> None:
+    def __init__(self, ledger: Ledger, notifier: HintSender, area: str = "") -> None:
         self._ledger = ledger
         self._notifier = notifier
+        self._hubs, self._registry, self.held = area + HUBS, area + REGISTRY, area + HELD
         self.me = ledger.worker
         self._heartbeat = 0
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
@@ -78,9 +81,9 @@ class HubRegistry:
         """Beat once, and read the registry. Returns the devices that a dead hub held and no hub holds now;
         each of them is told to one hub only."""
         self._heartbeat += 1
-        await self._ledger.write(PutItem(HUBS, self.me, b"%d" % self._heartbeat))
+        await self._ledger.write(PutItem(self._hubs, self.me, b"%d" % self._heartbeat))
         # In this order: a hub whose device is seen had a heartbeat before it.
-        holders, heartbeats = await self._ledger.bucket(REGISTRY), await self._ledger.bucket(HUBS)
+        holders, heartbeats = await self._ledger.bucket(self._registry), await self._ledger.bucket(self._hubs)
         now = asyncio.get_running_loop().time()
         was_blind, self._refreshed = now - self._refreshed > BLIND, now
         before, self._heartbeats = self._heartbeats, {}
@@ -92,13 +95,13 @@ class HubRegistry:
         living = self.living
         for hub, heartbeat in heartbeats.items():
             if hub not in living:
-                await self._ledger.write(DropItem(HUBS, hub, heartbeat))
+                await self._ledger.write(DropItem(self._hubs, hub, heartbeat))
         lost = [(device, holder) for device, holder in holders.items() if _hub_of(holder) not in living]
         return [device for device, holder in lost if await self._drop(device, holder)]
 
     async def look_up(self, device: str) -> bool:
         """Whether a living hub holds a device, by the ledger."""
-        holder = await self._ledger.item(REGISTRY, device)
+        holder = await self._ledger.item(self._registry, device)
         if holder is None:
             self._holders.pop(device, None)
         else:
@@ -121,7 +124,7 @@ class HubRegistry:
         holder = self._new_holder()
         self._registering.add(device)
         try:
-            new = await self._ledger.apply(PutItem(REGISTRY, device, holder))
+            new = await self._ledger.apply(PutItem(self._registry, device, holder))
         finally:
             self._registering.discard(device)
         self._settle(device, holder)
@@ -133,9 +136,9 @@ class HubRegistry:
         mine = self._mine.get(device)
         if mine is None:
             return True
-        ours = await self._ledger.item(REGISTRY, device) == mine
+        ours = await self._ledger.item(self._registry, device) == mine
         if not ours:
-            ours = await self._ledger.apply(PutNewItem(REGISTRY, device, mine))
+            ours = await self._ledger.apply(PutNewItem(self._registry, device, mine))
         if self._mine.get(device) != mine:
             return True  # it left meanwhile, or came again
         if ours:
@@ -146,17 +149,17 @@ class HubRegistry:
 
     async def claim(self, device: str) -> bool:
         """Hold a device that every hub could serve, unless a living hub holds it; whether this hub does."""
-        there = await self._ledger.item(REGISTRY, device)
+        there = await self._ledger.item(self._registry, device)
         if there is not None:
             self._learn(device, there)
             if _hub_of(there) in self.living:
                 return there == self._mine.get(device)
         holder = self._new_holder()
-        old = () if there is None else (DropItem(REGISTRY, device, there),)
+        old = () if there is None else (DropItem(self._registry, device, there),)
         won = False
         self._registering.add(device)
         try:
-            put = PutNewItem(REGISTRY, device, holder)
+            put = PutNewItem(self._registry, device, holder)
             won = (await self._ledger.write(*old, put)).of(put)
         finally:
             if not won:
@@ -181,22 +184,22 @@ class HubRegistry:
 
     async def leave(self) -> None:
         """Say that this hub stops, so that its heartbeat is not waited for."""
-        await self._ledger.write(DropItem(HUBS, self.me))
-        self._notifier.hint(HELD)
+        await self._ledger.write(DropItem(self._hubs, self.me))
+        self._notifier.hint(self.held)
 
     def _new_holder(self) -> bytes:
         return f"{self.me}/{secrets.token_hex(4)}".encode()
 
     def _settle(self, device: str, holder: bytes) -> None:
         self._holders[device] = self._mine[device] = holder
-        self._notifier.hint(HELD, device)
+        self._notifier.hint(self.held, device)
 
     async def _drop(self, device: str, holder: bytes) -> bool:
-        gone = await self._ledger.apply(DropItem(REGISTRY, device, holder))
+        gone = await self._ledger.apply(DropItem(self._registry, device, holder))
         if self._holders.get(device) == holder:
             del self._holders[device]
         if gone:
-            self._notifier.hint(HELD, device)
+            self._notifier.hint(self.held, device)
         return gone
 
 

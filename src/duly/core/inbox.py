@@ -45,6 +45,7 @@ from duly.core.outbox import (
     UNABLE,
     Outbox,
     OutboxPolicy,
+    always,
     never,
     no_time,
     unable,
@@ -94,10 +95,6 @@ def _same_horizon(_: str) -> Horizon:
     return horizons.DEFAULT
 
 
-def _always(_: Message) -> bool:
-    return True
-
-
 def _welcome(_: Arrived, __: int) -> Verdict | None:
     return None
 
@@ -111,10 +108,11 @@ class Inbox:
 
     `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` may refuse
     a new message; a repeat of an accepted one is answered all the same. `shared`: other workers serve the
-    same channel, each the recipients that it can reach. `permit(message)` is asked again when a message that
-    waited gets its turn; it returns why the message may no longer be handed over, or None. `minted` names the
-    mark that keeps the last id of a local sender that mints `SeqId`s. `backlog` counts the messages that
-    wait.
+    same channel, each the recipients that it can reach. `adopt`: what another worker has stored, and waits,
+    is started here when it arrives here too: those behind it must not overtake it. `permit(message)` is asked
+    again when a message that waited gets its turn; it returns why the message may no longer be handed over,
+    or None. `minted` names the mark that keeps the last id of a local sender that mints `SeqId`s. `backlog`
+    counts the messages that wait.
     """
 
     def __init__(
@@ -124,10 +122,11 @@ class Inbox:
         *,
         lanes: LanePolicy | None = None,
         horizon: Callable[[str], Horizon] = _same_horizon,
-        repeatable: Callable[[Message], bool] = _always,
+        repeatable: Callable[[Message], bool] = always,
         refuse: Callable[[Arrived, int], Verdict | None] = _welcome,
         permit: Callable[[Message], str | None] = _allow,
         shared: bool = False,
+        adopt: bool = False,
         minted: str = "",
         backlog: Backlog | None = None,
         once: Callable[[Message], bool] = never,
@@ -138,6 +137,7 @@ class Inbox:
         self._minted = minted
         self.backlog = Backlog() if backlog is None else backlog
         self._shared = shared
+        self._adopt = adopt
         self.outbox = Outbox(
             policy, worker, repeatable=repeatable, ended=self._ended, lost=self._lost,
             once=once, patience=patience, fails=self._step_back,
@@ -367,8 +367,10 @@ class Inbox:
             refused = (Recall(message, REVOKED, now),)
             for given in reversed(live.given):
                 first = CheckItem(given.bucket, given.name, given.body, (first,), refused)
-        done = partial(self._admitted, live, move, admit, raised)
-        return Step((first,), done, (Reply(live.origins[0], message, UNABLE),))
+        adopt = self._start(move, now) if self._adopt and type(move) is Release else None
+        writes: Group = () if adopt is None else adopt.writes
+        done = partial(self._admitted, live, move, admit, raised, adopt)
+        return Step((first, *writes), done, (Reply(live.origins[0], message, UNABLE),))
 
     def _admitted(
         self,
@@ -376,6 +378,7 @@ class Inbox:
         move: Move | None,
         admit: Admit,
         raised: RaiseMark | None,
+        adopt: Step | None,
         results: Results,
         now: int,
     ) -> list[Todo]:
@@ -383,7 +386,12 @@ class Inbox:
         # What had to be so was not: then only what is known of the message was asked.
         verdict = (results.first(Recall) if live.given else None) or results.of(admit)
         if verdict.word is not _FRESH:
-            return self._not_fresh(live, verdict, now)
+            waits = self._adopt and verdict.word is Word.DUPLICATE and verdict.state is State.ACCEPTED
+            if not waits or live.away or (adopt is None and move is not None):
+                return self._not_fresh(live, verdict, now)
+            live.committed = True
+            told = [Reply(origin, message, verdict) for origin in origins]
+            return [*told, *(() if adopt is None else adopt.done(results, now))]
         live.committed = True
         if live.away:
             self._live.pop(message.key, None)  # it goes on being counted, until its end is known
@@ -461,7 +469,6 @@ class Inbox:
 
     def _move(self, move: Move, now: int) -> list[Todo]:
         message = move.message
-        ref = self.outbox.ref(message)
         if isinstance(move, Supersede) and move.mark and self._shared:
             # What we remember of the mark may come from a repeat that turned out to be this very message.
             move = Release(message, move.mark, move.n, move.ms, -1)
@@ -471,6 +478,12 @@ class Inbox:
             return [self._finish(message, State.EXPIRED, EXPIRED, now)]
         if (reason := self._permit(message)) is not None:
             return [self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)]
+        return [self._start(move, now)]
+
+    def _start(self, move: Release, now: int) -> Step:
+        """Return the step that starts a stored message, or supersedes it if its mark says that it is late."""
+        message = move.message
+        ref = self.outbox.ref(message)
         late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
         take = self.outbox.relaunch(message, 0, now)
         start: Group = (take, Advance(message.key, State.SENT, now))
@@ -486,7 +499,7 @@ class Inbox:
                 return [self.outbox.launched(message, 1, move.after, now)]
             return self._superseded(message, LATE, now)
 
-        return [Step(start if mark is None else (mark,), done)]
+        return Step(start if mark is None else (mark,), done)
 
     def _finish(self, message: Message, state: State, answer: Answer, now: int) -> Step:
         end = Advance(message.key, state, now, answer)

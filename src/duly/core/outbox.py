@@ -99,7 +99,8 @@ class OutboxPolicy(Struct, frozen=True):
             raise Malformed("patience is a length of time, more than 0")
 
 
-def _always(_: Message) -> bool:
+def always(_: Message) -> bool:
+    """Return True for every message: the default of `repeatable`."""
     return True
 
 
@@ -141,7 +142,7 @@ class Outbox:
         policy: OutboxPolicy,
         worker: str,
         *,
-        repeatable: Callable[[Message], bool] = _always,
+        repeatable: Callable[[Message], bool] = always,
         ended: Callable[[Message, State, Answer, int], list[Todo]] = _report,
         lost: Callable[[Message, int], list[Todo]] = _forgotten,
         minted: str = "",

@@ -23,6 +23,7 @@ from duly.apps.gateway.service import GatewayService
 from duly.clients.app import App
 from duly.clients.chat import Chat
 from duly.clients.device import Command, Device
+from duly.clients.sentinel import Sentinel
 from duly.clients.websocket_link import RECONNECT
 from duly.cluster.notifier import Notifier
 from duly.core.lifecycle import State
@@ -273,7 +274,7 @@ class OpenAccounts(Accounts):
         return ""
 
 
-class _SeenGateway(GatewayService):
+class SeenGateway(GatewayService):
     """The production gateway, with its replies noted in the log."""
 
     node: SimProcess
@@ -303,7 +304,7 @@ class GatewayHub(SimProcess):
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
         audit = AuditLog(self.ledger)
-        self.gateway = _SeenGateway(
+        self.gateway = SeenGateway(
             self.ledger, self.accounts, audit, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
         )
         self.router = Router(audit, [self.gateway])
@@ -365,7 +366,7 @@ def break_link(client: object) -> None:
         link.break_()
 
 
-def end_client(client: App | Device | Chat) -> None:
+def end_client(client: App | Device | Chat | Sentinel) -> None:
     """End a client as the death of its process does: its engine stops and its socket breaks."""
     client.tasks.kill()
     if hasattr(client, "_engine"):

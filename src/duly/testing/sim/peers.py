@@ -51,6 +51,14 @@ class _SimNode(FdNode):
         return self.node.ledger
 
 
+def end_node(node: FdNode) -> None:
+    """End a node as the death of its process does."""
+    node.tasks.kill()
+    if hasattr(node, "_mailbox"):
+        node._mailbox._cancel_timers()
+        node._mailbox.link._tasks.kill()
+
+
 class SimPeer(SimProcess):
     """A process with a node."""
 
@@ -79,10 +87,7 @@ class SimPeer(SimProcess):
     def die(self) -> None:
         peer = getattr(self, "peer", None)
         if peer is not None:
-            peer.tasks.kill()
-        if peer is not None and hasattr(peer, "_mailbox"):
-            peer._mailbox._cancel_timers()
-            peer._mailbox.link._tasks.kill()
+            end_node(peer)
         for task in list(self.own):
             task.cancel()
         self.world.broker.hang_up(self.name)

@@ -1,0 +1,1 @@
+"""`duly.Consumer`: runs the messages of any at-least-once queue once, and in order."""

@@ -1,0 +1,266 @@
+"""What a test's program sees of its process: a transport, a memory, and the production clients.
+
+The laws. A process dies with everything that it has begun, and is started again from its memory: its program
+is called anew. What a dead one still tries to do has no effect. A program that returns is over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import copy_context
+from copy import deepcopy
+from random import Random
+from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypeVar
+
+from duly.clients.app import App
+from duly.clients.device import Device
+from duly.clients.node.node import Node
+from duly.clients.sentinel import Sentinel
+from duly.core.units import SECOND
+from duly.errors import ProgramError
+from duly.identity.accounts import Role
+from duly.storage.ledger import Ledger
+from duly.testing.programs import clients
+from duly.testing.programs.history import ObservedEvent
+from duly.testing.sim.nodes import SimProcess
+from duly.testing.sim.peers import own_tasks
+
+if TYPE_CHECKING:
+    from duly.testing.programs.world import ProgramWorld
+
+C = TypeVar("C", bound=App | Device | Sentinel | Node)
+Handler: TypeAlias = Callable[[Any], Awaitable[object]]
+"""What answers the questions of other processes."""
+Program: TypeAlias = Callable[["Process"], Awaitable[object]]
+"""What a test runs in a process: an async function of it."""
+
+
+class CallFailed(Exception):
+    """The other process was called, and its handler raised."""
+
+
+class Process:
+    """One life of a process, as its program sees it."""
+
+    def __init__(self, host: ProgramProcess) -> None:
+        self._host = host
+        self.name = host.name
+        self.life = host.incarnation
+        """how often the process has been started"""
+        self.random = Random(f"{host.name} {host.incarnation} {host.world.plan.seed}")
+        """random numbers that are the same when the run is replayed"""
+        self._calls: dict[int, asyncio.Future[object]] = {}
+        self._inbox: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
+        self._handler: Handler | None = None
+        self._unserved: list[tuple[str, int, object]] = []
+
+    # ── what the observer is told ────────────────────────────────────────────────────────────────
+
+    def effect(self, name: str, key: str = "", *, lane: str = "", n: int | None = None) -> None:
+        """Report that something has happened in the world outside: a card was charged, a door opened."""
+        self._report("effect", name, key, lane, n)
+
+    def wants(self, key: str) -> None:
+        """Report that this process wants something to happen, so that its outcome is owed."""
+        self._report("wants", "", key)
+
+    def told(self, key: str, outcome: object = "done") -> None:
+        """Report that this process has learned how it ended."""
+        self._report("told", "", key, value=outcome)
+
+    def note(self, sentence: str) -> None:
+        """Add a line to the trace."""
+        if self._alive:
+            self._host.world.log.note(self.name, sentence)
+
+    def _report(
+        self, what: str, name: str, key: str, lane: str = "", n: int | None = None, value: object = None
+    ) -> None:
+        if not self._alive:
+            raise asyncio.CancelledError
+        world = self._host.world
+        world.history.events.append(
+            ObservedEvent(world.loop.time(), self.name, self.life, what, name, key, lane, n, value)
+        )
+        words = [what.upper() if what == "effect" else what, name, key, lane, "" if n is None else f"#{n}"]
+        said = [repr(value)] if what == "told" else []
+        world.log.note(self.name, " ".join([*filter(None, words), *said]))
+
+    @property
+    def _alive(self) -> bool:
+        return self._host.alive and self._host.incarnation == self.life
+
+    # ── time ─────────────────────────────────────────────────────────────────────────────────────
+
+    def now(self) -> float:
+        """The time by this process's own clock, in seconds since 1970; clocks may differ."""
+        return self._host.clock.now() / SECOND
+
+    # ── a transport for code that does not use duly ──────────────────────────────────────────────
+
+    def send(self, to: str, payload: object) -> None:
+        """Send a message to another process: it may be lost, repeated, late, or come after a later one."""
+        self._transmit(to, ("message", 0, payload))
+
+    async def receive(self) -> tuple[str, object]:
+        """Wait for the next message; returns who sent it, and what."""
+        return await self._inbox.get()
+
+    async def call(self, to: str, payload: object, timeout: float = 1.0) -> Any:
+        """Ask another process, and return its answer. Raises `TimeoutError` if none comes in time: the
+        question or the answer was lost or is late. Raises `CallFailed` if its handler raised."""
+        number = self._host.number()
+        answer = self._calls[number] = asyncio.get_running_loop().create_future()
+        self._transmit(to, ("question", number, payload))
+        try:
+            async with asyncio.timeout(timeout):
+                return await answer
+        finally:
+            del self._calls[number]
+
+    async def serve(self, handler: Handler) -> Never:
+        """Answer the questions of others with what `handler` returns, for ever; many at the same time."""
+        self._handler = handler
+        for question in self._unserved:
+            self._host.spawn(self._answer(*question))
+        self._unserved.clear()
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError("it waits for ever")
+
+    def _transmit(self, to: str, packet: tuple[str, int, object]) -> None:
+        if not self._alive:
+            raise asyncio.CancelledError
+        self._host.world.carry(self.name, to, packet)
+
+    def take_in(self, source: str, packet: tuple[str, int, object]) -> None:
+        """Receive a packet of the network."""
+        kind, number, payload = packet
+        if kind == "message":
+            self._inbox.put_nowait((source, deepcopy(payload)))
+        elif kind == "question" and self._handler is None:
+            self._unserved.append((source, number, payload))
+        elif kind == "question":
+            self._host.spawn(self._answer(source, number, payload))
+        elif (waiting := self._calls.get(number)) is not None and not waiting.done():
+            if kind == "answer":
+                waiting.set_result(deepcopy(payload))
+            else:
+                waiting.set_exception(CallFailed(str(payload)))
+
+    async def _answer(self, source: str, number: int, payload: object) -> None:
+        assert self._handler is not None
+        try:
+            answer = await self._handler(deepcopy(payload))
+        except Exception as problem:
+            self._transmit(source, ("failure", number, repr(problem)))
+        else:
+            self._transmit(source, ("answer", number, answer))
+
+    # ── memory ───────────────────────────────────────────────────────────────────────────────────
+
+    async def save(self, key: str, value: object) -> None:
+        """Store a value that survives a crash. The process may die just before it is stored, or just
+        after."""
+        await self._host.moment("before")
+        self._host.saved[key] = deepcopy(value)
+        await self._host.moment("after")
+
+    def load(self, key: str, default: object = None) -> Any:
+        """Return a value that was saved, by this life of the process or an earlier one."""
+        return deepcopy(self._host.saved.get(key, default))
+
+    async def point(self) -> None:
+        """Let the process die here, if the run has a crash here."""
+        await self._host.moment("at a point,")
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of this process, for `duly.once` and `duly.Consumer`. It survives crashes, and the
+        process may die just before or just after every commit."""
+        return self._host.ledger
+
+    # ── clients ──────────────────────────────────────────────────────────────────────────────────
+
+    def app(self) -> App:
+        """A `duly.App` with the name of this process, connected to the simulated hub."""
+        return self._host.adopt(clients.ProgramApp(self._host), Role.APP)
+
+    def device(self) -> Device:
+        """A `duly.Device` with the name of this process, connected to the simulated hub."""
+        return self._host.adopt(clients.ProgramDevice(self._host), Role.DEVICE)
+
+    def sentinel(self, profile: str = "default") -> Sentinel:
+        """A `duly.Sentinel` with the name of this process, connected to the simulated hub."""
+        return self._host.adopt(clients.ProgramSentinel(self._host, profile), Role.SENTINEL)
+
+    def node(self, *, ordered: bool = False) -> Node:
+        """A `duly.Node` with the name of this process, connected to a simulated MQTT broker."""
+        return self._host.adopt(clients.ProgramNode(self._host, ordered=ordered), None)
+
+
+class ProgramProcess(SimProcess):
+    """The host of a test's program: it dies and restarts."""
+
+    world: ProgramWorld
+
+    def __init__(self, world: ProgramWorld, name: str, skew: int, program: Program) -> None:
+        super().__init__(world, name, skew)
+        self._program = program
+        self.saved: dict[str, object] = {}
+        self.finished = False
+        self._numbers = 0
+        self.own: dict[asyncio.Task[object], None] = {}
+        self._client: App | Device | Sentinel | Node | None = None
+        self._context = copy_context()
+
+    async def begin(self) -> None:
+        """Call the program anew."""
+        self.own = {}
+        own_tasks.set(self.own)
+        self._context = copy_context()
+        self._client = None
+        self.process = Process(self)
+        if not self.finished:
+            self.spawn(self._run(self.process))
+
+    def spawn(self, program: Coroutine[object, None, None]) -> None:
+        """Run a task that ends with this process, also where a packet of another one began it."""
+        self._context.run(super().spawn, program)
+
+    async def _run(self, process: Process) -> None:
+        await self._program(process)
+        if process.life == self.incarnation and self.alive:
+            self.finished = True
+            self.world.log.note(self.name, "has finished")
+
+    def die(self) -> None:
+        """End everything that the program has begun."""
+        if self._client is not None:
+            clients.kill(self._client)
+            self.world.broker.hang_up(self.name)
+        for task in list(self.own):
+            task.cancel()
+
+    def adopt(self, client: C, role: Role | None) -> C:
+        """Make this the client of the process, and start the hub if it is the first one that needs it."""
+        if self._client is not None:
+            raise ProgramError(f"the process {self.name} has a client already; a process is one client")
+        self._client = client
+        if role is not None:
+            self.world.connect(self.name, role)
+        return client
+
+    def number(self) -> int:
+        """A number for a question; it is not used again."""
+        self._numbers += 1
+        return self._numbers
+
+    async def moment(self, what: str) -> None:
+        """Die here, if the run has a crash here."""
+        life = self.incarnation
+        await asyncio.sleep(0.0005)
+        if self.alive and self.incarnation == life and self.world.fault(self, what) == "crash":
+            self.crash()
+        if not self.alive or self.incarnation != life:
+            raise asyncio.CancelledError

@@ -1,0 +1,150 @@
+"""A worker of a task queue in a process of its own. Each task writes its order into a file; with `dies` the
+process kills itself after the first.
+
+python task_worker.py QUEUE BROKER LEDGER FILE dies|lives      works
+python task_worker.py QUEUE BROKER LEDGER FILE ORDER…          sends each of these orders
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+QUEUE, BROKER, LEDGER, FILE, *WHAT = sys.argv[1:]
+WORKS = WHAT in (["dies"], ["lives"])
+
+
+def charge(order: str) -> str:
+    written = os.open(FILE, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    os.write(written, f"{order}\n".encode())
+    os.close(written)
+    if WHAT == ["dies"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return f"charged {order}"
+
+
+def with_celery() -> None:
+    from celery import Celery
+
+    from duly.integrations.celery import once_per_task
+
+    app = Celery(broker=BROKER, backend=BROKER)
+    app.conf.update(
+        task_acks_late=True,
+        broker_transport_options={"visibility_timeout": 1, "polling_interval": 0.1},
+        broker_connection_retry_on_startup=True,
+        worker_prefetch_multiplier=1,
+    )
+    task = app.task(name="charge")(once_per_task(LEDGER)(charge))
+    if WORKS:
+        app.worker_main(["worker", "--pool=solo", "--loglevel=ERROR", "--without-gossip", "--without-mingle"])
+    for order in WHAT:
+        task.apply_async((order,), task_id=f"id-{order}")
+
+
+def with_dramatiq() -> None:
+    import dramatiq
+    from dramatiq.brokers.redis import RedisBroker
+    from dramatiq.middleware import CurrentMessage
+
+    from duly.integrations.dramatiq import once_per_message
+
+    broker = RedisBroker(url=BROKER, heartbeat_timeout=1_000, maintenance_chance=1_000_000)
+    broker.add_middleware(CurrentMessage())
+    dramatiq.set_broker(broker)
+    actor = dramatiq.actor(actor_name="charge", max_retries=0)(once_per_message(LEDGER)(charge))
+    if WORKS:
+        dramatiq.Worker(broker, worker_threads=1, worker_timeout=100).start()
+        signal.pause()
+    for order in WHAT:
+        message = actor.message(order)
+        broker.enqueue(message.copy(message_id=f"id-{order}"))
+
+
+def with_arq() -> None:
+    from arq import Worker, create_pool, func
+    from arq.connections import RedisSettings
+
+    from duly.integrations.arq import once_per_job
+
+    async def job(ctx: dict[str, Any], order: str) -> str:
+        return charge(order)
+
+    there = RedisSettings.from_dsn(BROKER)
+
+    async def send() -> None:
+        pool = await create_pool(there)
+        for order in WHAT:
+            await pool.enqueue_job("job", order, _job_id=f"id-{order}")
+        await pool.aclose()
+
+    if WORKS:
+        asyncio.set_event_loop(asyncio.new_event_loop())
+        Worker(
+            [func(once_per_job(LEDGER)(job), name="job")],
+            redis_settings=there,
+            keep_result=0,
+            job_timeout=1,
+            poll_delay=0.1,
+            max_jobs=1,
+        ).run()
+    asyncio.run(send())
+
+
+def with_taskiq() -> None:
+    from taskiq.api import run_receiver_task
+    from taskiq_redis import RedisStreamBroker
+
+    from duly.integrations.taskiq import CurrentTask, once_per_task
+
+    broker = RedisStreamBroker(BROKER, idle_timeout=1_000, unacknowledged_lock_timeout=5)
+    broker.add_middlewares(CurrentTask())
+
+    @broker.task(task_name="charge")
+    @once_per_task(LEDGER)
+    async def task(order: str) -> str:
+        return charge(order)
+
+    async def work() -> None:
+        broker.is_worker_process = True
+        await broker.startup()
+        await run_receiver_task(broker)
+
+    async def send() -> None:
+        await broker.startup()
+        for order in WHAT:
+            await task.kicker().with_task_id(f"id-{order}").kiq(order)
+        await broker.shutdown()
+
+    asyncio.run(work() if WORKS else send())
+
+
+def with_faststream() -> None:
+    from faststream import FastStream
+    from faststream.rabbit import RabbitBroker, RabbitQueue
+
+    from duly.integrations.faststream import CurrentMessage, once_per_message
+
+    broker = RabbitBroker(BROKER, middlewares=[CurrentMessage], log_level=50)
+    queue = RabbitQueue("charges", durable=True)
+
+    @broker.subscriber(queue)
+    @once_per_message(LEDGER)
+    async def handle(order: str) -> str:
+        return charge(order)
+
+    async def send() -> None:
+        async with broker:
+            for order in WHAT:
+                await broker.publish(order, "charges", message_id=f"id-{order}", persist=True)
+
+    asyncio.run(FastStream(broker).run(log_level=50) if WORKS else send())
+
+
+if __name__ == "__main__":
+    Path(FILE).touch()
+    globals()[f"with_{QUEUE}"]()
