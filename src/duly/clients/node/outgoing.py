@@ -256,7 +256,10 @@ class Outgoing:
                 ack()
             case fd.FdComplete(value=value):
                 content = self._peers.read(by, value)
-                self._offer(Answered(key, State.DONE, Answer(0, pack(content, content.form))), ack)
+                answer = Answer(0, pack(content, content.form))
+                if sent is not None:
+                    sent.hear(answer, content)
+                self._offer(Answered(key, State.DONE, answer), ack)
             case fd.FdFailed(error=error):
                 content = self._peers.read(by, error)
                 state, reason = _failure(content.value)

@@ -119,7 +119,8 @@ class SentTask:
     task.result` until its end: it returns the result, or raises `TaskFailed`, `Expired` or `Unknown`."""
 
     __slots__ = (
-        "_news", "_updates", "action", "delivered", "id", "progress", "result", "state", "stored", "to"
+        "_heard", "_news", "_updates", "action", "delivered", "id", "progress", "result", "state",
+        "stored", "to",
     )  # fmt: skip
 
     def __init__(self, message: Message, state: State = State.ACCEPTED) -> None:
@@ -133,6 +134,7 @@ class SentTask:
         self.progress: Any = None
         """the last progress that its handler reported"""
         self._updates: deque[Any] | None = None
+        self._heard: tuple[Answer, Content] | None = None
         self._news: asyncio.Event | None = None
         if state is not State.ACCEPTED:
             self.reach(state)
@@ -175,12 +177,20 @@ class SentTask:
         if state is not State.SENT and not self.delivered.done:
             self.delivered.tell(None)
 
+    def hear(self, answer: Answer, content: Content) -> None:
+        """An answer came, with this content; it counts once it is stored."""
+        self._heard = (answer, content)
+
     def end(self, state: State, answer: Answer) -> None:
         """It has ended; a second end settles what was unknown."""
         if self.result.done:
             self.result = Moment()
+        heard = self._heard
         try:
-            self.result.tell(outcome(state, answer))
+            if state is State.DONE and heard is not None and heard[0] is answer:
+                self.result.tell(heard[1].value)  # as it was read; it need not be read again
+            else:
+                self.result.tell(outcome(state, answer))
         except (OutcomeError, Expired) as problem:
             self.result.fail(problem)
         self.reach(state)
