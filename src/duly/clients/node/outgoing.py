@@ -268,7 +268,7 @@ class Outgoing:
     def _received(self, key: bytes, sent: SentTask | None) -> None:
         """The receiver has it. That is stored a little later: most tasks are answered before, and after a
         crash the task is sent again, and acknowledged again."""
-        if sent is not None and not sent.delivered.done:
+        if sent is not None and not sent.is_delivered:
             sent.reach(State.DELIVERED)
         self._receipts[key] = None
         if self._storing is None:
@@ -334,7 +334,7 @@ class Outgoing:
             self._refused(key, sent, verdict)
         elif record.state.terminal and not sent.result.done:
             self._ended(key, record.state, record.answer or Answer())
-        elif not sent.stored.done:
+        elif not sent.is_stored:
             sent.reach(record.state)
 
     def _refused(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:

@@ -338,10 +338,10 @@ class MqttSession(asyncio.Protocol):
         self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
 
     def _confirmed(self, number: int) -> None:
-        if number not in self.waiting:
+        published = self.waiting.pop(number, None)
+        if published is None:
             return
-        done, _ = self.waiting.pop(number)
-        if done is not None:
+        if (done := published[0]) is not None:
             done(True)
         if self._queued:
             self.publish(*self._queued.popleft())
