@@ -53,7 +53,7 @@ class FdKind(StrEnum):
     STATUS = "status"
 
 
-class FdPending(Struct, frozen=True):
+class FdPending(Struct, frozen=True, gc=False):
     """A task."""
 
     sender: str
@@ -76,7 +76,7 @@ class FdPending(Struct, frozen=True):
         return self.payload.form
 
 
-class FdAck(Struct, frozen=True):
+class FdAck(Struct, frozen=True, gc=False):
     """The task is durably received. It may come again, and then with word of how far the task is."""
 
     msg_id: str
@@ -86,7 +86,7 @@ class FdAck(Struct, frozen=True):
     progress: Content = NOTHING
 
 
-class FdComplete(Struct, frozen=True):
+class FdComplete(Struct, frozen=True, gc=False):
     """The task is done."""
 
     msg_id: str
@@ -101,7 +101,7 @@ class FdComplete(Struct, frozen=True):
         return self.value.form
 
 
-class FdFailed(Struct, frozen=True):
+class FdFailed(Struct, frozen=True, gc=False):
     """The task has failed."""
 
     msg_id: str
@@ -158,7 +158,7 @@ Fd: TypeAlias = FdPending | FdAck | FdComplete | FdFailed | FdStatus
 _ABSENT: Final = Raw(b"")
 
 
-class _Wire(Struct, omit_defaults=True):
+class _Wire(Struct, omit_defaults=True, gc=False):
     """Every field of every kind, under old and new names, as it may stand on the wire."""
 
     sender: str | None = None
@@ -185,6 +185,19 @@ class _Wire(Struct, omit_defaults=True):
     session: str | None = None
     heartbeat: int | float | None = None
     data: Raw = _ABSENT
+    sig: str | None = None
+    kid: str | None = None
+    progress: Raw = _ABSENT
+    enc: str | None = None
+
+
+class _AnswerWire(Struct, omit_defaults=True, gc=False):
+    """The fields of an answer as it is written, in the same order: few are written sooner than many."""
+
+    msg_id: str | None = None
+    message_id: str | None = None
+    value: Raw = _ABSENT
+    error: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
     progress: Raw = _ABSENT
@@ -223,17 +236,17 @@ def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
     msg_id, old = _id(w)
     receiver = w.receiver or w.receiver_client_id or ""
     return FdPending(
-        sender=check_username(w.sender or w.sender_client_id or "", "sender"),
-        receiver=check_username(receiver, "receiver") if receiver else "",
-        msg_id=msg_id,
-        action=_name(w.action or "", "action"),
-        time=_time(w.time if w.time is not None else w.timestamp),
-        exp=_expiry(w.exp if w.exp is not None else w.expiration),
-        payload=_content(w, w.payload, form),
-        order=bytes(w.order),
-        sig=w.sig or "",
-        kid=w.kid or "",
-        old_names=old,
+        check_username(w.sender or w.sender_client_id or "", "sender"),
+        check_username(receiver, "receiver") if receiver else "",
+        msg_id,
+        _name(w.action or "", "action"),
+        _time(w.time if w.time is not None else w.timestamp),
+        _expiry(w.exp if w.exp is not None else w.expiration),
+        _content(w, w.payload, form),
+        w.sig or "",
+        w.kid or "",
+        old,
+        b"" if w.order is _ABSENT else bytes(w.order),
     )
 
 
@@ -292,21 +305,19 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
     match message:
         case FdPending():
             text = _write(_pending(message, form))
-        case FdAck(msg_id, sig, kid, old, progress):
-            w = _answer(msg_id, sig, kid, old)
+        case FdAck(progress=progress):
+            w = _answer(message)
             if progress is not NOTHING:
-                w.progress = write_content(progress, form)
-                w.enc = form_mark(w.progress, form)
+                raw = write_content(progress, form)
+                w.progress, w.enc = Raw(raw), form_mark(raw, form)
             text = _write(w)
-        case FdComplete(msg_id, value, sig, kid, old):
-            w = _answer(msg_id, sig, kid, old)
-            w.value = write_content(value, form)
-            w.enc = form_mark(w.value, form)
+        case FdComplete(value=value):
+            w, raw = _answer(message), write_content(value, form)
+            w.value, w.enc = Raw(raw), form_mark(raw, form)
             text = _write(w)
-        case FdFailed(msg_id, error, sig, kid, old):
-            w = _answer(msg_id, sig, kid, old)
-            w.error = write_content(error, form)
-            w.enc = form_mark(w.error, form)
+        case FdFailed(error=error):
+            w, raw = _answer(message), write_content(error, form)
+            w.error, w.enc = Raw(raw), form_mark(raw, form)
             text = _write(w)
         case FdStatus():
             text = _write(_status(message, form))
@@ -324,7 +335,7 @@ def _pending(m: FdPending, form: Form) -> _Wire:
     time, exp = m.time // SECOND, m.exp // SECOND
     w = _Wire(
         action=m.action,
-        payload=payload,
+        payload=Raw(payload),
         order=Raw(m.order) if m.order else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
@@ -338,13 +349,11 @@ def _pending(m: FdPending, form: Form) -> _Wire:
     return w
 
 
-def _answer(msg_id: str, sig: str, kid: str, old: bool) -> _Wire:
-    _name(msg_id, "msg_id")
-    w = _Wire(sig=sig or None, kid=kid or None)
-    if old:
-        w.message_id = msg_id
-    else:
-        w.msg_id = msg_id
+def _answer(m: FdAck | FdComplete | FdFailed) -> _AnswerWire:
+    msg_id = _name(m.msg_id, "msg_id")
+    w = _AnswerWire(message_id=msg_id) if m.old_names else _AnswerWire(msg_id)
+    if m.sig or m.kid:
+        w.sig, w.kid = m.sig or None, m.kid or None
     return w
 
 
@@ -358,7 +367,7 @@ def _status(m: FdStatus, form: Form) -> _Wire:
         uptime=m.uptime // SECOND or None,
         session=m.session or None,
         heartbeat=_seconds(m.heartbeat) or None,
-        data=write_content(m.data, form) if m.data.data else _ABSENT,
+        data=Raw(write_content(m.data, form)) if m.data.data else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
     )

@@ -31,7 +31,6 @@ from duly.wire.limits import check_depth
 _read_any: Final = msgspec.json.Decoder().decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
-_NULL: Final = Raw(b"null")
 _MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -43,7 +42,7 @@ class Form(Enum):
     JSON = "json"
 
 
-class Content(Struct, frozen=True):
+class Content(Struct, frozen=True, gc=False):
     """The bytes of one field of a message.
 
     >>> Content(b'{"on": true}').value
@@ -78,6 +77,7 @@ class Content(Struct, frozen=True):
 
 
 NOTHING: Final = Content()
+_BASE64: Final = Form.BASE64.value
 
 
 def is_string(raw: bytes) -> bool:
@@ -107,7 +107,7 @@ def content_of(value: object, form: Form) -> Content:
             data = _write(value) if _spells_json(value.encode()) else value.encode()
         case _:
             data = _write(value)
-    return Content(data, form, bytes(write_content(Content(data), form)))
+    return Content(data, form, write_content(Content(data), form))
 
 
 def _spells_json(text: bytes) -> bool:
@@ -118,19 +118,19 @@ def _spells_json(text: bytes) -> bool:
         return False
 
 
-def form_mark(raw: Raw, form: Form) -> str | None:
+def form_mark(raw: bytes, form: Form) -> str | None:
     """Only base64 can be taken for something else."""
-    return form.value if form is Form.BASE64 and is_string(bytes(raw)) else None
+    return _BASE64 if form is Form.BASE64 and raw[:1] == b'"' else None
 
 
-def write_content(content: Content, form: Form) -> Raw:
+def write_content(content: Content, form: Form) -> bytes:
     """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
     bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
     if content.form is form and content.raw:
-        return Raw(content.raw)
+        return content.raw
     data = content.data
     if not data:
-        return _NULL
+        return b"null"
     if form is Form.JSON:
         spelled = data.strip(b" \t\r\n")
         # A string or null would read as something else than these bytes: they are written as text.
@@ -138,14 +138,14 @@ def write_content(content: Content, form: Form) -> Raw:
             try:
                 check_depth(spelled, "a value")
                 _read_any(spelled)
-                return Raw(spelled)
+                return spelled
             except (msgspec.DecodeError, RecursionError, ValueError):
                 pass
         try:
-            return Raw(_write(data.decode()))
+            return _write(data.decode())
         except UnicodeDecodeError:
             pass
-    return Raw(_write(data))  # bytes are written as base64
+    return _write(data)  # bytes are written as base64
 
 
 def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:
@@ -153,30 +153,37 @@ def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> 
     text = bytes(raw)
     if not text:
         return NOTHING
-    if not is_string(text):
+    if text[:1] != b'"':
         return Content(b"", None, text) if text == b"null" else Content(text, Form.JSON, text, sure)
+    if form is Form.BASE64 and (decoded := _read_base64(text[1:-1])):  # most often, and it needs no escapes
+        return Content(decoded, form, text, sure)
     try:
         data = _read_text(text).encode()
     except (msgspec.DecodeError, ValueError):
         raise Malformed("a string that UTF-8 cannot carry") from None
     if not data:
         return Content(b"", None, text)
-    if form is not Form.JSON and (decoded := _from_base64(data, form is Form.BASE64)) is not None:
+    decoded = None if form is Form.JSON else _read_base64(data)
+    if decoded is not None and (form is Form.BASE64 or _seems_base64(data, decoded)):
         return Content(decoded, Form.BASE64, text, sure)
     return Content(data, Form.JSON, text, sure)
 
 
-def _from_base64(data: bytes, expected: bool) -> bytes | None:
-    """What this string holds, if it is to be read as base64."""
+def _read_base64(data: bytes) -> bytes | None:
+    """What this string holds, if it strictly is base64."""
     try:
         decoded = binascii.a2b_base64(data)
     except binascii.Error:
         return None
-    if binascii.b2a_base64(decoded, newline=False) != data:
-        return None  # other characters in between, or bits left over: no encoder writes that
-    if expected or _MIXED.fullmatch(data):
-        return decoded
+    # Other characters in between, or bits left over: no encoder writes that.
+    return decoded if binascii.b2a_base64(decoded, newline=False) == data else None
+
+
+def _seems_base64(data: bytes, decoded: bytes) -> bool:
+    """Whether a string that could be base64 is more likely that than a word."""
+    if _MIXED.fullmatch(data):
+        return True
     try:
-        return decoded if not _CONTROL.search(decoded.decode()) else None
+        return not _CONTROL.search(decoded.decode())
     except UnicodeDecodeError:
-        return None
+        return False

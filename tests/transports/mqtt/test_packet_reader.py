@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from duly.errors import Malformed
 from duly.transports.mqtt.packet_reader import PacketReader
+from duly.transports.mqtt.packets import Packet
 
 PINGRESP = b"\xd0\x00"
 PUBACK = b"\x40\x02\x00\x07"
@@ -15,10 +18,11 @@ def reading() -> tuple[PacketReader, list[bytes], list[Malformed]]:
     heard: list[bytes] = []
     broken: list[Malformed] = []
 
-    def handle(first: int, data: bytes, start: int, end: int) -> None:
-        if first == 0:
-            raise Malformed("a packet of kind 0")
-        heard.append(bytes((first,)) + data[start:end])
+    def handle(data: bytes, found: Sequence[Packet]) -> None:
+        for first, start, end in found:
+            if first == 0:
+                raise Malformed("a packet of kind 0")
+            heard.append(bytes((first,)) + data[start:end])
 
     return PacketReader(handle, broken.append), heard, broken
 

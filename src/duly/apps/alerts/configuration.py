@@ -48,6 +48,10 @@ class AlertConfiguration:
             self._planner.silences = list((await self._operations.silences.all()).values())
             self._version = version  # it was read first: what was read after it is this version or newer
 
+    def is_sure_of_profile(self, profile: str) -> bool:
+        """Whether there is a profile for these alerts, without asking the ledger: no other hub changes it."""
+        return self._ledger.sole and self._profiles.get(profile) is not None
+
     async def check_profile(self, message: Message) -> None:
         """Refuse an alert whose profile is missing, unless it is a repeat of a known alert."""
         if await self.has_profile(message.recipient, message.scope):

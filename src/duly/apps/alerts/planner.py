@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import structs
 
 from duly.apps.alerts.model import AlertEvent, AlertState, AlertStatus, read_event, traits_of
-from duly.apps.alerts.operations import calls_off
+from duly.apps.alerts.operations import DEAD, calls_off
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.silences import Silence
 from duly.apps.alerts.unnotified import notes
@@ -81,7 +81,7 @@ class AlertPlanner:
 
     def notes(self, message: Message, state: State) -> Group:
         """What is noted with the end of an alert: that a critical one has reached no recipient."""
-        return notes(message.key, state, urgent=self.traits(message).urgent)
+        return notes(message.key, state, urgent=self.traits(message).urgent) if state in DEAD else ()
 
     def is_wanted(self, ref: DeliveryRef) -> bool:
         """Whether a delivery is still to be made."""

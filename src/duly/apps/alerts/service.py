@@ -65,6 +65,7 @@ from duly.errors import (
     Malformed,
     NoProfile,
     NotAllowed,
+    Overloaded,
 )
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
@@ -83,6 +84,9 @@ STOP_SECONDS: Final = 3.0
 """How long a hub that stops waits for attempts under way."""
 EARLIEST: Final = 10**11
 """Timestamps below this are no milliseconds since 1970, but seconds by mistake."""
+
+
+_REPORTERS: Final = (Role.SENTINEL, Role.ADMIN)
 
 
 async def _every_name(_: str) -> bool:
@@ -241,28 +245,44 @@ class AlertService:
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
-    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
-        """Handle a frame; returns whether it is or will be answered."""
-        if who.role not in (Role.SENTINEL, Role.ADMIN):
+    def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
+        """Handle a frame; returns whether it is or will be answered: an alert at once, if its profile is
+        known and the engine has room for it."""
+        if who.role not in _REPORTERS:
             raise NotAllowed(
                 f"{who.name} ({who.role.value}) may not report alerts; use an account of 'duly add sentinel'"
             )
         if who.role is Role.SENTINEL and who.name not in self._sessions and self.heartbeats.unseen(who.name):
             self._spawn(self.heartbeats.seen(who.name))
         if frame.type == HEARTBEAT:
-            return await self._beat(session, who, frame)
+            return self._beat(session, who, frame)
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
-        if frame.type == EVENT:
-            message = self._message(who, frame)
-            if not self._repeated(message, session):
-                await self.configuration.check_profile(message)
-                await self.engine.put(Arrived(message, session))
-            if self.heartbeats.owed(who.name, message.recipient):
-                self._spawn(self.heartbeats.note(who.name, message.recipient))
-        else:
-            await self._change(session, who, frame)
+        if frame.type != EVENT:
+            return self._change(session, who, frame)
+        message = self._message(who, frame)
+        if not self._repeated(message, session):
+            event = Arrived(message, session)
+            if not self.configuration.is_sure_of_profile(message.recipient):
+                return self._take_later(event)
+            try:
+                self.engine.offer(event)
+            except Overloaded:
+                return self._take_later(event)
+        self._beat_with(message)
         return True
+
+    async def _take_later(self, event: Arrived) -> bool:
+        """Take an alert in when the ledger has been asked for its profile, and there is room for it."""
+        await self.configuration.check_profile(event.message)
+        await self.engine.put(event)
+        self._beat_with(event.message)
+        return True
+
+    def _beat_with(self, alert: Message) -> None:
+        """Store that an alert counts as a heartbeat, if its profile demands them."""
+        if self.heartbeats.owed(alert.scope, alert.recipient):
+            self._spawn(self.heartbeats.note(alert.scope, alert.recipient))
 
     async def _beat(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Store a heartbeat; it is answered only if it has an id."""
@@ -309,7 +329,7 @@ class AlertService:
         self.planner.expect(message, event)
         return message
 
-    async def _change(self, session: Session, who: Principal, frame: Frame) -> None:
+    async def _change(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Store an update or a cancellation; one at a time, since each depends on the status before it."""
         body = bytes(frame.data)
         change = read_change(body)
@@ -339,6 +359,7 @@ class AlertService:
             await self._commit(Amendment(message, session, writes, seen))
         if missed:
             await self._unnotified.notify(alert.key)
+        return True
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 

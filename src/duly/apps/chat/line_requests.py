@@ -41,11 +41,27 @@ class LineRequests:
         self._begun: dict[str, None] = {}
         """pairs that have talked before: their conversation is in the buckets of both"""
 
+    def request_at_once(self, frame: Frame, me: str) -> Request | None:
+        """What a new line asks to be stored; None for any other frame, and if the ledger has to be read
+        first."""
+        match frame.type:
+            case "one_chat" if frame.to and self._permissions.is_known(frame.to):
+                return self._one_chat(frame, me, frame.to)
+            case "group_chat":
+                return self._group_chat(frame, me)
+            case _:
+                return None
+
     async def request(self, frame: Frame, me: str) -> Request:
         """What this frame asks to be stored."""
         match frame.type:
             case "one_chat":
-                return await self._one_chat(frame, me)
+                if not frame.to:
+                    raise Malformed("a one_chat needs 'to': the person it is for")
+                request = self._one_chat(frame, me, frame.to)
+                if not await self._permissions.knows(frame.to, me):
+                    raise NotAllowed(NOT_YOURS.reason)
+                return request
             case "group_chat":
                 return self._group_chat(frame, me)
             case "edit":
@@ -58,13 +74,8 @@ class LineRequests:
         if kind == "one_chat" and len(self._begun) < BEGUN_KEPT:
             self._begun[conv] = None
 
-    async def _one_chat(self, frame: Frame, me: str) -> Request:
-        other = frame.to
-        if not other:
-            raise Malformed("a one_chat needs 'to': the person it is for")
+    def _one_chat(self, frame: Frame, me: str, other: str) -> Request:
         message = c.message_of(frame, me, other)
-        if not await self._permissions.knows(other, me):
-            raise NotAllowed(NOT_YOURS.reason)
         conv = c.direct(me, other)
         also: tuple[Write, ...] = ()
         if conv not in self._begun:

@@ -22,6 +22,10 @@ class ChatPermissions:
         self._accounts = accounts
         self._friends_only = friends_only
 
+    def is_known(self, name: str) -> bool:
+        """Whether memory knows a person of this name; if not, the ledger may."""
+        return self._accounts.role_of(name) is Role.USER
+
     async def knows(self, name: str, asker: str = "") -> bool:
         """Whether there is a person of this name."""
         return await self._accounts.find_role(name, asker) is Role.USER

@@ -11,6 +11,7 @@ What a frame means is in `line_requests`, `groups`, `friends` and `queries`; sto
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from msgspec import Raw, Struct
@@ -37,7 +38,7 @@ from duly.core.messages import Word
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Reply
 from duly.core.units import MS
-from duly.errors import Malformed, NotAllowed
+from duly.errors import Malformed, NotAllowed, Overloaded
 from duly.identity.accounts import LEAVING, Accounts, Principal, Role
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
@@ -181,16 +182,41 @@ class ChatService:
 
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
-    async def receive(self, session: Session, who: Principal, frame: Frame) -> bool:
-        """Take a frame of a person; whether it is answered."""
-        type_, me = frame.type, who.name
-        if type_ == "ack" and frame.conv is not None and frame.n is not None and frame.n >= 0:
+    def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
+        """Take a frame of a person; whether it is answered. Most are taken at once: an acknowledgement, and
+        a new line if memory knows whom it is for and the engine has room for it."""
+        if frame.type == "ack" and frame.conv is not None and frame.n is not None and frame.n >= 0:
             # Half of all frames: a subscriber may acknowledge what it was told.
             subscriber = self.connections.of_session(session)
             if subscriber is not None and self.subscriptions.acknowledge(subscriber, frame.conv, frame.n):
                 return False
         if who.role is not Role.USER or not self._accounts.stands(who):
-            raise NotAllowed(f"only people chat; {me} is not one (any more)")
+            raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
+        request = self._lines.request_at_once(frame, who.name)
+        if request is None:
+            return self._receive_later(session, who, frame)
+        event = self._event(session, who, request)
+        try:
+            self.engine.offer(event)
+        except Overloaded:
+            return self._put(event)
+        return True
+
+    async def _put(self, event: Arrived) -> bool:
+        await self.engine.put(event)
+        return True
+
+    def _event(self, session: Session, who: Principal, request: Request) -> Arrived:
+        """The event of a request; where others write the ledger, with the proof that its sender may send."""
+        proof = self._accounts.proof(who)
+        if proof:
+            needed = tuple(Precondition(one.bucket, one.name, one.body, refusal=c.REVOKED) for one in proof)
+            request = replace(request, guards=(*needed, *request.guards))
+        return Arrived(request.message, RequestOrigin(session, request))
+
+    async def _receive_later(self, session: Session, who: Principal, frame: Frame) -> bool:
+        """Take a frame for which the ledger may have to be read."""
+        type_, me = frame.type, who.name
         if type_ == "ack":
             await self._reached(session, who, frame, read=False)
             return False
@@ -204,12 +230,7 @@ class ChatService:
             return True
         source = self._groups if type_ in GROUPS else self._friends if type_ in FRIENDS else self._lines
         request = await source.request(frame, me)
-        proof = self._accounts.proof(who)
-        if proof:
-            needed = tuple(Precondition(one.bucket, one.name, one.body, refusal=c.REVOKED) for one in proof)
-            request = replace(request, guards=(*needed, *request.guards))
-        await self.engine.put(Arrived(request.message, RequestOrigin(session, request)))
-        return True
+        return await self._put(self._event(session, who, request))
 
     async def remove_from_chat(self) -> None:
         """Take people whose accounts were removed out of their conversations."""

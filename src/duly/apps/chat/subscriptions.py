@@ -253,15 +253,22 @@ class Subscriptions:
         subscription.has = max(subscription.has, n)
         conv, subscriber = subscription.conv, subscription.subscriber
         name, device = subscriber.who.name, subscriber.who.device
-        others = [
-            other.subscriptions.get(conv)
-            for other in self._connections.of_person(name)
-            if other is not subscriber
-        ]
-        if not any(other is not None and other.noted >= n for other in others):
+        if not any(other.noted >= n for other in self._others(subscription)):
             self._cursors.move(conv, name, n)
         if device:
             self._cursors.move(conv, f"{name}/{device}", n)
+
+    def _others(self, subscription: Subscription) -> list[Subscription]:
+        """The subscriptions of the same person's other connections to the same conversation; mostly none."""
+        subscriber, conv = subscription.subscriber, subscription.conv
+        theirs = self._connections.of_person(subscriber.who.name)
+        if len(theirs) == 1 and theirs[0] is subscriber:
+            return []
+        return [
+            other.subscriptions[conv]
+            for other in theirs
+            if other is not subscriber and conv in other.subscriptions
+        ]
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -47,6 +47,9 @@ BACKLOG: Final = 10_000
 ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
 """The most bytes of JSON in an answer, with room for its envelope."""
 
+READ_KEPT: Final = 1_000
+"""Payloads that are kept as they were read until their tasks run; others are read again."""
+
 _ITSELF: Final = "/self"
 """The end of the scope of tasks that a node sent to itself: no username has a slash, so no ids collide."""
 
@@ -97,6 +100,8 @@ class Incoming:
         self._offered = 0
         """how many tasks the engine has that are not stored yet"""
         self.tasks = Supervisor()
+        self._read: dict[bytes, fd.Content] = {}
+        """payloads of tasks that were just received and will run next"""
         self._asked: dict[bytes, Message] = {}
         """the tasks that run"""
 
@@ -106,9 +111,9 @@ class Incoming:
 
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
-    def hear(self, payload: bytes, ack: Acknowledge) -> None:
+    def hear(self, text: bytes, ack: Acknowledge) -> None:
         """Takes in a task. Raises `SenderError` if it is malformed."""
-        task = fd.decode_pending(payload)
+        task = fd.decode_pending(text)
         if task.receiver and task.receiver != self._name:
             reason = f"it is for {task.receiver}, not for {self._name}"
             self._refusals.note(task.sender, task.msg_id, "other_receiver", reason)
@@ -120,7 +125,7 @@ class Incoming:
             self._refusals.note(task.sender, task.msg_id, problem.word, str(problem))
             ack()
             return
-        self._peers.read(task.sender, task.payload)
+        payload = self._peers.read(task.sender, task.payload)
         message = Message(
             task.sender + _ITSELF if task.sender == self._name else task.sender,
             task.msg_id,
@@ -131,6 +136,10 @@ class Incoming:
             task.exp,
             Order(task.sender) if self._ordered else None,
         )
+        if payload.sure:  # what is learned of its sender meanwhile changes nothing about it
+            if len(self._read) >= READ_KEPT:
+                self._read.clear()  # repeats never run
+            self._read[message.key] = payload
         if self._held or self._full:
             self._held.append((Arrived(message), ack))
         else:
@@ -218,11 +227,12 @@ class Incoming:
 
     def _tell(self, task: Message, state: State, answer: Answer) -> None:
         _, old = asked_as(task.body)
-        _, form = self._asked_with(task)
         if state in (State.DONE, State.FAILED) and answer.data:
             content = as_kept(answer.data)
-            form = content.form or form  # told again as it was told first, whatever was learned since
+            # Told again as it was told first, whatever was learned since.
+            form = content.form or self._asked_with(task)[1]
         else:
+            form = self._asked_with(task)[1]
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
         sender, signatures = _sender(task.scope), self._signatures
@@ -253,7 +263,7 @@ class Incoming:
         try:
             try:
                 task = Task(message, payload, sender, attempt, progress)
-                said = _within(fd.content_of(await self._act(message, task), form))
+                said = _within(fd.content_of(await self._act(task), form))
                 state = State.DONE
             except TaskFailed as problem:
                 said, error = _within(fd.content_of(problem.error, form)), str(problem)
@@ -276,23 +286,28 @@ class Incoming:
     def _asked_with(self, message: Message) -> tuple[fd.Content, Form]:
         """Returns a task's payload, and the form of its answer, by what is known of its sender by now."""
         sender = _sender(message.scope)
-        content = self._peers.meant(sender, unpack(message.body))
+        read = self._read.pop(message.key, None)
+        content = self._peers.meant(sender, unpack(message.body)) if read is None else read
         return content, content.form or self._peers.form(sender) or self._form
 
-    async def _act(self, message: Message, task: Task) -> object:
-        action = self._actions.get(message.kind)
+    def _act(self, task: Task) -> Awaitable[object]:
+        """Returns the handler at work on a task."""
+        action = self._actions.get(task.action)
         if action is None:
-            raise TaskFailed(f"{self._name} does not know {message.kind}")
-        if action.deadline is None:
-            return await action.handler(task)
-        timeout = asyncio.timeout(action.deadline)
-        try:
-            async with timeout:
-                return await action.handler(task)
-        except TimeoutError:
-            if timeout.expired():
-                raise TaskFailed(f"it took longer than {action.deadline:g} s") from None
-            raise
+            raise TaskFailed(f"{self._name} does not know {task.action}")
+        handler, deadline = action.handler, action.deadline
+        return handler(task) if deadline is None else _in_time(handler, task, deadline)
+
+
+async def _in_time(handler: Handler, task: Task, deadline: float) -> object:
+    timeout = asyncio.timeout(deadline)
+    try:
+        async with timeout:
+            return await handler(task)
+    except TimeoutError:
+        if timeout.expired():
+            raise TaskFailed(f"it took longer than {deadline:g} s") from None
+        raise
 
 
 def _within(said: fd.Content) -> fd.Content:

@@ -256,7 +256,10 @@ class Outgoing:
                 ack()
             case fd.FdComplete(value=value):
                 content = self._peers.read(by, value)
-                self._offer(Answered(key, State.DONE, Answer(0, pack(content, content.form))), ack)
+                answer = Answer(0, pack(content, content.form))
+                if sent is not None:
+                    sent.hear(answer, content)
+                self._offer(Answered(key, State.DONE, answer), ack)
             case fd.FdFailed(error=error):
                 content = self._peers.read(by, error)
                 state, reason = _failure(content.value)
@@ -265,7 +268,7 @@ class Outgoing:
     def _received(self, key: bytes, sent: SentTask | None) -> None:
         """The receiver has it. That is stored a little later: most tasks are answered before, and after a
         crash the task is sent again, and acknowledged again."""
-        if sent is not None and not sent.delivered.done:
+        if sent is not None and not sent.is_delivered:
             sent.reach(State.DELIVERED)
         self._receipts[key] = None
         if self._storing is None:
@@ -331,7 +334,7 @@ class Outgoing:
             self._refused(key, sent, verdict)
         elif record.state.terminal and not sent.result.done:
             self._ended(key, record.state, record.answer or Answer())
-        elif not sent.stored.done:
+        elif not sent.is_stored:
             sent.reach(record.state)
 
     def _refused(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:

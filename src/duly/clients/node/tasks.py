@@ -20,6 +20,8 @@ from duly.wire.fd import Content, Form
 T = TypeVar("T")
 
 UPDATES_KEPT: Final = 100
+_ACCEPTED: Final = State.ACCEPTED.word
+_SENT: Final = State.SENT.word
 
 
 class Task:
@@ -119,23 +121,59 @@ class SentTask:
     task.result` until its end: it returns the result, or raises `TaskFailed`, `Expired` or `Unknown`."""
 
     __slots__ = (
-        "_news", "_updates", "action", "delivered", "id", "progress", "result", "state", "stored", "to"
+        "_delivered", "_heard", "_news", "_problem", "_stored", "_updates", "action", "id", "progress",
+        "result", "state", "to",
     )  # fmt: skip
 
     def __init__(self, message: Message, state: State = State.ACCEPTED) -> None:
         self.id = message.id
         self.to = message.recipient
         self.action = message.kind
-        self.state = State.ACCEPTED.word
-        self.stored: Moment[None] = Moment()
-        self.delivered: Moment[None] = Moment()
+        self.state = _ACCEPTED
+        self._stored: Moment[None] | None = None
+        self._delivered: Moment[None] | None = None
+        self._problem: Exception | None = None
         self.result: Moment[Any] = Moment()
         self.progress: Any = None
         """the last progress that its handler reported"""
         self._updates: deque[Any] | None = None
+        self._heard: tuple[Answer, Content] | None = None
         self._news: asyncio.Event | None = None
         if state is not State.ACCEPTED:
             self.reach(state)
+
+    @property
+    def stored(self) -> Moment[None]:
+        """When it is stored here."""
+        if self._stored is None:
+            self._stored = self._moment(self.is_stored)
+        return self._stored
+
+    @property
+    def delivered(self) -> Moment[None]:
+        """When its receiver has stored it."""
+        if self._delivered is None:
+            self._delivered = self._moment(self.is_delivered)
+        return self._delivered
+
+    def _moment(self, is_past: bool) -> Moment[None]:
+        """A moment that is waited for; most never are."""
+        moment: Moment[None] = Moment()
+        if is_past:
+            moment.tell(None)
+        elif self._problem is not None:
+            moment.fail(self._problem)
+        return moment
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is stored here."""
+        return self.state != _ACCEPTED
+
+    @property
+    def is_delivered(self) -> bool:
+        """Whether its receiver has it."""
+        return self.state not in (_ACCEPTED, _SENT)
 
     @property
     def ended(self) -> bool:
@@ -170,17 +208,25 @@ class SentTask:
     def reach(self, state: State) -> None:
         """It is in this state now."""
         self.state = state.word
-        if not self.stored.done:
-            self.stored.tell(None)
-        if state is not State.SENT and not self.delivered.done:
-            self.delivered.tell(None)
+        if self._stored is not None:
+            self._stored.tell(None)
+        if self._delivered is not None and state is not State.SENT:
+            self._delivered.tell(None)
+
+    def hear(self, answer: Answer, content: Content) -> None:
+        """An answer came, with this content; it counts once it is stored."""
+        self._heard = (answer, content)
 
     def end(self, state: State, answer: Answer) -> None:
         """It has ended; a second end settles what was unknown."""
         if self.result.done:
             self.result = Moment()
+        heard = self._heard
         try:
-            self.result.tell(outcome(state, answer))
+            if state is State.DONE and heard is not None and heard[0] is answer:
+                self.result.tell(heard[1].value)  # as it was read; it need not be read again
+            else:
+                self.result.tell(outcome(state, answer))
         except (OutcomeError, Expired) as problem:
             self.result.fail(problem)
         self.reach(state)
@@ -188,9 +234,10 @@ class SentTask:
 
     def fail(self, problem: Exception) -> None:
         """It was not stored, or its end will not be heard."""
-        self.stored.fail(problem)
-        self.delivered.fail(problem)
-        self.result.fail(problem)
+        self._problem = problem
+        for moment in (self._stored, self._delivered, self.result):
+            if moment is not None:
+                moment.fail(problem)
 
 
 def outcome(state: State, answer: Answer) -> Any:
@@ -211,12 +258,14 @@ def outcome(state: State, answer: Answer) -> Any:
 _FORMS: Final = (None, Form.BASE64, Form.JSON)
 _OLD: Final = 4
 _GUESSED: Final = 8
+_MARKS: Final = tuple(bytes((flags,)) for flags in range(16))
 
 
 def pack(content: Content, form: Form | None, *, old_names: bool = False, guessed: bool = False) -> bytes:
     """Returns a content as the ledger keeps it: one byte for the peer's form, then the bytes of the wire.
     `guessed`: the form was guessed from the bytes, and what is known of the peer may correct it."""
-    return bytes((_FORMS.index(form) | _OLD * old_names | _GUESSED * guessed,)) + content.raw
+    flags = _FORMS.index(form) | _OLD * old_names | _GUESSED * guessed
+    return _MARKS[flags] + content.raw
 
 
 def pack_task(task: fd.FdPending) -> bytes:

@@ -67,6 +67,9 @@ LISTENERS: Final = 16
 """Most senders that get the outcome of a message they repeated while it was under way."""
 
 
+_NOTHING_MORE: Final = Answer()
+
+
 class Fanout:
     """The machine of a fanout. `sole`: no other worker delivers from the same ledger."""
 
@@ -169,7 +172,7 @@ class Fanout:
             self.counts.accepted += 1
             return [Reply(origin, message, verdict), ReportOutcome(message.key, end, answer, (origin,))]
 
-        plain = answer == Answer()
+        plain = answer == _NOTHING_MORE
         then: Group = () if plain else (Advance(message.key, end, now, answer),)
         then += self._asks.notes(message, end)
         state = end if plain else State.ACCEPTED

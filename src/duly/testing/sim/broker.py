@@ -264,7 +264,7 @@ class SimConnection:
             self.wire.break_()
         elif kind == packets.PUBLISH:
             topic, at = _text(body, 0)
-            self.say(packets.ACKNOWLEDGED + body[at : at + 2])
+            self.say(packets.acknowledge([packets.number(body, at, at + 2)]))
             retain = bool(first & packets.RETAIN)
             self._broker.publish_as(self.wire.client, topic, body[at + 2 :], retain=retain)
         elif kind == packets.PUBACK:

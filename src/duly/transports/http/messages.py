@@ -271,7 +271,7 @@ class MessagesEndpoint:
             said = await self._take(who, raw)
         except DulyError as trouble:
             said = said_of(trouble)
-        return said._replace(account=account)
+        return FastAnswer(said.status, said.body, said.later, account)
 
     async def _take(
         self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None

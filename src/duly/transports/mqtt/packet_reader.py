@@ -20,11 +20,13 @@ there is more, so a broker that has much for us would keep the process from read
 
 
 class PacketReader:
-    """Reads one connection. `handle` is called with the first byte of each packet, the bytes that it lies in,
-    and where its body begins and ends; `broken` with what is no MQTT, also if `handle` raises that."""
+    """Reads one connection. `handle` is called with bytes and the packets in them, in their order; `broken`
+    with what is no MQTT, also if `handle` raises that."""
 
     def __init__(
-        self, handle: Callable[[int, bytes, int, int], None], broken: Callable[[Malformed], None]
+        self,
+        handle: Callable[[bytes, Sequence[packets.Packet]], None],
+        broken: Callable[[Malformed], None],
     ) -> None:
         self._handle = handle
         self._broken = broken
@@ -60,10 +62,8 @@ class PacketReader:
 
     def _handle_from(self, data: bytes, found: Sequence[packets.Packet], at: int) -> None:
         """Handle these packets from one of them on; at most `RUSH` in a row."""
-        handle = self._handle
         try:
-            for first, start, end in found[at : at + RUSH] if len(found) > RUSH else found:
-                handle(first, data, start, end)
+            self._handle(data, found[at : at + RUSH] if len(found) > RUSH else found)
         except Malformed as problem:
             self._broken(problem)
             return

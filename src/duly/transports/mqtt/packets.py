@@ -6,7 +6,8 @@ stream is taken apart in one pass, as many packets as it holds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from struct import Struct
 from typing import Final, TypeAlias
 
 from duly.errors import Malformed
@@ -27,9 +28,6 @@ SUBSCRIPTION_REFUSED: Final = 0x80
 
 PINGREQ: Final = bytes((0xC0, 0))
 DISCONNECT: Final = bytes((0xE0, 0))
-ACKNOWLEDGED: Final = bytes((PUBACK, 2))
-"""A PUBACK, up to the two bytes of its number."""
-
 LAST_NUMBER: Final = 0xFFFF
 TEXT_LIMIT: Final = 0xFFFF
 
@@ -45,6 +43,9 @@ _SUBSCRIBE: Final = 0x82
 _UNSUBSCRIBE: Final = 0xA2
 _MORE: Final = 0x80
 _PROTOCOL: Final = b"\x00\x04MQTT\x04"
+
+_read_number: Final = Struct(">H").unpack_from
+_write_acknowledged: Final = Struct(">BBH").pack
 
 Packet: TypeAlias = tuple[int, int, int]
 """First byte, and where the body begins and ends."""
@@ -94,6 +95,15 @@ def publish(topic: bytes, number: int, payload: bytes, *, retain: bool = False) 
     return b"%b%b%b%b" % (head, topic, number.to_bytes(2, "big"), payload)
 
 
+def acknowledge(numbers: Iterable[int]) -> bytes:
+    """A PUBACK for each of these numbers.
+
+    >>> acknowledge([7, 8])
+    b'@\\x02\\x00\\x07@\\x02\\x00\\x08'
+    """
+    return b"".join([_write_acknowledged(PUBACK, 2, number) for number in numbers])
+
+
 def text(value: str) -> bytes:
     """A text as it stands in packets: led by its size.
 
@@ -107,7 +117,7 @@ def split(data: bytes) -> tuple[list[Packet], int, int]:
     """The whole packets in these bytes; where what is left begins, and how many bytes that needs to be worth
     another look. Raises `Malformed` if this is no MQTT.
 
-    >>> split(ACKNOWLEDGED + b"\\x00\\x07" + ACKNOWLEDGED)
+    >>> split(acknowledge([7]) + acknowledge([8])[:2])
     ([(64, 2, 4)], 4, 4)
     """
     found: list[Packet] = []
@@ -139,11 +149,11 @@ def split(data: bytes) -> tuple[list[Packet], int, int]:
 def number(data: bytes, start: int, end: int) -> int:
     """A packet's number, in these two bytes. Raises `Malformed` for any other size, and for 0.
 
-    >>> number(ACKNOWLEDGED + b"\\x00\\x07", 2, 4)
+    >>> number(acknowledge([7]), 2, 4)
     7
     """
-    found = int.from_bytes(data[start:end], "big")
-    if end - start != 2 or not found:
+    found: int = _read_number(data, start)[0] if end - start == 2 else 0
+    if not found:
         raise Malformed("a packet without its number")
     return found
 

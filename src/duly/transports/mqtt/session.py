@@ -63,8 +63,9 @@ class IncomingPublish:
 
     def ack(self) -> None:
         """Mark the message as committed; its PUBACK goes out when all before it are committed too."""
-        self.committed = True
-        self.session.release()
+        if not self.committed:
+            self.committed = True
+            self.session.release()
 
 
 class MqttSession(asyncio.Protocol):
@@ -85,8 +86,10 @@ class MqttSession(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = PacketReader(self._handle, self._no_mqtt)
-        self._writer = PacketWriter()
+        self._writer = PacketWriter(self._due)
         self._write = self._writer.write
+        self.release = self._writer.wake
+        """sends the acknowledgements that are due, at the end of this turn"""
         self._arrivals: deque[IncomingPublish] = deque()
         self.waiting: dict[int, tuple[Done | None, float]] = {}
         self._queued: deque[tuple[bytes, bytes, bool, Done | None]] = deque()
@@ -212,19 +215,20 @@ class MqttSession(asyncio.Protocol):
         self._heard_at = self._loop.time()
         self._reader.receive(data)
 
-    def _handle(self, first: int, data: bytes, start: int, end: int) -> None:
-        """Handle a packet, unless the connection has ended."""
-        kind = first & packets.KIND
-        if self._over:
-            return
-        if not self.connected:
-            self._greeted(kind, data[start:end])
-        elif kind == packets.PUBLISH:
-            self._published(first, data, start, end)
-        elif kind == packets.PUBACK:
-            self._confirmed(packets.number(data, start, end))
-        else:
-            self._answered(kind, data[start:end])
+    def _handle(self, data: bytes, found: Sequence[packets.Packet]) -> None:
+        """Handle packets in their order, until the connection ends."""
+        for first, start, end in found:
+            kind = first & packets.KIND
+            if self._over:
+                return
+            if not self.connected:
+                self._greeted(kind, data[start:end])
+            elif kind == packets.PUBLISH:
+                self._published(first, data, start, end)
+            elif kind == packets.PUBACK:
+                self._confirmed(packets.number(data, start, end))
+            else:
+                self._answered(kind, data[start:end])
 
     def _no_mqtt(self, problem: Malformed) -> None:
         self.end(f"{self._address!r} does not speak MQTT: {problem}")
@@ -334,21 +338,22 @@ class MqttSession(asyncio.Protocol):
         self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
 
     def _confirmed(self, number: int) -> None:
-        if number not in self.waiting:
+        published = self.waiting.pop(number, None)
+        if published is None:
             return
-        done, _ = self.waiting.pop(number)
-        if done is not None:
+        if (done := published[0]) is not None:
             done(True)
         if self._queued:
             self.publish(*self._queued.popleft())
         if not self.waiting:
             self._confirmed_all.set()
 
-    def release(self) -> None:
-        """Acknowledge what is committed, as far as everything before it is."""
-        arrivals = self._arrivals
+    def _due(self) -> bytes:
+        """The PUBACKs of what is committed, as far as everything before it is."""
+        arrivals, numbers = self._arrivals, []
         while arrivals and arrivals[0].committed and not self._over:
-            self._write(packets.ACKNOWLEDGED + arrivals.popleft().number.to_bytes(2, "big"))
+            numbers.append(arrivals.popleft().number)
+        return packets.acknowledge(numbers)
 
 
 def _why(problem: OSError) -> str:
