@@ -31,6 +31,11 @@ class DeviceList:
         """A device has said something here."""
         self._heard[device] = self._ledger.clock.now()
 
+    def heard_here(self, device: str) -> int | None:
+        """When a device was last heard at this hub since it started (ms); None if it was not."""
+        at = self._heard.get(device)
+        return None if at is None else at // MS
+
     def online_of(self, app: str) -> list[str]:
         """The devices of an app that are online."""
         return [device for device in sorted(self._accounts.granted(app)) if self._online(device)]

@@ -29,7 +29,7 @@ from duly.wire.frames import COMMANDS
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
-PAGE_LIMIT: Final = 200
+PAGE_LIMIT: Final = 100
 PUSHES_READ: Final = 5
 """The newest pushes of a device that are searched for its version, battery and signal."""
 PUSHES_SHOWN: Final = 20
@@ -96,20 +96,21 @@ class DeviceViews:
         return {} if mqtt is None else mqtt.devices.reported.of(name)
 
     async def _shown(self, accounts: list[Account]) -> list[dict[str, object]]:
-        heard = await self._hub.gateway.devices.last_heard(
-            one.name for one in accounts if one.role is Role.DEVICE
-        )
+        streams = [stream_of(one.name) for one in accounts if one.role is Role.DEVICE]
+        lasts = await self._hub.ledger.lasts(streams)
         waiting = self._waiting()
-        return [await self._show(one, heard.get(one.name), waiting[one.name]) for one in accounts]
+        return [
+            await self._show(one, lasts.get(stream_of(one.name), 0), waiting[one.name]) for one in accounts
+        ]
 
-    async def _show(self, one: Account, heard: int | None, queue: int) -> dict[str, object]:
+    async def _show(self, one: Account, last: int, queue: int) -> dict[str, object]:
         reported = self._reported(one.name)
         if one.role is Role.DEVICE:
-            reported = await self._pushed(one.name) | {
+            reported = await self._pushed(one.name, last) | {
                 k: v for k, v in reported.items() if v not in (None, "")
             }
-        at = reported.get("at")
-        heard = max((t for t in (heard, at) if isinstance(t, int)), default=None)
+        times = (reported.get("at"), reported.get("pushed"), self._hub.gateway.devices.heard_here(one.name))
+        heard = max((at for at in times if isinstance(at, int)), default=None)
         return {
             "name": one.name,
             "role": one.role.value,
@@ -131,12 +132,17 @@ class DeviceViews:
             return False
         return self._hub.ledger.clock.now() // MS - heard > STALE_BEATS * beat
 
-    async def _pushed(self, device: str) -> dict[str, object]:
-        """Version, battery and signal as the newest pushes of a device name them."""
-        stream = stream_of(device)
-        last = (await self._hub.ledger.extent(stream)).last
+    async def _pushed(self, device: str, last: int) -> dict[str, object]:
+        """Version, battery and signal as the newest pushes of a device name them, and when it `pushed`."""
         found: dict[str, object] = {}
-        for entry in await self._hub.ledger.entries(stream, max(0, last - PUSHES_READ), PUSHES_READ):
+        if not last:
+            return found
+        entries = await self._hub.ledger.entries(stream_of(device), max(0, last - PUSHES_READ), PUSHES_READ)
+        born = self._hub.accounts.born(device)
+        for entry in entries:
+            if entry.at < born:
+                continue  # an earlier device of this name
+            found["pushed"] = entry.at // MS
             try:
                 data = msgspec.json.decode(entry.body).get("data")
             except (msgspec.DecodeError, AttributeError):

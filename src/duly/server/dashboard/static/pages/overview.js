@@ -11,7 +11,7 @@ export default function overview(page) {
   const about = h("p", { class: "muted" });
   const tiles = Object.fromEntries(TILES.map((name) => [name, tile(t(`tile.${name}`))]));
   const health = h("div", { class: "health" });
-  const attention = h("ul", { class: "stack", role: "status", "aria-label": t("attention") });
+  const attention = h("div", { class: "stack", role: "status", "aria-label": t("attention") });
   const outcomes = table([[t("kind")], ...["accepted", "done", "failed", "unknown", "superseded", "duplicate", "refused"].map((name) => [word("state", name), "number"])], t("outcomes"));
   const nothing = h("div");
   const charts = [
@@ -56,7 +56,7 @@ export default function overview(page) {
     const [c50, cu] = milliseconds(rate("commit_p50_ms"));
     tiles.commit.set(c50, { unit: cu, about: `p99 ${milliseconds(rate("commit_p99_ms")).join(" ")}` });
     attention.hidden = !seen.thresholds.length;
-    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("li", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), ` · ${word("advice", one.metric)}`));
+    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), ` · ${word("advice", one.metric)}`));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
     const kinds = {};
     for (const [key, value] of Object.entries(seen.figures.duly_messages_total ?? {})) {
