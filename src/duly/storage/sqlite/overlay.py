@@ -1,7 +1,7 @@
 """What a reader of a ledger sees that another process writes: the tables, and the journal over them.
 
-A reader cannot bring the tables up to date. Whenever the database has changed it reads the journal, and lays a
-temporary view over each table that shows what the table would hold. Journal, tables and answer are of one
+A reader cannot bring the tables up to date. Whenever the database has changed it reads the journal, and lays
+a temporary view over each table that shows what the table would hold. Journal, tables and answer are of one
 moment, since they are read in one transaction.
 """
 
