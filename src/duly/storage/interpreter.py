@@ -179,13 +179,22 @@ class Interpreter:
 
     def _admit(self, admit: w.Admit) -> Verdict:
         rows, message = self._rows, admit.message
-        row = rows.message(message.key)
-        if row is not None:
-            return self._told(message, _repeat(message, row), admit.at)
+        verdict = self._known(message)
+        if verdict is not None:
+            return self._told(message, verdict, admit.at)
         if rows.floor.covers(admit.until, message.made):
             return self._told(message, FORGOTTEN, admit.at)
         rows.admit(admit)
         return FRESH
+
+    def _known(self, message: Message) -> Verdict | None:
+        """Return what a repeat of a message is told, or other content under its id; None: it is unknown."""
+        row = self._rows.message(message.key)
+        if row is None:
+            return None
+        if row.fingerprint != message.fingerprint:
+            return CONFLICT
+        return Verdict(Word.DUPLICATE, row.state, row.answer)
 
     def _told(self, message: Message, verdict: Verdict, at: int) -> Verdict:
         """Return the verdict, and record it if it is a refusal."""
@@ -194,9 +203,7 @@ class Interpreter:
         return verdict
 
     def _recall(self, recall: w.Recall) -> Verdict:
-        message = recall.message
-        row = self._rows.message(message.key)
-        return self._told(message, recall.otherwise if row is None else _repeat(message, row), recall.at)
+        return self._told(recall.message, self._known(recall.message) or recall.otherwise, recall.at)
 
     def _withdraw(self, withdraw: w.Withdraw) -> bool:
         row = self._rows.message(withdraw.key)
@@ -326,13 +333,6 @@ class Interpreter:
     def _check_item(self, check: w.CheckItem) -> bool:
         found = self._rows.item(check.bucket, check.name)
         return found is not None and check.body in (None, found)
-
-
-def _repeat(message: Message, row: MessageRow) -> Verdict:
-    """Return what a repeat of a message is told, or other content under its id."""
-    if row.fingerprint != message.fingerprint:
-        return CONFLICT
-    return Verdict(Word.DUPLICATE, row.state, row.answer)
 
 
 def earliest(deliveries: Iterable[w.Delivery], channel: str, now: int, limit: int) -> list[w.Delivery]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
+import apsw
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -12,8 +14,10 @@ from hypothesis import strategies as st
 from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Answer, Message, Verdict, Word
+from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
 from duly.storage.sqlite.ledger import SqliteLedger
+from duly.storage.sqlite.writer import SqliteWriter
 
 AT = 1_700_000_000_000_000
 UNTIL = AT * 2
@@ -113,3 +117,38 @@ async def test_any_number_of_rows_is_carried_out(tmp_path: Path, count: int) -> 
         assert (await ledger.size()).messages == (await ledger.size()).deliveries == count
         assert await ledger.open_deliveries("device") == []
         assert await ledger.marks() == {"m": (count - 1, AT // 1000 + count - 1)}
+
+
+async def test_questions_during_a_flush_that_fails_are_answered_from_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
+        await ledger.commit([launch(1)])
+        with monkeypatch.context() as full:
+
+            def fail(writer: SqliteWriter, bodies: Sequence[bytes]) -> None:
+                raise apsw.FullError("planted")
+
+            full.setattr(SqliteWriter, "add_to_journal", fail)
+            failing = ledger.commit([launch(2), end(1)])
+            await asyncio.sleep(0)  # now it is under way
+            asked = asyncio.gather(
+                ledger.find(message(1).key), ledger.find(message(2).key), ledger.size(), ledger.entries("c")
+            )
+            with pytest.raises(LedgerUnavailable, match="is full"):
+                await failing
+            first, second, size, _ = await asked
+        assert first is not None
+        assert (first.state, second, size.messages) == (State.SENT, None, 1)
+        assert ledger.recall(message(2), AT) is None
+        results = await ledger.commit([launch(2), end(1)])
+        assert [r.values[0] for r in results] == [FRESH, True]
+
+
+async def test_a_repeat_is_not_recalled_before_the_first_is_on_the_disk(tmp_path: Path) -> None:
+    async with await SqliteLedger.open(tmp_path / "ledger.db") as ledger:
+        first = ledger.commit([launch(1)])
+        await asyncio.sleep(0)
+        assert ledger.recall(message(1), AT) is None
+        await first
+        assert ledger.recall(message(1), AT) == Verdict(Word.DUPLICATE, State.SENT)

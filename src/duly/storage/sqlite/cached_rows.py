@@ -123,10 +123,11 @@ class CachedRows:
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
-    def forget(self, most: int = ROWS_KEPT, most_bytes: int = BYTES_KEPT) -> None:
+    def forget(self) -> None:
         """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
         tables = (self._messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
-        if self._bytes <= most_bytes and all(len(t) <= most for t in (*tables, self._items, self._gone)):
+        most = ROWS_KEPT
+        if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
             if self._tail_count > most:
                 self._shorten_tails(TableChanges(self.changes))
             return

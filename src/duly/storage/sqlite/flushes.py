@@ -122,7 +122,7 @@ class Flushes:
         """Do what is done between two flushes, when memory and disk agree."""
         asked, self._asked = self._asked, []
         if self._tainted:
-            if asked:
+            if asked or self._settling:
                 self._go_on(self._ask_again(asked))
             return
         for question, future in asked:

@@ -1,8 +1,8 @@
 """What a reader of a ledger sees that another process writes: the tables, and the journal over them.
 
-A reader cannot bring the tables up to date. For each question it reads the journal, and lays a view over each
-table that shows what the table would hold. Both are of one moment, since they are read in one transaction;
-the views are temporary and end with it.
+A reader cannot bring the tables up to date. Whenever the database has changed it reads the journal, and lays
+a temporary view over each table that shows what the table would hold. Journal, tables and answer are of one
+moment, since they are read in one transaction.
 """
 
 from __future__ import annotations
@@ -35,19 +35,31 @@ class JournalOverlay:
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._reader = TableReader(db)
+        self._version = -1
+        """of the database, when the views were made"""
         db.execute("PRAGMA temp_store = MEMORY")
 
     @contextmanager
     def current(self) -> Iterator[None]:
         """Show everything that is committed to the questions of this block."""
-        self._db.execute("BEGIN")
-        try:
-            journal = self._reader.journal()
-            if journal:
-                self._lay(TableChanges(journal))
+        with self._db:
+            self._db.execute("SELECT 1 FROM main.sqlite_schema").fetchall()  # from here on, it stands still
+            version = int(self._db.pragma("data_version"))
+            if version != self._version:
+                self._lift()
+                changes = self._reader.journal()
+                if changes:
+                    self._lay(TableChanges(changes))
+            self._version = -1  # an error takes back what was laid
             yield
-        finally:
-            self._db.execute("ROLLBACK")
+        self._version = version
+
+    def _lift(self) -> None:
+        """Take the views away."""
+        for table in _KEYS:
+            self._db.execute(f"DROP VIEW IF EXISTS temp.{table}")
+            self._db.execute(f"DROP TABLE IF EXISTS temp.new_{table}")
+            self._db.execute(f"DROP TABLE IF EXISTS temp.touched_{table}")
 
     def _lay(self, changes: TableChanges) -> None:
         run = self._db.execute
@@ -68,7 +80,8 @@ class JournalOverlay:
             run(statement, values)
         run("UPDATE temp.refusals SET n = rowid + (SELECT coalesce(max(n), 0) FROM main.refusals)")
         for table, key in _KEYS.items():
-            run(f"ALTER TABLE temp.{table} RENAME TO new_{table}")
+            run(f"CREATE TEMP TABLE new_{table} AS SELECT * FROM temp.{table}")
+            run(f"DROP TABLE temp.{table}")
             run(
                 f"CREATE TEMP VIEW {table} AS SELECT * FROM main.{table} "
                 f"WHERE ({key}) NOT IN temp.touched_{table} UNION ALL SELECT * FROM temp.new_{table}"

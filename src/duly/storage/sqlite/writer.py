@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Final
@@ -140,7 +140,7 @@ class SqliteWriter:
         self.n += len(bodies)
         self.file.committed(self._wal_pages)
 
-    def write_tables(self, statements: Sequence[Statement], through: int) -> None:
+    def write_tables(self, statements: Iterable[Statement], through: int) -> None:
         """Bring the tables up to date and cut the journal, in one transaction.
 
         It is not flushed by itself: if it is lost, the journal still holds what it did.
