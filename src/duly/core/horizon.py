@@ -56,12 +56,12 @@ DEFAULT: Final = Horizon()
 
 def remember_until(message: Message, horizon: Horizon) -> int:
     """Until when this message's id must be kept: no later resend of it can be accepted."""
-    if message.expires and horizon.lapse is not None:
-        return message.expires + horizon.grace + horizon.lapse
-    made = message.made
+    made, expires = message.made, message.expires
+    if expires and horizon.lapse is not None:
+        return expires + horizon.grace + horizon.lapse
     until = made + horizon.keep + horizon.skew if made else 0
-    if message.expires:
-        until = max(until, message.expires + horizon.grace)
+    if expires and until < expires + horizon.grace:
+        return expires + horizon.grace
     return until or FOREVER
 
 

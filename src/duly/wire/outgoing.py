@@ -237,7 +237,7 @@ def command(
         message.id,
         message.recipient,
         message.scope,
-        raw(body),
+        Raw(body) if body else NOTHING,
         message.expires // MS if message.expires else None,
         None if order is None else FrameOrder(order.key, order.mode, after),
         timeout,
