@@ -31,6 +31,7 @@ QUESTIONS = {
         "gateway",
         "before",
         "figures",
+        "page",
         "many",
         "connections",
         "remembered",

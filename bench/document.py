@@ -19,7 +19,7 @@ from bench.targets import TARGETS, target_of
 DOCUMENTS = {"en": "docs/performance.md", "zh": "docs/zh/performance.md"}
 ORDER = (
     "gateway", "nodes", "chat", "alerts", "admission", "once", "duplicates", "postgres", "before", "many",
-    "figures", "growth", "connections", "remembered", "restart",
+    "figures", "page", "growth", "connections", "remembered", "restart",
 )  # fmt: skip
 WORDS = {
     "en": {
