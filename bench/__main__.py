@@ -32,6 +32,7 @@ QUESTIONS = {
         "gateway",
         "before",
         "figures",
+        "page",
         "many",
         "connections",
         "remembered",

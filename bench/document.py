@@ -18,8 +18,13 @@ from bench.targets import TARGETS, target_of
 
 DOCUMENTS = {"en": "docs/performance.md", "zh": "docs/zh/performance.md"}
 ORDER = (
+<<<<<<< HEAD
     "gateway", "nodes", "chat", "alerts", "admission", "once", "middleware", "duplicates", "postgres",
     "before", "many", "figures", "growth", "connections", "remembered", "restart",
+=======
+    "gateway", "nodes", "chat", "alerts", "admission", "once", "duplicates", "postgres", "before", "many",
+    "figures", "page", "growth", "connections", "remembered", "restart",
+>>>>>>> page
 )  # fmt: skip
 WORDS = {
     "en": {

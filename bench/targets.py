@@ -76,6 +76,7 @@ TARGETS = (
     T("middleware", "duly, SQLite", "bare", at_least=0.6),
     T("duplicates", "hot repeat", "fresh", at_least=3),
     T("figures", "seen, least processor time", "unseen", at_most=1.05),
+    T("page", "open page, least processor time", "no page", at_most=1.05),
     T("before", "duly, one hub on PostgreSQL", "before", at_least=1.5),
     T("many", "two hubs", "one hub", at_least=1.4),
     T("growth", "cost at 1,000,000 ids", "at 1,000", at_most=1.3),

@@ -2,7 +2,7 @@
 
 A page names the views it shows. Twice a second at most each view is made again, once for all pages that show
 the same, and sent to those whose copy differs. A view that takes long to make is made less often: views
-together take at most a twentieth of the hub's time. With no page open nothing happens at all. Every few
+together take at most a thirtieth of the hub's time. With no page open nothing happens at all. Every few
 seconds the sessions of all pages are checked: a page whose session has ended is closed.
 """
 
@@ -23,8 +23,11 @@ from duly.server.dashboard.visitors import DashboardVisitor
 TICK_SECONDS: Final = 0.5
 CHECK_SECONDS: Final = 5.0
 """How often the session of an open page is checked."""
-SHARE: Final = 20.0
-"""A view is made again no sooner than after so many times the time it took."""
+SHARE: Final = 30.0
+"""Views together take one part in so many of the hub's time: each is made again no sooner than after so many
+times the time it took, times the number of views."""
+PACE: Final = {"chart": 2.0}
+"""Seconds between two times at which a view is made at most, where that is more than a moment."""
 VIEWS_MOST: Final = 8
 """Views that one page shows at the same time."""
 PAGES_MOST: Final = 200
@@ -128,6 +131,8 @@ class LiveUpdates:
             self._due.clear()
             return
         made: dict[object, bytes] = {}
+        keys = {shown.key for page in self._pages for shown in page.shown.values()}
+        self._due = {key: due for key, due in self._due.items() if key in keys}
         for page in list(self._pages):
             if monotonic() - page.checked > CHECK_SECONDS and not await self._holds(page):
                 continue
@@ -165,7 +170,8 @@ class LiveUpdates:
             value = {"problem": str(problem), "error": problem.word}
         body = msgspec.json.encode(value)
         took = monotonic() - began
-        self._due[shown.key] = monotonic() + max(TICK_SECONDS / 2, SHARE * took)
+        pause = max(TICK_SECONDS / 2, PACE.get(shown.key[2], 0.0), SHARE * took * (len(self._due) or 1))
+        self._due[shown.key] = monotonic() + pause
         return body
 
     async def _send(self, page: LivePage, body: bytes) -> None:
