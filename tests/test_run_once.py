@@ -34,9 +34,9 @@ Store = ledgers.Store
 store = ledgers.store
 ledger = ledgers.ledger
 
-on_disk = pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
+on_disk = pytest.mark.parametrize("store", ["sqlite", "shared", "postgres"], indirect=True)
 embedded = pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
-shared = pytest.mark.parametrize("store", ["postgres"], indirect=True)
+shared = pytest.mark.parametrize("store", ["shared", "postgres"], indirect=True)
 either_effect = pytest.mark.parametrize("effect", ["at_most_once", "at_least_once"])
 
 KEY = key_of("shop", "o-1")

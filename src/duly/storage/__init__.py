@@ -23,8 +23,8 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
     """Open the ledger at `url`; create it if it is not there.
 
     `sqlite:///app.db` (a file beside you), `sqlite:////var/lib/app.db` (an absolute path),
-    `sqlite:///app.db?mode=shared` (several processes write it), `sqlite:///app.db?mode=ro` (look into it while
-    another process writes), `postgresql://…`, `memory:`.
+    `sqlite:///app.db?mode=shared` (several processes write it), `sqlite:///app.db?mode=ro` (look into it
+    while another process writes), `postgresql://…`, `memory:`.
     """
     parts = urlsplit(url)
     match parts.scheme:

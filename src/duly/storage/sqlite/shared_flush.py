@@ -92,7 +92,7 @@ class _SharedFlush:
     def _load_streams(self) -> None:
         touched, held = self._footprint, self.rows
         streams = touched.streams.union(stream for stream, _ in touched.cursors)
-        held.lasts.update({stream: n for stream, n in self._many("streams", ((s,) for s in streams))})
+        held.lasts.update(dict(self._many("streams", ((s,) for s in streams))))
         held.cursors.update({(s, reader): n for s, reader, n in self._many("cursors", touched.cursors)})
         held.bodies.update({(s, n): body for s, n, body in self._many("entries", touched.entries)})
         self._lasts, self._cursors, self._bodies = dict(held.lasts), dict(held.cursors), dict(held.bodies)

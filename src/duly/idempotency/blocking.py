@@ -1,0 +1,124 @@
+"""An event loop in a thread of its own, for code that has none: plain functions, WSGI, Django's sync views.
+
+There is one for the process, made when it is first used; a forked process makes its own. A caller blocks
+until the loop has done its part; the caller's own code runs in the caller's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import os
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from duly.core.operations import Results, Write
+from duly.errors import ProgramError, Stopped
+from duly.idempotency.ledgers import close_ledgers
+from duly.storage.ledger import Transaction
+
+T = TypeVar("T")
+
+CLOSE_SECONDS: Final = 5.0
+
+
+class BlockingLoop:
+    """A loop and its thread."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="duly-once", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin something on the loop."""
+        if threading.current_thread() is self._thread:
+            work.close()
+            raise ProgramError("this would wait for itself; call it from another thread")
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise Stopped("the program is ending; nothing is begun any more") from None
+
+    def close(self) -> None:
+        """Close the ledgers of this loop, and end its thread."""
+        if self.pid == os.getpid() and self._thread.is_alive():
+            with suppress(Exception):
+                self.submit(close_ledgers()).result(CLOSE_SECONDS)
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(CLOSE_SECONDS)
+
+
+_making: Final = threading.Lock()
+_loops: Final[list[BlockingLoop]] = []
+
+
+def blocking_loop() -> BlockingLoop:
+    """Return the loop of this process."""
+    with _making:
+        if not _loops or _loops[-1].pid != os.getpid():
+            made = BlockingLoop()
+            atexit.register(made.close)
+            _loops.append(made)  # that of a parent is kept: nothing of it may be touched here
+        return _loops[-1]
+
+
+def blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run something on the loop of this process, and wait for it."""
+    running = blocking_loop().submit(work)
+    try:
+        return running.result()
+    except BaseException:
+        running.cancel()
+        raise
+
+
+class BlockingTransaction:
+    """The ledger's own transaction, for code without an event loop."""
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def execute(self, sql: str, *args: Any) -> None:
+        """Run a statement."""
+        blocking(self._transaction.execute(sql, *args))
+
+    def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        return blocking(self._transaction.fetch(sql, *args))
+
+    def write(self, *operations: Write) -> Results:
+        """Carry a group of operations out within this transaction."""
+        return blocking(self._transaction.write(*operations))
+
+
+def blocking_within(
+    work: Callable[[Callable[[Transaction], Awaitable[Any]]], Coroutine[Any, Any, T]],
+    body: Callable[[BlockingTransaction], object],
+) -> T:
+    """Run `work` on the loop. It is given a function to call with a transaction: that runs `body` here, in
+    the caller's thread, and waits for it."""
+    handed: Future[Transaction] = Future()
+    result: Future[object] = Future()
+
+    async def hand_over(transaction: Transaction) -> object:
+        handed.set_result(transaction)
+        return await asyncio.wrap_future(result)
+
+    running = blocking_loop().submit(work(hand_over))
+    wait([handed, running], return_when=FIRST_COMPLETED)
+    if handed.done():
+        try:
+            result.set_result(body(BlockingTransaction(handed.result())))
+        except BaseException as problem:
+            result.set_exception(problem)
+    return running.result()

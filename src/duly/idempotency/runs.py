@@ -1,0 +1,244 @@
+"""Runs: one attempt at a time to carry out what a key stands for, across repeats, processes and crashes.
+
+The laws. A run is stored as begun before it begins, and its end is stored before it is told. A repeat gets
+the stored end; while the first one runs it waits, or hears that it runs. What a crash in the middle means is
+declared beforehand, by the effect: with `at_most_once` the end is unknown and it is never run again, with
+`at_least_once` the next caller runs it again. A run whose lease has ended cannot end what another one has
+taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from contextlib import suppress
+from typing import Final, Literal
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.operations import (
+    Admit,
+    Advance,
+    Deliver,
+    Delivery,
+    DeliveryRef,
+    Finish,
+    Postpone,
+    Take,
+    Withdraw,
+    Write,
+)
+from duly.core.units import FOREVER, MS, SECOND
+from duly.errors import DulyError
+from duly.idempotency.leases import Leases
+from duly.storage.ledger import Ledger
+
+Effect = Literal["at_most_once", "at_least_once", "exactly_once"]
+
+CHANNEL: Final = "once"
+
+OK, ERROR, UNSTORABLE = 0, 1, 2
+"""Codes of the stored answer: a result, an exception, a result that could not be written down."""
+
+CRASHED: Final = Answer(
+    ERROR, b"", "its process died before the end was stored; whether it took effect is not known"
+)
+CANCELLED: Final = Answer(
+    ERROR, b"", "it was cancelled while it was running; whether it took effect is not known"
+)
+
+_serial: Final = itertools.count(1)
+
+_in_hand: Final[set[str]] = set()
+"""The runs of this process that are under way, by the name they sign their deliveries with."""
+
+_begun: Final[set[str]] = set()
+"""Those of this process that have begun and whose end is not stored. What was left behind without having
+begun (the ledger failed just then) may be run."""
+
+
+class Runs:
+    """The runs of one function or route on one ledger."""
+
+    def __init__(self, ledger: Ledger, *, effect: Effect, keep: int | None, lease: int) -> None:
+        self.ledger = ledger
+        self.effect = effect
+        self._keep = keep
+        self._lease = lease
+        self.leases = Leases(ledger, lease)
+
+    def admission(self, message: Message, now: int, *then: Write) -> Admit:
+        """Return the operation that admits a message, and remembers it as long as its key is kept."""
+        until = FOREVER if self._keep is None else now + self._keep
+        return Admit(message, until, now, State.SENT, then, self._keep is not None)
+
+    async def begin(self, message: Message, *, wait: bool = True) -> Run | Verdict:
+        """Begin a run that the caller has to end; or return the verdict on a repeat: how the first run
+        ended, or, unless the caller wants to wait for that, that it runs."""
+        ledger = self.ledger
+        known = ledger.recall(message, ledger.clock.now())
+        if known is not None and known.state is not None and known.state.terminal:
+            return known
+        me = f"{ledger.worker}/{next(_serial)}"
+        _in_hand.add(me)
+        ours: Run | None = None
+        try:
+            while ours is None:
+                # Not 1: a key that was freed is admitted anew, and a call that saw its
+                # former life must not pass for the owner of this one.
+                first = random.getrandbits(60) + 1
+                verdict = await self._admit(message, first, me)
+                if verdict.fresh:
+                    ours = Run(self, message, first, me)
+                elif verdict.word is not Word.DUPLICATE or verdict.state is None or verdict.state.terminal:
+                    return verdict
+                else:
+                    attempt = await self._take_over(message, me, wait)
+                    if attempt == RUNNING:
+                        return verdict
+                    if attempt is not None:
+                        ours = Run(self, message, attempt, me)
+            return ours
+        finally:
+            if ours is None:
+                _in_hand.discard(me)
+
+    async def outcome(self, message: Message) -> Verdict | None:
+        """Wait until a message has ended; None if it has come to nothing."""
+        record = await self.ledger.wait(message.key)
+        return None if record is None else Verdict(Word.DUPLICATE, record.state, record.answer)
+
+    async def _admit(self, message: Message, first: int, me: str) -> Verdict:
+        now = self.ledger.clock.now()
+        deliver = Deliver(ref_of(message), now + self._lease, 0, first, me)
+        admit = self.admission(message, now, deliver)
+        try:
+            return await self.ledger.apply(admit)
+        except asyncio.CancelledError:
+            # Admitted or not, it has not begun: it must not look like a run that was cut short.
+            await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
+            raise
+
+    async def _give_back(self, admit: Admit, first: int, me: str) -> None:
+        ledger, key = self.ledger, admit.message.key
+        with suppress(DulyError):
+            await ledger.write(admit)  # behind the first one: whose it is, is settled then
+            if any(delivery.worker == me for delivery in await ledger.deliveries(key)):
+                reason, free = "cancelled before it began", (Withdraw(key),)
+                await ledger.write(Finish(ref_of(admit.message), first, State.CANCELLED, reason, free))
+
+    async def _take_over(self, message: Message, me: str, wait: bool) -> int | None:
+        """Wait for the run that has begun; if its process is dead, return the attempt that is now ours.
+        `RUNNING`: it is alive, and the caller does not wait."""
+        ledger = self.ledger
+        with ledger.watch(message.key) as news:
+            found = [d for d in await ledger.deliveries(message.key) if d.ref.channel == CHANNEL]
+            if not found or found[0].state.terminal:
+                return None  # it ended, or was withdrawn, just now
+            delivery = found[0]
+            now = ledger.clock.now()
+            if not _abandoned(delivery, ledger, now):
+                if not wait:
+                    return RUNNING
+                # A run of our own needs no lease to be alive; looking again is for news that was lost.
+                lasts = self._lease if _ours(delivery, ledger) else delivery.due - now + MS
+                await asyncio.wait([news], timeout=lasts / SECOND)
+                return None
+        ref, attempt = delivery.ref, delivery.attempt
+        if self.effect == "at_most_once" and _may_have_begun(delivery, ledger):
+            await self.end(delivery.worker, self.finish(message, attempt, State.UNKNOWN, CRASHED))
+            return None
+        taken = await ledger.apply(Take(ref, attempt, me, now + self._lease))
+        return attempt + 1 if taken else None
+
+    def finish(self, message: Message, attempt: int, state: State, answer: Answer) -> Finish:
+        """Return the operation that ends an attempt, and its message with it."""
+        end = Advance(message.key, state, self.ledger.clock.now(), answer)
+        return Finish(ref_of(message), attempt, state, answer.reason, (end,))
+
+    async def end(self, me: str, end: Finish | Postpone) -> bool:
+        """Store the end of an attempt; returns False if it was taken over."""
+        ended = await self.ledger.apply(end)
+        _begun.discard(me)
+        return ended
+
+
+RUNNING: Final = -1
+"""No attempt: another process is at it."""
+
+
+class Run:
+    """One attempt, which its caller carries out between `start` and one of the ends."""
+
+    __slots__ = ("_attempt", "_me", "_message", "_runs")
+
+    def __init__(self, runs: Runs, message: Message, attempt: int, me: str) -> None:
+        self._runs = runs
+        self._message = message
+        self._attempt = attempt
+        self._me = me
+
+    def start(self) -> None:
+        """Note that the effect may happen from now on; the lease is renewed until `leave`."""
+        self._runs.leases.add(ref_of(self._message), self._attempt)
+        _begun.add(self._me)
+
+    def leave(self) -> None:
+        """Stop renewing the lease: the effect has happened, or will not."""
+        self._runs.leases.remove(ref_of(self._message))
+
+    async def end(self, state: State, answer: Answer) -> bool:
+        """Store how it ended; returns False if another attempt has taken over."""
+        runs = self._runs
+        return await runs.end(self._me, runs.finish(self._message, self._attempt, state, answer))
+
+    async def free(self, reason: str) -> None:
+        """Store that it came to nothing: the key may be used again."""
+        free = (Withdraw(self._message.key),)
+        await self._runs.end(
+            self._me, Finish(ref_of(self._message), self._attempt, State.FAILED, reason, free)
+        )
+
+    async def interrupted(self) -> None:
+        """Store that it was cut short in the middle: the same as a crash, only that it can still be said."""
+        runs = self._runs
+        if runs.effect == "at_least_once":
+            await runs.end(
+                self._me,
+                Postpone(ref_of(self._message), self._attempt, runs.ledger.clock.now(), "cancelled"),
+            )
+        else:
+            await self.end(State.UNKNOWN, CANCELLED)
+
+    async def outcome(self) -> Verdict | None:
+        """Wait for the outcome that stands, after another attempt has taken over; None if there is none."""
+        return await self._runs.outcome(self._message)
+
+    def close(self) -> None:
+        """Let go of the key in this process; what was not ended is abandoned."""
+        self.leave()
+        _in_hand.discard(self._me)
+
+
+def ref_of(message: Message) -> DeliveryRef:
+    """Return the delivery that stands for the run of a message."""
+    return DeliveryRef(message.key, CHANNEL, "run")
+
+
+def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
+    if delivery.state is State.ACCEPTED:
+        return True  # given back
+    if _ours(delivery, ledger):
+        return delivery.worker not in _in_hand  # the ledger failed when it was to begin or to end
+    return ledger.sole or delivery.due <= now
+
+
+def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:
+    if delivery.state is not State.SENT:
+        return False
+    return delivery.worker in _begun or not _ours(delivery, ledger)
+
+
+def _ours(delivery: Delivery, ledger: Ledger) -> bool:
+    return delivery.worker.startswith(ledger.worker + "/")

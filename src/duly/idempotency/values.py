@@ -1,0 +1,204 @@
+"""Arguments and results as bytes: plain data, dataclasses, msgspec Structs, attrs classes, enums, UUID,
+datetime, Decimal, and pydantic's models where pydantic is installed.
+
+The law: what the first caller gets, a repeat gets. So how a result is read back is worked out before the
+function runs, and what could not be read back is refused before anything happens.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import typing
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+import msgspec.inspect
+
+from duly.core.messages import Answer
+from duly.errors import Malformed, ProgramError
+from duly.idempotency.runs import ERROR, OK, UNSTORABLE
+
+RESULT_LIMIT: Final = 1024 * 1024
+DETAIL_LIMIT: Final = 10_000
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name of a function, as people know it."""
+    return getattr(function, "__qualname__", repr(function))
+
+
+def key_text(key: object) -> str:
+    """Return the text of a key; a key that would name every call, or no call ever again, is refused."""
+    if isinstance(key, str):
+        return key
+    if key is None or (type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__):
+        raise Malformed(f"the key of a call cannot be {key!r}; let key=… return text that names the call")
+    return str(key)
+
+
+# ── arguments ────────────────────────────────────────────────────────────────────────────────────
+
+
+def arguments_by_name(
+    function: Callable[..., Any], *, given: int
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any]]:
+    """Return how a call's arguments are put by name, so that `f(1)` and `f(a=1)` are the same call. What was
+    left to its default is left out: a parameter added later does not turn every repeat into a conflict. So is
+    the object of a method: what counts is what it is asked."""
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    of_method = bool(parameters) and parameters[0].name == "self" and "." in name_of(function)
+    if of_method:
+        first = parameters.pop(0)
+        signature = signature.replace(parameters=[first, *parameters[given:]])
+    else:
+        signature = signature.replace(parameters=parameters[given:])
+    places = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
+    simple = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in places) and not of_method
+    names = [p.name for p in places]
+
+    def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        if simple and not kwargs and len(args) == len(names):
+            return dict(zip(names, args, strict=True))
+        bound = signature.bind(*args, **kwargs).arguments
+        if of_method:
+            del bound["self"]
+        return bound
+
+    return by_name
+
+
+def digest_of(counts: object, what: str) -> bytes:
+    """Return the digest of what must be the same in a repeat."""
+    try:
+        text = msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
+    except Exception as problem:
+        raise Malformed(
+            f"the arguments of {what} cannot be compared in a repeat ({problem}); "
+            "pass meaning=… to duly.once, returning what matters as plain data"
+        ) from None
+    return blake2b(text, digest_size=16).digest()
+
+
+def _plain_form(value: object) -> object:
+    """Return a value that msgspec does not know as plain data."""
+    if _is_model(type(value)):
+        return value.model_dump(mode="json")  # type: ignore[attr-defined]  # pydantic's, and optional
+    raise NotImplementedError(f"a {type(value).__qualname__} is no plain data")
+
+
+def _is_model(kind: object) -> bool:
+    """Say whether this is a pydantic model, without importing pydantic where it is not used."""
+    pydantic = sys.modules.get("pydantic")
+    return pydantic is not None and isinstance(kind, type) and issubclass(kind, pydantic.BaseModel)
+
+
+# ── results ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Results:
+    """How the results of one type are stored and read back."""
+
+    def __init__(self, kind: object) -> None:
+        self._read: Callable[[bytes], Any]
+        self._write: Callable[[Any], bytes]
+        self.exact = kind is not Any
+        """whether what is read back is of the same type as what was stored"""
+        if _mentions_model(kind):
+            from pydantic import TypeAdapter
+
+            adapter: Any = TypeAdapter(kind)
+            self._read, self._write = adapter.validate_json, adapter.dump_json
+        else:
+            self._read = msgspec.json.Decoder(kind).decode
+            _check_readable(msgspec.inspect.type_info(kind), set())
+            self._write = _encode
+
+    @classmethod
+    def of(cls, function: Callable[..., Any]) -> Results:
+        """Return how the results of a function are stored, by its annotation."""
+        inner = inspect.unwrap(function)
+        # Of the annotations only this one: the others may name what is imported for the type checker.
+        only = {"return": getattr(inner, "__annotations__", {}).get("return", Any)}
+        try:
+            hints = typing.get_type_hints(
+                SimpleNamespace(__annotations__=only), globalns=getattr(inner, "__globals__", {})
+            )
+            return cls(hints["return"])
+        except Exception as problem:
+            raise ProgramError(
+                f"a repeat of {name_of(function)} could not be given its result: {problem}; "
+                "annotate what it returns as plain data, a dataclass, a pydantic model or a msgspec Struct"
+            ) from None
+
+    def read(self, data: bytes) -> Any:
+        """Return a stored result. Raises `ValueError` if it does not fit the type."""
+        return self._read(data)
+
+    def answer(self, result: object) -> Answer:
+        """Return the answer that stores a result; of one that cannot be stored, an answer that says so."""
+        try:
+            data = self._write(result)
+            self._read(data)  # the first caller shall not get what a repeat cannot
+        except Exception as problem:
+            return Answer(
+                UNSTORABLE,
+                b"",
+                f"it ran, but its result cannot be stored: {said(problem)}; return plain data",
+            )
+        if len(data) > RESULT_LIMIT:
+            return Answer(
+                UNSTORABLE, b"", f"it ran, but its result has {len(data)} bytes; the limit is {RESULT_LIMIT}"
+            )
+        return Answer(OK, data)
+
+
+def _encode(result: object) -> bytes:
+    return msgspec.json.encode(result, enc_hook=_plain_form)
+
+
+def _mentions_model(kind: object) -> bool:
+    """Say whether a type is a pydantic model, or is made of one."""
+    return _is_model(kind) or any(_mentions_model(part) for part in typing.get_args(kind))
+
+
+def _check_readable(kind: object, seen: set[int]) -> None:
+    """msgspec takes any class and fails when it is to read one; here that would be after the run."""
+    if isinstance(kind, msgspec.inspect.CustomType):
+        raise TypeError(f"{kind.cls.__qualname__} cannot be read back")
+    if isinstance(kind, tuple):
+        parts = kind
+    elif isinstance(kind, msgspec.inspect.Type | msgspec.inspect.Field) and id(kind) not in seen:
+        seen.add(id(kind))
+        parts = tuple(getattr(kind, name) for name in kind.__struct_fields__)
+    else:
+        return
+    for part in parts:
+        _check_readable(part, seen)
+
+
+# ── exceptions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def error_answer(problem: Exception) -> Answer:
+    """Return the answer that stores an exception."""
+    data = msgspec.json.encode((type(problem).__qualname__, _text_of(problem, str)))
+    return Answer(ERROR, data, said(problem))
+
+
+def said(problem: BaseException) -> str:
+    """Return what an exception says, in at most 500 characters."""
+    return _text_of(problem, repr)[:500]
+
+
+def _text_of(problem: BaseException, say: Callable[[object], str]) -> str:
+    """Return what an exception says, as text that can be stored whatever it holds."""
+    try:
+        text = say(problem)
+    except Exception:
+        text = f"{type(problem).__qualname__}, which cannot be shown"
+    return text[:DETAIL_LIMIT].encode(errors="replace").decode()
