@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
     from duly.core.monitor.signals import SentinelPolicy
     from duly.core.retry import RetryPolicy
+    from duly.run_block import once_block
     from duly.run_once import once
     from duly.storage import open_ledger
     from duly.storage.ledger import Ledger, Transaction
@@ -94,6 +95,7 @@ _MODULE_OF = {
     "Verdict": "duly.core.messages",
     "Word": "duly.core.messages",
     "once": "duly.run_once",
+    "once_block": "duly.run_block",
     "open_ledger": "duly.storage",
 }
 """Where the names are that `import duly` does not load."""
@@ -134,5 +136,6 @@ __all__ = [
     "Word",
     "errors",
     "once",
+    "once_block",
     "open_ledger",
 ]

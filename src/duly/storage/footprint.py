@@ -33,45 +33,53 @@ class Footprint:
 
     def _add(self, group: w.Group) -> None:
         for operation in group:
-            match operation:
-                case w.Admit(message=message, then=then):
-                    self.admits.setdefault(message.key, operation)
-                    self._add(then)
-                case w.Recall(message=message):
-                    self.recalls.add(message.key)
-                case w.Withdraw(key=key) | w.Advance(key=key):
+            if type(operation) is w.Admit:  # asked first: these four are most of what there is
+                self.admits.setdefault(operation.message.key, operation)
+                self._add(operation.then)
+            elif type(operation) is w.Advance:
+                self.moves.add(operation.key)
+            elif type(operation) is w.Finish:
+                self.refs.add(operation.ref)
+                self._add(operation.then)
+            elif type(operation) is w.Deliver:
+                self.refs.add(operation.ref)
+            else:
+                self._add_other(operation)
+
+    def _add_other(self, operation: w.Write) -> None:
+        match operation:
+            case w.Recall(message=message):
+                self.recalls.add(message.key)
+            case w.Withdraw(key=key):
+                self.moves.add(key)
+            case w.Take(ref=ref) | w.Renew(ref=ref) | w.Postpone(ref=ref):
+                self.refs.add(ref)
+            case w.Claim(channel=channel, now=now, limit=limit):
+                other = self.claims.get(channel, DueDeliveries(0, 0))
+                self.claims[channel] = DueDeliveries(max(now, other.now), limit + other.limit)
+            case w.AppendEntry(stream=stream, key=key, ends=ends):
+                self.streams.add(stream)
+                if ends and key not in self.admits:
                     self.moves.add(key)
-                case w.Finish(ref=ref, then=then):
-                    self.refs.add(ref)
-                    self._add(then)
-                case w.Deliver(ref=ref) | w.Take(ref=ref) | w.Renew(ref=ref) | w.Postpone(ref=ref):
-                    self.refs.add(ref)
-                case w.Claim(channel=channel, now=now, limit=limit):
-                    other = self.claims.get(channel, DueDeliveries(0, 0))
-                    self.claims[channel] = DueDeliveries(max(now, other.now), limit + other.limit)
-                case w.AppendEntry(stream=stream, key=key, ends=ends):
-                    self.streams.add(stream)
-                    if ends and key not in self.admits:
-                        self.moves.add(key)
-                case w.RewriteEntry(stream=stream, n=n):
-                    self.entries.add((stream, n))
-                case w.MoveCursor(stream=stream, reader=reader):
-                    self.cursors.add((stream, reader))
-                case w.RaiseMark(mark=mark, then=then, otherwise=otherwise):
-                    self.marks.add(mark)
-                    self._add(then)
-                    self._add(otherwise)
-                case (
-                    w.PutNewItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
-                    | w.CheckItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
-                ):
-                    self.items.add((bucket, name))
-                    self._add(then)
-                    self._add(otherwise)
-                case w.PutItem(bucket=bucket, name=name) | w.DropItem(bucket=bucket, name=name):
-                    self.items.add((bucket, name))
-                case w.RecordRefusal():
-                    pass
+            case w.RewriteEntry(stream=stream, n=n):
+                self.entries.add((stream, n))
+            case w.MoveCursor(stream=stream, reader=reader):
+                self.cursors.add((stream, reader))
+            case w.RaiseMark(mark=mark, then=then, otherwise=otherwise):
+                self.marks.add(mark)
+                self._add(then)
+                self._add(otherwise)
+            case (
+                w.PutNewItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
+                | w.CheckItem(bucket=bucket, name=name, then=then, otherwise=otherwise)
+            ):
+                self.items.add((bucket, name))
+                self._add(then)
+                self._add(otherwise)
+            case w.PutItem(bucket=bucket, name=name) | w.DropItem(bucket=bucket, name=name):
+                self.items.add((bucket, name))
+            case w.RecordRefusal():
+                pass
 
 
 class DueDeliveries(NamedTuple):

@@ -23,8 +23,9 @@ from duly.storage.ledger import REFUSALS_KEPT
 from duly.storage.locked_rows import LockedMessage, LockedRows
 from duly.storage.sql import rows
 
-ROWS: Final = (128, 32, 8, 4, 2, 1)
-"""How many rows a statement has: a few sizes, so that each is prepared once."""
+ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+"""How many rows a statement has: a few sizes, so that each is prepared once. What is missing up to the next
+size is filled with rows of nulls, which no key equals."""
 
 _STATE: Final = 4
 _MOVED_AT: Final = 7
@@ -58,12 +59,11 @@ class _SharedFlush:
         """Run a statement over many rows of values; returns what it gives."""
         all_ = list(values)
         found: list[Row] = []
-        start = 0
-        for size in ROWS:
-            while len(all_) - start >= size:
-                part = all_[start : start + size]
-                found += self._run(_statement(name, size, len(part[0])), tuple(chain.from_iterable(part)))
-                start += size
+        for start in range(0, len(all_), ROWS[-1]):
+            part = all_[start : start + ROWS[-1]]
+            width, size = len(part[0]), next(size for size in ROWS if size >= len(part))
+            flat = [*chain.from_iterable(part), *(None,) * (width * (size - len(part)))]
+            found += self._run(_statement(name, size, width), flat)
         return found
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
@@ -149,4 +149,5 @@ def _changed(before: dict[Any, Any], after: dict[Any, Any], row: Callable[[Any, 
 @cache
 def _statement(name: str, size: int, width: int) -> str:
     one = f"({', '.join('?' * width)})"
-    return sql.queries("sqlite", "shared")[name].replace(":rows", ", ".join([one] * size))
+    rows_ = ", ".join([one] * size)
+    return sql.queries("sqlite", "shared")[name].replace(":rows", rows_)

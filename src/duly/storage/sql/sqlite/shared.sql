@@ -1,4 +1,5 @@
 -- Statements of a flush in a file that several processes write. `:rows` stands for many rows of values.
+-- Rows of nulls fill a statement up, and mean nothing.
 -- CROSS JOIN: SQLite looks each asked key up, and never walks over the table instead.
 
 -- name: messages
@@ -33,7 +34,7 @@ FROM (VALUES :rows) AS v CROSS JOIN items AS i ON i.bucket = v.column1 AND i.nam
 INSERT INTO messages
     (key, fingerprint, kind, recipient, state, until, accepted_at, moved_at, time, expires, position, body, listed,
      answer)
-VALUES :rows;
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: move_messages
 UPDATE messages SET state = v.column2, answer = v.column3, moved_at = v.column4
@@ -48,32 +49,38 @@ DELETE FROM deliveries WHERE key IN (VALUES :rows);
 -- name: put_deliveries
 INSERT OR REPLACE INTO deliveries
     (key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt)
-VALUES :rows;
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: put_streams
-INSERT OR REPLACE INTO streams (stream, last) VALUES :rows;
+INSERT OR REPLACE INTO streams (stream, last)
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: put_entries
-INSERT INTO entries (stream, n, body, at, key) VALUES :rows;
+INSERT INTO entries (stream, n, body, at, key)
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: rewrite_entries
 UPDATE entries SET body = v.column3
 FROM (VALUES :rows) AS v WHERE entries.stream = v.column1 AND entries.n = v.column2;
 
 -- name: put_cursors
-INSERT OR REPLACE INTO cursors (stream, reader, n) VALUES :rows;
+INSERT OR REPLACE INTO cursors (stream, reader, n)
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: put_marks
-INSERT OR REPLACE INTO marks (mark, n, ms) VALUES :rows;
+INSERT OR REPLACE INTO marks (mark, n, ms)
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: put_items
-INSERT OR REPLACE INTO items (bucket, name, body) VALUES :rows;
+INSERT OR REPLACE INTO items (bucket, name, body)
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: drop_items
 DELETE FROM items WHERE (bucket, name) IN (VALUES :rows);
 
 -- name: put_refusals
-INSERT INTO refusals (scope, id, word, reason, at) VALUES :rows;
+INSERT INTO refusals (scope, id, word, reason, at)
+SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: settled
 -- Of the awaited messages (a JSON array of hex), those that have ended or are gone.

@@ -1,0 +1,1 @@
+"""Integrations with other people's frameworks: thin, each for programs that use that framework."""

@@ -1,0 +1,282 @@
+"""Idempotent requests for ASGI applications: FastAPI, Starlette, Litestar, Quart, Django's ASGI handler.
+
+    app.add_middleware(IdempotencyMiddleware, ledger="sqlite:///app.db")
+
+The response is held back until it is stored; what the application does after that (Starlette's background
+tasks) is no part of the request. A response that grows over the limit of its route is let through and not
+stored: a repeat hears that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from inspect import isawaitable
+from typing import Any, Final, TypeAlias
+
+from duly.core.lifecycle import State
+from duly.core.messages import Message
+from duly.core.operations import Advance
+from duly.errors import LedgerError, Malformed
+from duly.idempotency.ledgers import LedgerSource
+from duly.idempotency.runs import Run
+from duly.integrations.idempotency_key import (
+    HEADER,
+    METHODS,
+    MISSING,
+    TRANSACTION,
+    IdempotencyGuard,
+    RequestHead,
+    RoutePolicy,
+    StoredResponse,
+    answer_to,
+    caller_of,
+    end,
+    fail,
+    malformed_key,
+    read_key,
+    response_of,
+    response_too_large,
+    stored_answer,
+    too_large,
+    unavailable,
+)
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Event: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Event]]
+Send: TypeAlias = Callable[[Event], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+CallerOf: TypeAlias = Callable[[RequestHead], str | Awaitable[str]]
+
+_BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
+"""Extensions by which a response would go around what stores it."""
+
+
+class IdempotencyMiddleware:
+    """Makes the requests of an ASGI application idempotent by their `Idempotency-Key`.
+
+    `ledger` is a URL (or an opened ledger). `routes` maps "POST /payments" or "/orders/{id}" to a
+    `RoutePolicy`; `default` holds for all other requests of `methods`. `scope` names the authenticated caller
+    of a request; by default it is the hash of the `Authorization` header.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        *,
+        ledger: LedgerSource,
+        routes: Mapping[str, RoutePolicy] | None = None,
+        default: RoutePolicy | None = None,
+        methods: Iterable[str] = METHODS,
+        scope: CallerOf = caller_of,
+        name: str = "http",
+    ) -> None:
+        self._app = app
+        self._caller_of = scope
+        self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection."""
+        policy = None
+        if scope["type"] == "http":
+            policy = self._guard.policy(scope["method"], scope["path"])
+        if policy is None:
+            return await self._app(scope, receive, send)
+        keys = [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER]
+        if not keys and not policy.required:
+            return await self._app(scope, receive, send)
+        try:
+            found = await self._message(scope, receive, policy, keys)
+        except Malformed as problem:
+            found = malformed_key(str(problem))
+        except _ClientGone:
+            return None  # in the middle of its payload: there is nothing to run, and no one to answer
+        if isinstance(found, StoredResponse):
+            return await reply(send, found)
+        message, body = found
+        call = _Call(self._app, scope, _replaying(body, receive), send, policy)
+        if policy.effect == "exactly_once":
+            return await self._within(call, message)
+        begun = await self._guard.begin(policy, message)
+        if isinstance(begun, StoredResponse):
+            return await reply(send, begun)
+        return await call.run(begun)
+
+    async def _message(
+        self, scope: Scope, receive: Receive, policy: RoutePolicy, keys: list[str]
+    ) -> tuple[Message, bytes] | StoredResponse:
+        """Return what stands for the request, and its payload; or the response that refuses it."""
+        if not keys:
+            return MISSING
+        key = read_key(keys)
+        body = await _read_body(scope, receive, policy.request_limit)
+        if body is None:
+            return too_large(policy.request_limit)
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        caller = self._caller_of(RequestHead(scope["method"], scope["path"], headers, scope))
+        if isawaitable(caller):
+            caller = await caller
+        target = scope["path"].encode(errors="surrogatepass")
+        parts = (scope["method"].encode(), target, scope.get("query_string", b""), body)
+        return self._guard.message(str(caller), key, *parts), body
+
+    async def _within(self, call: _Call, message: Message) -> None:
+        """Serve a request inside the ledger's transaction."""
+        try:
+            response = await self._transact(call, message)
+        except LedgerError as trouble:
+            response = unavailable(trouble)
+        await reply(call.send, response)
+
+    async def _transact(self, call: _Call, message: Message) -> StoredResponse:
+        runs = await self._guard.runs(call.policy)
+        ledger = runs.ledger
+        admit = runs.admission(message, ledger.clock.now())
+        try:
+            async with ledger.transaction() as tx:
+                verdict = (await tx.write(admit)).of(admit)
+                if not verdict.fresh:
+                    return answer_to(verdict)
+                response = await call.collect({TRANSACTION: tx})
+                if response is None:
+                    raise _RolledBack(response_too_large(call.policy.response_limit))
+                if not call.policy.stores(response.status):
+                    raise _RolledBack(response)
+                await tx.write(Advance(message.key, State.DONE, ledger.clock.now(), stored_answer(response)))
+                return response
+        except _RolledBack as undone:
+            return undone.response
+
+
+class _ClientGone(Exception):
+    """The connection ended before the whole payload was there."""
+
+
+class _RolledBack(Exception):
+    """The transaction of a request is undone, and this response is sent."""
+
+    def __init__(self, response: StoredResponse) -> None:
+        super().__init__()
+        self.response = response
+
+
+class _Call:
+    """One request on its way through the application."""
+
+    def __init__(self, app: App, scope: Scope, receive: Receive, send: Send, policy: RoutePolicy) -> None:
+        self.policy = policy
+        self.send = send
+        self._app = app
+        self._scope = _without_bypasses(scope)
+        self._receive = receive
+        self._start: Event | None = None
+        self._body = bytearray()
+        self._run: Run | None = None
+        self._passing = False
+        self._complete = False
+
+    async def run(self, run: Run) -> None:
+        """Let the application answer; its response is stored before it is sent."""
+        self._run = run
+        try:
+            try:
+                await self._app(self._scope, self._receive, self._store_and_send)
+                if not self._complete:
+                    raise RuntimeError("the application returned without a complete response")
+            except BaseException as problem:
+                if not self._complete and not self._passing:
+                    run.leave()
+                    await fail(run, self.policy, problem)
+                raise
+        finally:
+            run.close()
+
+    async def collect(self, more: Mapping[str, object]) -> StoredResponse | None:
+        """Let the application answer, and return its response; None if it is too large."""
+        self._scope.update(more)
+        await self._app(self._scope, self._receive, self._keep)
+        if self._start is None:
+            raise RuntimeError("the application returned without a response")
+        if len(self._body) > self.policy.response_limit:
+            return None
+        return self._response()
+
+    async def _keep(self, event: Event) -> None:
+        if event["type"] == "http.response.start":
+            self._start = event
+        elif event["type"] == "http.response.body" and len(self._body) <= self.policy.response_limit:
+            self._body += event.get("body", b"")
+
+    async def _store_and_send(self, event: Event) -> None:
+        if self._passing or event["type"] not in ("http.response.start", "http.response.body"):
+            return await self.send(event)
+        await self._keep(event)
+        if event["type"] == "http.response.start":
+            return None
+        too_much = len(self._body) > self.policy.response_limit
+        if event.get("more_body") and not too_much:
+            return None
+        response = self._response()
+        run = self._run
+        assert run is not None
+        run.leave()
+        self._complete = True
+        instead = await end(run, self.policy, None if too_much else response)
+        if instead is not None:
+            return await reply(self.send, instead)
+        self._passing = True
+        assert self._start is not None
+        await self.send(self._start)
+        event = {"type": "http.response.body", "body": bytes(self._body), "more_body": event.get("more_body")}
+        self._body = bytearray()
+        await self.send(event)
+        return None
+
+    def _response(self) -> StoredResponse:
+        assert self._start is not None
+        return response_of(self._start["status"], self._start.get("headers", ()), bytes(self._body))
+
+
+async def reply(send: Send, response: StoredResponse) -> None:
+    """Send a response."""
+    await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+    await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+    """Return the payload; None if it is over the limit."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            return None
+    body = b""
+    while True:
+        event = await receive()
+        if event["type"] != "http.request":
+            raise _ClientGone
+        body += event.get("body", b"")
+        if len(body) > limit:
+            return None
+        if not event.get("more_body"):
+            return body
+
+
+def _replaying(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the payload first."""
+    given = False
+
+    async def again() -> Event:
+        nonlocal given
+        if not given:
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        return await receive()
+
+    return again
+
+
+def _without_bypasses(scope: Scope) -> Scope:
+    extensions = scope.get("extensions") or {}
+    if any(name in extensions for name in _BYPASSES):
+        kept = {name: value for name, value in extensions.items() if name not in _BYPASSES}
+        return {**scope, "extensions": kept}
+    return {**scope}

@@ -1,0 +1,356 @@
+"""The `Idempotency-Key` header of HTTP, after the IETF draft: what the middlewares for ASGI, WSGI and Django
+have in common.
+
+The laws. A request with a key is stored as begun before its handler runs, and its response is stored before
+it is sent. A repeat gets the stored response, marked `Idempotent-Replayed: true`; while the first runs it
+gets 409; the same key with another payload gets 422, and nothing runs. Keys belong to the authenticated
+caller. What cannot be kept is refused before the handler runs, as far as that can be known.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.lifecycle import State
+from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, Word
+from duly.core.units import seconds
+from duly.errors import LedgerError, Malformed, ProgramError
+from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
+from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, Runs
+from duly.storage.ledger import Ledger, Transaction
+
+DAY: Final = 86_400.0
+LIMIT: Final = 1024 * 1024
+KIND: Final = "http"
+HEADER: Final = b"idempotency-key"
+TRANSACTION: Final = "duly.transaction"
+"""Where a handler finds the ledger's transaction: in the ASGI scope, the WSGI environ, `request.META`."""
+METHODS: Final = frozenset({"POST", "PATCH"})
+"""Those that HTTP itself does not call idempotent."""
+
+PASSING: Final = frozenset({408, 409, 421, 423, 425, 429})
+"""Statuses that say "not now": the same request may be answered otherwise later, so they are not stored."""
+
+_NOT_STORED: Final = frozenset(
+    {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"trailer", b"date", b"server"}
+)
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
+_BARE: Final = re.compile(r"[!#-\[\]-~]+")  # visible ASCII without quotes and backslashes
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+
+class RoutePolicy(Struct, frozen=True, kw_only=True):
+    """What holds for one route: what a crash in the middle means, whether a key is required, how long keys
+    are kept (seconds; None: for ever), how large a payload and a response may be (bytes)."""
+
+    effect: Effect = "at_most_once"
+    required: bool = False
+    errors: Literal["retry", "store"] = "retry"
+    keep: float | None = DAY
+    lease: float = 30.0
+    request_limit: int = LIMIT
+    response_limit: int = LIMIT
+
+    def stores(self, status: int) -> bool:
+        """Say whether a response of this status is the outcome; if not, the key is free again."""
+        return status not in PASSING and (status < 500 or self.errors == "store")
+
+
+class RequestHead(Struct, frozen=True):
+    """What a `scope=` function is given: the head of a request, and the framework's own object."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """by lower-case names"""
+    raw: Any
+    """the ASGI scope, the WSGI environ, or Django's request"""
+
+
+class StoredResponse(Struct, frozen=True, array_like=True):
+    """A response as it is stored, and replayed."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    def replayed(self) -> StoredResponse:
+        """Return the response as a repeat gets it."""
+        return StoredResponse(self.status, [*self.headers, (b"idempotent-replayed", b"true")], self.body)
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(StoredResponse).decode
+
+
+def response_of(status: int, headers: Iterable[tuple[bytes, bytes]], body: bytes) -> StoredResponse:
+    """Return a response as it is stored: without what belongs to one connection or one moment."""
+    kept = [(name, value) for name, value in headers if name.lower() not in _NOT_STORED]
+    return StoredResponse(status, kept, body)
+
+
+def problem(status: int, word: str, title: str, detail: str, *, wait: int = 0) -> StoredResponse:
+    """Return a problem document (RFC 9457) as a response."""
+    said = {"type": f"urn:duly:{word}", "title": title, "status": status, "detail": detail}
+    headers = [(b"content-type", b"application/problem+json")]
+    if wait:
+        headers.append((b"retry-after", b"%d" % wait))
+    body = msgspec.json.encode(said)
+    return StoredResponse(status, [*headers, (b"content-length", b"%d" % len(body))], body)
+
+
+MISSING: Final = problem(
+    400,
+    "key-missing",
+    "Idempotency-Key is missing",
+    "this operation is idempotent and requires the header Idempotency-Key; send one, for example a UUID, and "
+    "the same one again with every repeat of this request",
+)
+RUNNING: Final = problem(
+    409,
+    "in-progress",
+    "A request with this Idempotency-Key is in progress",
+    "the first request with this key has not ended yet; send the same request again later",
+    wait=1,
+)
+REUSED: Final = problem(
+    422,
+    "key-reused",
+    "Idempotency-Key was used for another request",
+    "this key was used before with another payload; nothing was run. Use a new key for a new request",
+)
+FORGOTTEN: Final = problem(
+    422,
+    "key-forgotten",
+    "Idempotency-Key may have been forgotten",
+    "this key is older than keys are remembered; nothing was run. Use a new key",
+)
+NOT_STORED: Final = problem(
+    409,
+    "response-not-stored",
+    "The response of the first request was not stored",
+    "the request was carried out, and is not carried out again; its response was too large to be kept",
+)
+UNKNOWN: Final = problem(
+    409,
+    "unknown",
+    "It is not known whether the first request took effect",
+    "its process died or was stopped in the middle; it is not run again. Find out what happened, then use a "
+    "new key; an operator can settle this one with 'duly once settle'",
+)
+FAILED: Final = problem(
+    500,
+    "failed",
+    "The first request failed",
+    "its handler failed, and that is its stored outcome; nothing is run again",
+)
+
+
+def malformed_key(detail: str) -> StoredResponse:
+    """Return the answer to a key that cannot be one."""
+    return problem(400, "key-malformed", "Idempotency-Key is malformed", detail)
+
+
+def too_large(limit: int) -> StoredResponse:
+    """Return the answer to a payload that is larger than what is compared."""
+    return problem(
+        413,
+        "payload-too-large",
+        "The payload is too large for an idempotent request",
+        f"a request with an Idempotency-Key has at most {limit} bytes here; nothing was run",
+    )
+
+
+def response_too_large(limit: int) -> StoredResponse:
+    """Return the answer to a request whose response cannot be stored in the transaction of its effect."""
+    return problem(
+        500,
+        "response-too-large",
+        "The response is too large to be stored",
+        f"a response of this route has at most {limit} bytes; everything was rolled back",
+    )
+
+
+def unavailable(trouble: LedgerError) -> StoredResponse:
+    """Return the answer while the ledger cannot be used."""
+    return problem(
+        503,
+        "ledger-unavailable",
+        "The ledger of idempotent requests cannot be used now",
+        f"{trouble}; send the same request again, with the same key",
+        wait=1,
+    )
+
+
+def read_key(values: Sequence[str]) -> str:
+    """Return the key of a request from the values of its headers. Raises `Malformed`.
+
+    The draft wants a structured string, in quotes; a bare word is taken too, since most clients send one.
+
+    >>> read_key(['"8e03978e-40d5-43dd-bc93-6894a57f9324"']), read_key(["order-7"])
+    ('8e03978e-40d5-43dd-bc93-6894a57f9324', 'order-7')
+    """
+    if len(values) > 1:
+        raise Malformed("send one Idempotency-Key, not several")
+    text = values[0].strip()
+    quoted = _QUOTED.fullmatch(text)
+    key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else text
+    if not key:
+        raise Malformed("an Idempotency-Key must not be empty; a UUID is a good one")
+    if len(key) > NAME_LIMIT:
+        raise Malformed(f"an Idempotency-Key has at most {NAME_LIMIT} characters; a UUID is a good one")
+    if not (key.isascii() and key.isprintable()) or (quoted is None and not _BARE.fullmatch(text)):
+        raise Malformed('an Idempotency-Key is a string of visible ASCII, such as "8e03978e-40d5-43dd-bc93"')
+    return key
+
+
+def caller_of(head: RequestHead) -> str:
+    """Return the caller by the hash of the `Authorization` header: the default scope of keys."""
+    shown = head.headers.get("authorization")
+    return "anonymous" if shown is None else f"caller-{blake2b(shown.encode(), digest_size=16).hexdigest()}"
+
+
+class IdempotencyGuard:
+    """Decides over requests: which policy holds, and whether a handler runs."""
+
+    def __init__(
+        self,
+        ledger: LedgerSource,
+        *,
+        routes: Mapping[str, RoutePolicy] | None = None,
+        default: RoutePolicy | None = None,
+        methods: Iterable[str] = METHODS,
+        name: str = "http",
+    ) -> None:
+        self._source = check_source(ledger)
+        self._default = RoutePolicy() if default is None else default
+        self._methods = frozenset(method.upper() for method in methods)
+        self._routes = [_route(pattern, policy) for pattern, policy in (routes or {}).items()]
+        self._name = name
+        self._ledger: Ledger | None = None
+        self._runs: dict[RoutePolicy, Runs] = {}
+
+    def policy(self, method: str, path: str) -> RoutePolicy | None:
+        """Return the policy of a request; None: its method needs no key."""
+        for wanted, pattern, policy in self._routes:
+            if wanted in ("", method) and pattern.fullmatch(path):
+                return policy if wanted or method in self._methods else None
+        return self._default if method in self._methods else None
+
+    def message(self, caller: str, key: str, *parts: bytes) -> Message:
+        """Return the message that stands for a request; the parts are what must be the same in a repeat."""
+        scope = f"{self._name}/{caller}"
+        if len(scope.encode()) > NAME_LIMIT:
+            scope = f"{self._name}/{blake2b(caller.encode(), digest_size=16).hexdigest()}"
+        digest = blake2b(digest_size=16)
+        for part in parts:
+            digest.update(len(part).to_bytes(8, "big"))
+            digest.update(part)
+        return Message(scope, key, KIND, "run", digest.digest())
+
+    async def runs(self, policy: RoutePolicy) -> Runs:
+        """Return the runs of a policy on the ledger of this loop."""
+        ledger = await ledger_at(self._source)
+        if ledger is not self._ledger:
+            self._ledger, self._runs = ledger, {}
+        runs = self._runs.get(policy)
+        if runs is None:
+            keep = None if policy.keep is None else seconds(policy.keep)
+            runs = Runs(ledger, effect=policy.effect, keep=keep, lease=seconds(policy.lease))
+            self._runs[policy] = runs
+        return runs
+
+    async def begin(self, policy: RoutePolicy, message: Message) -> Run | StoredResponse:
+        """Begin a request that its handler has to end; or return the response that is sent instead."""
+        try:
+            begun = await (await self.runs(policy)).begin(message, wait=False)
+        except LedgerError as trouble:
+            return unavailable(trouble)
+        if isinstance(begun, Verdict):
+            return answer_to(begun)
+        begun.start()
+        return begun
+
+
+async def end(run: Run, policy: RoutePolicy, response: StoredResponse | None) -> StoredResponse | None:
+    """Store the response of a request, before it is sent; None: it is too large. Returns another response if
+    that is what has to be sent instead."""
+    try:
+        if response is not None and not policy.stores(response.status):
+            await run.free(f"HTTP status {response.status}")
+            return None
+        answer = Answer(UNSTORABLE) if response is None else stored_answer(response)
+        if await run.end(State.DONE, answer):
+            return None
+        # This process was thought dead, and the request was taken over: the outcome that stands is the other.
+        outcome = await run.outcome()
+    except LedgerError as trouble:
+        return unavailable(trouble)
+    return UNKNOWN if outcome is None else answer_to(outcome)
+
+
+async def fail(run: Run, policy: RoutePolicy, problem: BaseException) -> None:
+    """Store that the handler of a request raised this."""
+    if not isinstance(problem, Exception):
+        if not isinstance(problem, GeneratorExit):
+            await run.interrupted()
+    elif policy.errors == "store":
+        await run.end(State.DONE, stored_answer(FAILED))
+    else:
+        await run.free(f"the handler raised {type(problem).__qualname__}")
+
+
+def stored_answer(response: StoredResponse) -> Answer:
+    """Return the answer that stores a response."""
+    return Answer(OK, _encode(response))
+
+
+def answer_to(verdict: Verdict) -> StoredResponse:
+    """Return the response that a repeat gets."""
+    if verdict.word is Word.CONFLICT:
+        return REUSED
+    if verdict.word is not Word.DUPLICATE:
+        return FORGOTTEN
+    if verdict.state is None or not verdict.state.terminal:
+        return RUNNING
+    if verdict.state is not State.DONE or verdict.answer is None:
+        return UNKNOWN
+    if verdict.answer.code == UNSTORABLE:
+        return NOT_STORED
+    try:
+        return _decode(verdict.answer.data).replayed()
+    except msgspec.DecodeError:  # of a function under `once` with the same scope
+        return REUSED
+
+
+def transaction_of(request: Any) -> Transaction:
+    """Return the ledger's transaction in a handler whose route is `exactly_once`: from a Starlette, FastAPI,
+    Litestar or Django request, an ASGI scope or a WSGI environ."""
+    for place in (request, getattr(request, "scope", None), getattr(request, "META", None)):
+        if isinstance(place, Mapping) and TRANSACTION in place:
+            found: Transaction = place[TRANSACTION]
+            return found
+    raise ProgramError(
+        "there is no transaction here: the route must be effect='exactly_once', and the request must carry "
+        "an Idempotency-Key (required=True makes sure of that)"
+    )
+
+
+def _route(pattern: str, policy: RoutePolicy) -> tuple[str, re.Pattern[str], RoutePolicy]:
+    """Read "POST /orders/{id}" or "/orders/*": `{…}` stands for one segment, `*` at the end for all that
+    follows."""
+    if not isinstance(policy, RoutePolicy):
+        raise ProgramError(f"the route {pattern!r} needs a RoutePolicy, not {policy!r}")
+    method, _, path = pattern.rpartition(" ")
+    if not path.startswith("/"):
+        raise Malformed(f"the route {pattern!r} is not known; write '/orders/{{id}}' or 'POST /orders/*'")
+    rest = path.endswith("*")
+    parts = re.split(r"\{[^{}/]*\}", path[:-1] if rest else path)
+    return method.upper(), re.compile("[^/]+".join(map(re.escape, parts)) + (".*" if rest else "")), policy
