@@ -26,6 +26,7 @@ class Panel(StrEnum):
     NODES = "Nodes"
     PEOPLE = "People"
     ALERTS = "Alerts"
+    ONCE = "Once"
     INSPECT = "Inspect"
 
 
@@ -88,6 +89,9 @@ VERBS: Final = {
     ),
     "profile": Verb(Panel.ALERTS, "profiles.profile", "Set who is told of alerts."),
     "channel": Verb(Panel.ALERTS, "profiles.channel", "Test an address."),
+    "once": Verb(
+        Panel.ONCE, "once.app", "Keys of functions and requests that run once: list, settle and forget them."
+    ),
     "outcome": Verb(Panel.INSPECT, "inspect.outcome", "Show how a message ended."),
     "trace": Verb(Panel.INSPECT, "inspect.trace", "Show every hop of a message: times, attempts, reasons."),
     "why": Verb(

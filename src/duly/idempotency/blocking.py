@@ -103,7 +103,7 @@ class BlockingTransaction:
 
 def blocking_within(
     work: Callable[[Callable[[Transaction], Awaitable[Any]]], Coroutine[Any, Any, T]],
-    body: Callable[[BlockingTransaction], object],
+    body: Callable[[BlockingTransaction], Any],
 ) -> T:
     """Run `work` on the loop. It is given a function to call with a transaction: that runs `body` here, in
     the caller's thread, and waits for it."""
@@ -115,7 +115,8 @@ def blocking_within(
         return await asyncio.wrap_future(result)
 
     running = blocking_loop().submit(work(hand_over))
-    wait([handed, running], return_when=FIRST_COMPLETED)
+    either: list[Future[Any]] = [handed, running]
+    wait(either, return_when=FIRST_COMPLETED)
     if handed.done():
         try:
             result.set_result(body(BlockingTransaction(handed.result())))

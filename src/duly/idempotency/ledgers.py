@@ -16,8 +16,12 @@ from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
 from duly.errors import Malformed, ProgramError
+from duly.runtime.tasks import Supervisor
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
+
+PRUNE_SECONDS: Final = 60.0
+"""How often keys that are no longer kept are removed."""
 
 LedgerSource = Ledger | str
 """A ledger, or its URL."""
@@ -30,6 +34,7 @@ class _Opened:
         self.loop = loop
         self.ledger: Ledger | None = None
         self.opening = loop.create_task(open_ledger(url))
+        self.tasks = Supervisor()
         self.closing: AsyncGenerator[None, None] | None = None
 
 
@@ -95,17 +100,19 @@ async def ledger_at(source: LedgerSource) -> Ledger:
         raise
     if opened.ledger is None:
         opened.ledger = ledger
+        opened.tasks.every("forgetting old keys", PRUNE_SECONDS, ledger.prune)
         # A loop that shuts down closes its asynchronous generators.
-        opened.closing = _closing(loop, source, ledger)
+        opened.closing = _closing(opened, source, ledger)
         await anext(opened.closing)
     return ledger
 
 
-async def _closing(loop: asyncio.AbstractEventLoop, url: str, ledger: Ledger) -> AsyncGenerator[None, None]:
+async def _closing(opened: _Opened, url: str, ledger: Ledger) -> AsyncGenerator[None, None]:
     try:
         yield
     finally:
-        _opened.pop((loop, url), None)
+        _opened.pop((opened.loop, url), None)
+        await opened.tasks.stop()
         await ledger.close()
 
 

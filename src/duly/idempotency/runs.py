@@ -37,6 +37,8 @@ from duly.storage.ledger import Ledger
 Effect = Literal["at_most_once", "at_least_once", "exactly_once"]
 
 CHANNEL: Final = "once"
+KINDS: Final = frozenset({"once", "http"})
+"""The kinds of messages that stand for runs: calls of functions, and requests."""
 
 OK, ERROR, UNSTORABLE = 0, 1, 2
 """Codes of the stored answer: a result, an exception, a result that could not be written down."""

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 import msgspec.inspect
@@ -111,7 +111,7 @@ class Results:
         if _mentions_model(kind):
             from pydantic import TypeAdapter
 
-            adapter: Any = TypeAdapter(kind)
+            adapter: Any = TypeAdapter(cast("Any", kind))
             self._read, self._write = adapter.validate_json, adapter.dump_json
         else:
             self._read = msgspec.json.Decoder(kind).decode

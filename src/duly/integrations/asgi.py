@@ -13,10 +13,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMappi
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
-from duly.core.lifecycle import State
 from duly.core.messages import Message
-from duly.core.operations import Advance
-from duly.errors import LedgerError, Malformed
+from duly.errors import Malformed
 from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Run
 from duly.integrations.idempotency_key import (
@@ -28,18 +26,15 @@ from duly.integrations.idempotency_key import (
     RequestHead,
     RoutePolicy,
     StoredResponse,
-    answer_to,
     caller_of,
     end,
     fail,
     malformed_key,
     read_key,
     response_of,
-    response_too_large,
-    stored_answer,
     too_large,
-    unavailable,
 )
+from duly.storage.ledger import Transaction
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Event: TypeAlias = MutableMapping[str, Any]
@@ -96,7 +91,7 @@ class IdempotencyMiddleware:
         message, body = found
         call = _Call(self._app, scope, _replaying(body, receive), send, policy)
         if policy.effect == "exactly_once":
-            return await self._within(call, message)
+            return await reply(send, await self._guard.transact(policy, message, call.collect))
         begun = await self._guard.begin(policy, message)
         if isinstance(begun, StoredResponse):
             return await reply(send, begun)
@@ -120,44 +115,9 @@ class IdempotencyMiddleware:
         parts = (scope["method"].encode(), target, scope.get("query_string", b""), body)
         return self._guard.message(str(caller), key, *parts), body
 
-    async def _within(self, call: _Call, message: Message) -> None:
-        """Serve a request inside the ledger's transaction."""
-        try:
-            response = await self._transact(call, message)
-        except LedgerError as trouble:
-            response = unavailable(trouble)
-        await reply(call.send, response)
-
-    async def _transact(self, call: _Call, message: Message) -> StoredResponse:
-        runs = await self._guard.runs(call.policy)
-        ledger = runs.ledger
-        admit = runs.admission(message, ledger.clock.now())
-        try:
-            async with ledger.transaction() as tx:
-                verdict = (await tx.write(admit)).of(admit)
-                if not verdict.fresh:
-                    return answer_to(verdict)
-                response = await call.collect({TRANSACTION: tx})
-                if response is None:
-                    raise _RolledBack(response_too_large(call.policy.response_limit))
-                if not call.policy.stores(response.status):
-                    raise _RolledBack(response)
-                await tx.write(Advance(message.key, State.DONE, ledger.clock.now(), stored_answer(response)))
-                return response
-        except _RolledBack as undone:
-            return undone.response
-
 
 class _ClientGone(Exception):
     """The connection ended before the whole payload was there."""
-
-
-class _RolledBack(Exception):
-    """The transaction of a request is undone, and this response is sent."""
-
-    def __init__(self, response: StoredResponse) -> None:
-        super().__init__()
-        self.response = response
 
 
 class _Call:
@@ -191,9 +151,10 @@ class _Call:
         finally:
             run.close()
 
-    async def collect(self, more: Mapping[str, object]) -> StoredResponse | None:
-        """Let the application answer, and return its response; None if it is too large."""
-        self._scope.update(more)
+    async def collect(self, tx: Transaction) -> StoredResponse | None:
+        """Let the application answer within a transaction, and return its response; None if it is too
+        large."""
+        self._scope[TRANSACTION] = tx
         await self._app(self._scope, self._receive, self._keep)
         if self._start is None:
             raise RuntimeError("the application returned without a response")
@@ -253,7 +214,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None
         event = await receive()
         if event["type"] != "http.request":
             raise _ClientGone
-        body += event.get("body", b"")
+        body += bytes(event.get("body", b""))
         if len(body) > limit:
             return None
         if not event.get("more_body"):

@@ -10,7 +10,7 @@ caller. What cannot be kept is refused before the handler runs, as far as that c
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Final, Literal, TypeAlias
 
@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, Word
+from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
@@ -277,6 +278,43 @@ class IdempotencyGuard:
             return answer_to(begun)
         begun.start()
         return begun
+
+    async def transact(
+        self,
+        policy: RoutePolicy,
+        message: Message,
+        handle: Callable[[Transaction], Awaitable[StoredResponse | None]],
+    ) -> StoredResponse:
+        """Let `handle` serve a request inside the ledger's transaction, unless it is a repeat. Its response
+        is stored with its effects; if it is not to be stored, or too large (None), all is rolled back."""
+        try:
+            runs = await self.runs(policy)
+            ledger = runs.ledger
+            admit = runs.admission(message, ledger.clock.now())
+            async with ledger.transaction() as tx:
+                verdict = (await tx.write(admit)).of(admit)
+                if not verdict.fresh:
+                    return answer_to(verdict)
+                response = await handle(tx)
+                if response is None:
+                    raise _RolledBack(response_too_large(policy.response_limit))
+                if not policy.stores(response.status):
+                    raise _RolledBack(response)
+                answer = stored_answer(response)
+                await tx.write(Advance(message.key, State.DONE, ledger.clock.now(), answer))
+                return response
+        except _RolledBack as undone:
+            return undone.response
+        except LedgerError as trouble:
+            return unavailable(trouble)
+
+
+class _RolledBack(Exception):
+    """The transaction of a request is undone, and this response is sent."""
+
+    def __init__(self, response: StoredResponse) -> None:
+        super().__init__()
+        self.response = response
 
 
 async def end(run: Run, policy: RoutePolicy, response: StoredResponse | None) -> StoredResponse | None:

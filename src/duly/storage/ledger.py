@@ -228,6 +228,11 @@ class Ledger(LedgerQueries):
         ever fresh again; but not beyond time that can be trusted."""
 
     @abstractmethod
+    async def forget(self, keys: Sequence[bytes]) -> int:
+        """Forget these messages with their deliveries, however they stand; returns how many there were. The
+        same ids are fresh again: what has taken effect may do so a second time."""
+
+    @abstractmethod
     async def _set_floor(self, floor: Floor) -> None:
         """Store the floor."""
 
@@ -319,6 +324,10 @@ class Ledger(LedgerQueries):
             hot.state, hot.answer = to, answer
         if key in self._waiters and to.terminal:
             self._wake(key)
+
+    def _forgotten(self, key: bytes) -> None:
+        self._hot.drop(key)
+        self._wake(key)
 
     def _wake(self, key: bytes) -> None:
         """Wake those who wait for this key: they ask the ledger again."""

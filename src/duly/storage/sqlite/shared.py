@@ -71,17 +71,8 @@ class SharedSqliteLedger(SqlLedger):
     async def open(cls, path: Path, clock: Clock | None = None) -> SharedSqliteLedger:
         """Join those who share a file; the first makes it, and checks it."""
         ledger = cls(path, clock)
-        until = time.monotonic() + PATIENCE
-        prepared = False
-        while not ledger._file.join(prepared=prepared):
-            prepared = False
-            if time.monotonic() > until:
-                raise ledger._file.in_use()
-            try:
-                await (await SqliteLedger.open(path, clock)).close()
-                prepared = True
-            except LedgerInUse:
-                await asyncio.sleep(TRY_AGAIN)
+        with translated(ledger.path):
+            await ledger._join(clock)
         _OPEN.add(ledger)
         try:
             ledger._witness.begin(await ledger.floor())
@@ -89,6 +80,21 @@ class SharedSqliteLedger(SqlLedger):
             await ledger.close()
             raise
         return ledger
+
+    async def _join(self, clock: Clock | None) -> None:
+        if not self.path.parent.is_dir():
+            raise LedgerUnavailable(f"there is no folder {self.path.parent}; create it first")
+        until = time.monotonic() + PATIENCE
+        prepared = False
+        while not self._file.join(prepared=prepared):
+            prepared = False
+            if time.monotonic() > until:
+                raise self._file.in_use()
+            try:
+                await (await SqliteLedger.open(self.path, clock)).close()
+                prepared = True
+            except LedgerInUse:
+                await asyncio.sleep(TRY_AGAIN)
 
     async def close(self) -> None:
         """Finish what was handed over, then close the threads and the file."""
@@ -238,8 +244,11 @@ class SharedSqliteLedger(SqlLedger):
         awaited = self._key_list(list(self._waiters))
         try:
             with suppress(LedgerUnavailable, Stopped):
-                for (key,) in await self._ask(lambda db: db.execute(statement, (awaited,)).fetchall()):
-                    self._wake(bytes(key))
+                found: list[tuple[Any, ...]] = await self._ask(
+                    lambda db: db.execute(statement, (awaited,)).fetchall()
+                )
+                for (key,) in found:
+                    self._wake(key)
         finally:
             self._poll_timer = None
             self._schedule_poll()

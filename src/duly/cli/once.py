@@ -1,0 +1,242 @@
+"""`duly once`: the keys that `duly.once` and the HTTP middleware remember.
+
+The law: a verb here never lets something run twice by itself. `settle` stores what an operator has found out
+of a run whose end is unknown; only `forget` makes a key fresh again, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from duly.cli.common import (
+    CommandFailed,
+    Exit,
+    JsonObject,
+    clock,
+    count,
+    open_to_read,
+    print_json,
+    say,
+    settings_of,
+    table,
+    tint,
+)
+from duly.cli.options import DataFolder, Json, LedgerUrl, Limit, grouped
+
+if TYPE_CHECKING:
+    from duly.core.messages import Answer
+    from duly.core.operations import Delivery
+    from duly.storage.ledger import Ledger
+    from duly.storage.records import Record
+
+app = typer.Typer(
+    help="Keys of functions and requests that run once: list, settle and forget them.", no_args_is_help=True
+)
+
+PAGES: Final = 1_000
+"""Most pages of a thousand messages that a list looks at."""
+
+Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope, as 'duly once list' shows it.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+
+
+class Shown(StrEnum):
+    """Which keys a list shows, by how far their runs have come."""
+
+    ANY = "any"
+    RUNNING = "running"
+    DONE = "done"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True)
+class OnceLedger:
+    """Which ledger is meant."""
+
+    ledger: LedgerUrl = None
+    folder: DataFolder = None
+
+    async def open(self) -> Ledger:
+        """Open the ledger together with the processes that use it."""
+        from duly.idempotency.ledgers import url_to_share
+        from duly.storage import open_ledger
+
+        return await open_ledger(url_to_share(settings_of(self.folder, self.ledger).ledger_url))
+
+
+@app.command("list")
+@grouped
+def list_(
+    state: Annotated[Shown, typer.Option("--state", help="Only those in this state.")] = Shown.ANY,
+    scope: Annotated[
+        str | None, typer.Option("--scope", metavar="SCOPE", help="Only of this scope. [all]")
+    ] = None,
+    limit: Limit = 100,
+    *,
+    at: OnceLedger,
+    json: Json = False,
+) -> None:
+    """List keys, those whose ids carry the latest time first."""
+    found = asyncio.run(_list(state, scope, limit, at))
+    if json:
+        print_json(found)
+    elif found:
+        rows = [
+            [one["scope"], one["key"], tint(one["state"]), clock(one["accepted_at"]), one["reason"]]
+            for one in found
+        ]
+        table(["scope", "key", "state", "since", "reason"], rows)
+    else:
+        say("no key is remembered" if state is Shown.ANY else f"no key is {state.value}")
+
+
+@app.command()
+@grouped
+def settle(
+    scope: Scope,
+    key: Key,
+    done: Annotated[
+        str | None,
+        typer.Option("--done", metavar="JSON", help="It took effect, and this is its result. [none]"),
+    ] = None,
+    failed: Annotated[
+        str | None, typer.Option("--failed", metavar="TEXT", help="It did not, and this is why. [none]")
+    ] = None,
+    status: Annotated[
+        int, typer.Option("--status", min=200, max=599, help="With --done: the HTTP status of a request.")
+    ] = 200,
+    *,
+    at: OnceLedger,
+    json: Json = False,
+) -> None:
+    """Say how a run ended whose end is unknown; repeats get that from then on.
+
+    A request of the HTTP middleware is answered with the JSON and --status, or with status 500 and the text.
+    """
+    if (done is None) == (failed is None):
+        raise CommandFailed(Exit.USAGE, "say either --done JSON or --failed TEXT")
+    word = asyncio.run(_settle(scope, key, done, failed or "", status, at))
+    if json:
+        print_json({"scope": scope, "key": key, "state": word})
+    else:
+        say(f"{scope} {key} is {word}")
+
+
+@app.command()
+@grouped
+def forget(scope: Scope, key: Key, *, at: OnceLedger, json: Json = False) -> None:
+    """Forget a key: the next call or request with it runs again, even if it has taken effect before."""
+    asyncio.run(_forget(scope, key, at))
+    if json:
+        print_json({"scope": scope, "key": key, "forgotten": True})
+    else:
+        say(f"{scope} {key} is forgotten: it may run again")
+
+
+async def _list(state: Shown, scope: str | None, limit: int, at: OnceLedger) -> list[JsonObject]:
+    from duly.idempotency.runs import KINDS
+
+    found: list[JsonObject] = []
+    async with await open_to_read(at.folder, at.ledger) as book:
+        before: bytes | None = None
+        for _ in range(PAGES):
+            page = await book.messages(scope=scope, before=before, limit=1_000)
+            found += [_shown(record) for record in page.records if record.message.kind in KINDS]
+            found = [one for one in found if state in (Shown.ANY, one["state"])]
+            before = page.next
+            if before is None or len(found) >= limit:
+                break
+    return found[:limit]
+
+
+def _shown(record: Record) -> JsonObject:
+    from duly.core.units import MS
+
+    return {
+        "scope": record.message.scope,
+        "key": record.message.id,
+        "kind": record.message.kind,
+        "state": record.state.word if record.state.terminal else Shown.RUNNING.value,
+        "accepted_at": record.accepted_at // MS,
+        "reason": "" if record.answer is None else record.answer.reason,
+    }
+
+
+async def _settle(scope: str, key: str, done: str | None, failed: str, status: int, at: OnceLedger) -> str:
+    from duly.core.lifecycle import State
+    from duly.core.operations import Advance, Finish
+
+    async with await at.open() as book:
+        record, now = await _found(book, scope, key), book.clock.now()
+        answer = _answer(record, done, failed, status)
+        ends_done = done is not None or record.message.kind == "http"
+        to = State.DONE if ends_done else State.FAILED
+        advance = Advance(record.message.key, to, now, answer)
+        if not record.state.terminal:
+            delivery = await _abandoned(book, record, now)
+            moved = await book.apply(Finish(delivery.ref, delivery.attempt, to, "settled", (advance,)))
+        else:
+            moved = record.state is State.UNKNOWN and (await book.apply(advance)).moved
+        if not moved:
+            raise CommandFailed(
+                Exit.REFUSED, f"{scope} {key} is {record.state.word}: only what is unknown can be settled"
+            )
+        return to.word
+
+
+async def _forget(scope: str, key: str, at: OnceLedger) -> None:
+    async with await at.open() as book:
+        record = await _found(book, scope, key)
+        if not record.state.terminal:
+            await _abandoned(book, record, book.clock.now())
+        await book.forget([record.message.key])
+
+
+async def _found(book: Ledger, scope: str, key: str) -> Record:
+    from duly.idempotency.runs import KINDS
+
+    record = await book.outcome(scope, key)
+    if record is None or record.message.kind not in KINDS:
+        raise CommandFailed(Exit.UNKNOWN, f"{scope} {key} is not known; 'duly once list' shows what is")
+    return record
+
+
+async def _abandoned(book: Ledger, record: Record, now: int) -> Delivery:
+    """Return the delivery of a run whose process seems to be dead; fails if its lease has not ended."""
+    from duly.core.units import SECOND
+
+    (delivery, *_) = await book.deliveries(record.message.key)
+    if delivery.due > now:
+        left = (delivery.due - now) // SECOND + 1
+        raise CommandFailed(
+            Exit.REFUSED,
+            f"{record.message.scope} {record.message.id} is running; its lease lasts "
+            f"{count(left, 'second')} unless its process renews it",
+        )
+    return delivery
+
+
+def _answer(record: Record, done: str | None, failed: str, status: int) -> Answer:
+    import msgspec
+
+    from duly.core.messages import Answer
+    from duly.idempotency.runs import ERROR, OK
+    from duly.integrations.idempotency_key import problem, response_of, stored_answer
+
+    if done is not None:
+        try:
+            data = msgspec.json.encode(msgspec.json.decode(done))
+        except msgspec.DecodeError as trouble:
+            raise CommandFailed(Exit.USAGE, f"--done takes JSON, and this is none: {trouble}") from None
+        if record.message.kind == "http":
+            return stored_answer(response_of(status, [(b"content-type", b"application/json")], data))
+        return Answer(OK, data)
+    if record.message.kind == "http":
+        return stored_answer(problem(500, "failed", "The request failed", failed))
+    return Answer(ERROR, msgspec.json.encode(("Settled", failed)), failed)
