@@ -14,6 +14,7 @@ from fastapi import BackgroundTasks, FastAPI, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from litestar import Litestar, post
 from litestar.middleware import DefineMiddleware
+from litestar.params import JSONBody
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.requests import Request as StarletteRequest
@@ -439,7 +440,7 @@ async def test_litestar(ledger: str) -> None:
     runs: list[object] = []
 
     @post("/payments")
-    async def pay(data: dict[str, str]) -> dict[str, int]:
+    async def pay(data: JSONBody[dict[str, str]]) -> dict[str, int]:
         runs.append(data)
         return {"run": len(runs)}
 
