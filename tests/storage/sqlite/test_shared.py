@@ -1,0 +1,174 @@
+"""A SQLite ledger that several processes write. The contract of all ledgers is in tests/storage; here is what
+only the sharing of a file brings."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from duly.core.messages import Message, Word
+from duly.core.operations import Admit
+from duly.core.units import FOREVER
+from duly.errors import LedgerDamaged, LedgerInUse, LedgerUnavailable, Malformed
+from duly.storage import open_ledger
+from duly.storage.ledger import Ledger
+from duly.storage.sqlite import shared
+
+WRITER = """
+import asyncio, sys
+from duly.core.messages import Message
+from duly.storage import open_ledger
+from duly.core.operations import Admit
+
+async def main(url, count):
+    ledger = await open_ledger(url)
+    async def one(n):
+        verdict = await ledger.apply(Admit(Message("s", f"id-{n}", "k", "r"), 1 << 61, 1))
+        return verdict.fresh
+    print(sum(await asyncio.gather(*(one(n) for n in range(count)))))
+    await ledger.close()
+
+asyncio.run(main(sys.argv[1], int(sys.argv[2])))
+"""
+
+
+def message(n: int = 1) -> Message:
+    return Message("s", f"id-{n}", "k", "r")
+
+
+async def admit(ledger: Ledger, n: int = 1) -> Word:
+    return (await ledger.apply(Admit(message(n), FOREVER, 1))).word
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/app.db?mode=shared"
+
+
+async def test_of_many_processes_that_admit_the_same_ids_one_gets_each(url: str) -> None:
+    count = 300
+    processes = [
+        await asyncio.create_subprocess_exec(sys.executable, "-c", WRITER, url, str(count), stdout=-1)
+        for _ in range(4)
+    ]
+    fresh = [int((await process.communicate())[0]) for process in processes]
+    assert sum(fresh) == count
+    async with await open_ledger(url) as ledger:
+        assert (await ledger.size()).messages == count
+
+
+async def test_two_ledgers_of_one_process_see_what_the_other_writes(url: str) -> None:
+    async with await open_ledger(url) as one, await open_ledger(url) as two:
+        assert await admit(one) is Word.FRESH
+        assert await admit(two) is Word.DUPLICATE
+    async with await open_ledger(url) as again:
+        assert await admit(again) is Word.DUPLICATE
+
+
+async def test_what_an_owner_has_left_is_there_and_the_other_way_round(url: str, tmp_path: Path) -> None:
+    owned = f"sqlite:///{tmp_path}/app.db"
+    for n, place in enumerate((owned, url, owned, url)):
+        async with await open_ledger(place) as ledger:
+            assert [await admit(ledger, k) for k in range(n + 1)] == [Word.DUPLICATE] * n + [Word.FRESH]
+
+
+async def test_what_an_owner_had_committed_when_it_was_killed_is_there(url: str, tmp_path: Path) -> None:
+    program = WRITER.replace("await ledger.close()", "import os; os._exit(9)")
+    owned = f"sqlite:///{tmp_path}/app.db"
+    died = await asyncio.create_subprocess_exec(sys.executable, "-c", program, owned, "20")
+    assert await died.wait() == 9
+    async with await open_ledger(url) as ledger:
+        assert {await admit(ledger, n) for n in range(20)} == {Word.DUPLICATE}
+
+
+async def test_an_owner_and_sharers_exclude_each_other(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared, "PATIENCE", 0.05)
+    owned = f"sqlite:///{tmp_path}/app.db"
+    async with await open_ledger(owned):
+        with pytest.raises(LedgerInUse, match=r"\?mode=shared"):
+            await open_ledger(url)
+    async with await open_ledger(url):
+        with pytest.raises(LedgerInUse):
+            await open_ledger(owned)
+    await (await open_ledger(owned)).close()
+
+
+async def test_another_process_hears_of_an_end(url: str) -> None:
+    from duly.core.lifecycle import State
+    from duly.core.operations import Advance
+
+    async with await open_ledger(url) as one, await open_ledger(url) as two:
+        await admit(one)
+        waiting = asyncio.create_task(two.wait(message().key, 20))
+        await one.write(Advance(message().key, State.DONE, 2))
+        record = await waiting
+        assert record is not None
+        assert record.state is State.DONE
+
+
+async def test_a_ledger_goes_on_after_a_fork_and_the_child_opens_its_own(url: str) -> None:
+    async with await open_ledger(url) as ledger:
+        assert await admit(ledger, 1) is Word.FRESH
+        here, there = multiprocessing.Pipe()
+        pid = os.fork()
+        if not pid:
+            try:
+                there.send(asyncio.new_event_loop().run_until_complete(_in_child(url)))
+            finally:
+                os._exit(0)
+        assert here.poll(20)
+        assert here.recv() == ["duplicate", "fresh"]
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        assert [await admit(ledger, n) for n in (1, 2, 3)] == [Word.DUPLICATE, Word.DUPLICATE, Word.FRESH]
+
+
+async def _in_child(url: str) -> list[str]:
+    async with await open_ledger(url) as ledger:
+        return [(await admit(ledger, n)).value for n in (1, 2)]
+
+
+async def test_a_file_that_is_replaced_under_a_ledger_is_noticed(url: str, tmp_path: Path) -> None:
+    async with await open_ledger(url) as ledger:
+        await admit(ledger)
+        (tmp_path / "app.db").rename(tmp_path / "moved.db")
+        with pytest.raises(LedgerDamaged, match="was removed"):
+            await admit(ledger, 2)
+        with pytest.raises(LedgerDamaged):
+            ledger.check()
+        (tmp_path / "moved.db").rename(tmp_path / "app.db")
+        assert await admit(ledger, 2) is Word.FRESH
+
+
+async def test_a_cancelled_transaction_leaves_nothing_and_lets_others_write(url: str) -> None:
+    async with await open_ledger(url) as ledger, await open_ledger(url) as other:
+        begun = asyncio.Event()
+
+        async def hang() -> None:
+            async with ledger.transaction() as tx:
+                await tx.write(Admit(message(1), FOREVER, 1))
+                begun.set()
+                await asyncio.Event().wait()
+
+        task = asyncio.create_task(hang())
+        await begun.wait()
+        next_one = asyncio.create_task(hang())  # waits for its turn
+        await asyncio.sleep(0)
+        next_one.cancel()
+        task.cancel()
+        await asyncio.gather(task, next_one, return_exceptions=True)
+        assert await admit(other, 1) is Word.FRESH
+        assert await admit(ledger, 2) is Word.FRESH
+
+
+async def test_a_missing_folder_and_an_unknown_mode_are_told(tmp_path: Path) -> None:
+    with pytest.raises(LedgerUnavailable, match="create it first"):
+        await open_ledger(f"sqlite:///{tmp_path}/none/app.db?mode=shared")
+    with pytest.raises(Malformed, match="mode=shared"):
+        await open_ledger(f"sqlite:///{tmp_path}/app.db?mode=rwx")

@@ -1,0 +1,364 @@
+"""`duly.once` with a ledger by its URL, for async and plain functions, and what it says to wrong use."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import msgspec
+import pytest
+from pydantic import BaseModel
+
+import duly
+from duly.errors import Failed, Malformed, ProgramError
+from duly.idempotency.blocking import BlockingTransaction
+from duly.idempotency.ledgers import close_ledgers
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Order(BaseModel):
+    """A pydantic model as an argument and as a result."""
+
+    id: str
+    total: Decimal
+    at: datetime
+    lines: list[str] = []
+
+
+@dataclass
+class Receipt:
+    """A dataclass as a result."""
+
+    order: UUID
+    colour: Colour
+
+
+class Parcel(msgspec.Struct):
+    """A msgspec Struct as a result."""
+
+    order: str
+    weight: Decimal
+
+
+ORDER = Order(id="o-1", total=Decimal("12.50"), at=datetime(2026, 11, 17, tzinfo=UTC), lines=["lamp"])
+
+
+@pytest.fixture
+async def url(tmp_path: Path) -> AsyncIterator[str]:
+    yield f"sqlite:///{tmp_path}/app.db"
+    await close_ledgers()
+
+
+def plain(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/app.db"
+
+
+# ── async functions ──────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_function_is_decorated_before_there_is_a_ledger_or_a_loop(url: str, tmp_path: Path) -> None:
+    runs: list[str] = []
+
+    @duly.once(url, scope="shop", key=lambda order: order)
+    async def charge(order: str) -> str:
+        runs.append(order)
+        return f"paid {order}"
+
+    assert not list(tmp_path.iterdir()), "it is opened at the first call"
+    assert await asyncio.gather(*(charge("o-1") for _ in range(10))) == ["paid o-1"] * 10
+    assert runs == ["o-1"]
+
+
+def test_it_works_in_one_loop_after_another(tmp_path: Path) -> None:
+    runs: list[str] = []
+
+    @duly.once(plain(tmp_path), scope="shop", key=lambda order: order)
+    async def charge(order: str) -> str:
+        runs.append(order)
+        return f"paid {order}"
+
+    for _ in range(3):
+        assert asyncio.run(charge("o-1")) == "paid o-1"
+    abandoned = asyncio.new_event_loop()
+    assert abandoned.run_until_complete(charge("o-1")) == "paid o-1"
+    abandoned.close()  # without a word to its ledger
+    assert asyncio.run(charge("o-1")) == "paid o-1"
+    assert runs == ["o-1"]
+
+
+async def test_functions_with_one_url_share_one_ledger(url: str) -> None:
+    @duly.once(url, scope="shop", key=str)
+    async def one(n: int) -> int:
+        return n
+
+    @duly.once(url, scope="shop", key=str, meaning=lambda n: {"n": n})
+    async def two(n: int) -> int:
+        return n
+
+    assert (await one(1), await two(1)) == (1, 1)
+
+
+async def test_models_structs_dataclasses_and_plain_types_come_back_as_they_were(url: str) -> None:
+    runs: list[str] = []
+
+    @duly.once(url, scope="models", key=lambda order: order.id)
+    async def model(order: Order) -> Order:
+        runs.append("model")
+        return order
+
+    @duly.once(url, scope="many", key=lambda order: order.id)
+    async def many(order: Order) -> dict[str, list[Order | None]]:
+        runs.append("many")
+        return {"all": [order, None]}
+
+    @duly.once(url, scope="receipts", key=lambda order: order.id)
+    async def receipt(order: Order) -> Receipt:
+        runs.append("receipt")
+        return Receipt(UUID(int=7), Colour.RED)
+
+    @duly.once(url, scope="parcels", key=lambda order: order.id)
+    async def parcel(order: Order) -> Parcel | None:
+        runs.append("parcel")
+        return Parcel(order.id, Decimal("1.5"))
+
+    for function in (model, many, receipt, parcel):
+        call: Any = function
+        first, again = await call(ORDER), await call(ORDER.model_copy())
+        assert (type(first), first) == (type(again), again)
+    assert runs == ["model", "many", "receipt", "parcel"]
+
+
+async def test_another_model_under_the_same_key_is_a_conflict(url: str) -> None:
+    @duly.once(url, scope="shop", key=lambda order: order.id)
+    async def charge(order: Order) -> str:
+        return order.id
+
+    await charge(ORDER)
+    with pytest.raises(duly.Conflict):
+        await charge(ORDER.model_copy(update={"total": Decimal(13)}))
+
+
+async def test_without_an_annotation_the_first_caller_gets_what_a_repeat_gets(url: str) -> None:
+    @duly.once(url, scope="shop", key=str)
+    async def charge(n: int):  # type: ignore[no-untyped-def]  # that is the point
+        return Receipt(UUID(int=n), Colour.RED)
+
+    first = await charge(1)
+    assert first == await charge(1) == {"order": str(UUID(int=1)), "colour": "red"}
+
+
+async def test_methods_are_compared_by_what_they_are_asked(url: str) -> None:
+    class Till:
+        def __init__(self) -> None:
+            self.runs = 0
+
+        @duly.once(url, scope="till", key=lambda self, order: order)
+        async def charge(self, order: str) -> int:
+            self.runs += 1
+            return self.runs
+
+        @duly.once(url, scope="book", key=lambda self, order: order, effect="exactly_once")
+        async def book(self, tx: duly.Transaction, order: str) -> int:
+            ((count,),) = await tx.fetch("SELECT count(*) FROM messages")
+            return int(count) and 1
+
+    assert [await Till().charge("o-1") for _ in range(2)] == [1, 1]
+    book: Any = Till().book
+    assert [await book("o-1") for _ in range(2)] == [1, 1]
+
+
+# ── plain functions ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_plain_function_runs_once_in_its_callers_thread(tmp_path: Path) -> None:
+    threads: list[threading.Thread] = []
+
+    @duly.once(plain(tmp_path), scope="shop", key=lambda order: order.id)
+    def charge(order: Order) -> Order:
+        threads.append(threading.current_thread())
+        return order
+
+    assert [charge(ORDER) for _ in range(3)] == [ORDER] * 3
+    assert threads == [threading.current_thread()]
+
+
+def test_plain_calls_of_many_threads_wait_for_the_first(tmp_path: Path) -> None:
+    runs: list[str] = []
+    gate = threading.Barrier(8)
+
+    @duly.once(plain(tmp_path), scope="shop", key=lambda order: order)
+    def charge(order: str) -> str:
+        runs.append(order)
+        return f"paid {order}"
+
+    def call(_: int) -> str:
+        gate.wait(20)
+        return charge("o-1")
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(call, range(8))) == ["paid o-1"] * 8
+    assert runs == ["o-1"]
+
+
+def test_an_exception_of_a_plain_function_frees_the_key_or_is_stored(tmp_path: Path) -> None:
+    failing = [ValueError("no")]
+
+    def work(order: str) -> str:
+        if failing:
+            raise failing.pop()
+        return order
+
+    again = duly.once(plain(tmp_path), scope="again", key=str)(work)
+    with pytest.raises(ValueError, match="no"):
+        again("o-1")
+    assert again("o-1") == "o-1"
+    failing.append(ValueError("no"))
+    stored = duly.once(plain(tmp_path), scope="stored", key=str, errors="store")(work)
+    with pytest.raises(ValueError, match="no"):
+        stored("o-1")
+    with pytest.raises(Failed, match="ValueError"):
+        stored("o-1")
+
+
+def test_a_plain_function_that_is_interrupted_ends_as_unknown(tmp_path: Path) -> None:
+    @duly.once(plain(tmp_path), scope="shop", key=str)
+    def charge(order: str) -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        charge("o-1")
+    with pytest.raises(duly.Unknown, match="duly once settle"):
+        charge("o-1")
+
+
+def test_a_plain_function_joins_the_ledgers_transaction(tmp_path: Path) -> None:
+    failing = [ValueError("no")]
+
+    @duly.once(plain(tmp_path), scope="shop", key=str, effect="exactly_once")
+    def book(tx: BlockingTransaction, order: str) -> int:
+        tx.execute("CREATE TABLE IF NOT EXISTS bookings (id TEXT)")
+        tx.execute("INSERT INTO bookings VALUES (?)", order)
+        if failing:
+            raise failing.pop()
+        ((count,),) = tx.fetch("SELECT count(*) FROM bookings")
+        return int(count)
+
+    with pytest.raises(ValueError, match="no"):
+        book("o-1")
+    assert [book("o-1"), book("o-1"), book("o-2")] == [1, 1, 2]
+
+
+async def test_a_plain_function_may_be_called_from_async_code(url: str) -> None:
+    @duly.once(url, scope="shop", key=str)
+    def charge(n: int) -> int:
+        return n
+
+    assert [charge(1), await asyncio.to_thread(charge, 1)] == [1, 1]
+
+
+PROGRAM = """
+import multiprocessing, sys, duly
+
+@duly.once(sys.argv[1], scope="shop", key=str)
+def charge(n: int) -> int:
+    print("charged", n, flush=True)
+    return n
+
+charge(0)
+multiprocessing.set_start_method("fork")
+with multiprocessing.Pool(3) as pool:
+    assert pool.map(charge, [0, 1, 2, 1, 2, 0] * 3) == [0, 1, 2, 1, 2, 0] * 3
+assert charge(2) == 2
+"""
+
+
+def test_a_program_that_forks_after_its_first_call_charges_each_once(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, plain(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["charged 0", "charged 1", "charged 2"]
+
+
+# ── wrong use ────────────────────────────────────────────────────────────────────────────────────
+
+
+def function(order: str) -> str:
+    return order
+
+
+def generator(order: str) -> Iterator[str]:
+    yield order
+
+
+class Callable_:  # noqa: N801 - it stands for any object
+    def __call__(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("ledger", "options", "decorated", "says"),
+    [
+        ("app.db", {}, function, "sqlite:///app.db"),
+        ("sqlite://app.db", {}, function, "names no file"),
+        ("sqlite:///app.db?mode=ro", {}, function, "cannot be written"),
+        (None, {}, function, "not a NoneType"),
+        (Path("app.db"), {}, function, "by its URL"),
+        (function, {}, function, "by its URL"),
+        ("memory:", {"key": "o-1"}, function, "key='o-1' is not a function"),
+        ("memory:", {"key": None}, function, "key=None is not a function"),
+        ("memory:", {"meaning": 7}, function, "meaning=7 is not a function"),
+        ("memory:", {"scope": ""}, function, "scope is empty"),
+        ("memory:", {"effect": "twice"}, function, "at_most_once"),
+        ("memory:", {"errors": "hide"}, function, "'retry' or 'store'"),
+        ("memory:", {"keep": 0}, function, "length of time"),
+        ("memory:", {}, generator, "is a generator"),
+        ("memory:", {}, staticmethod(function), "below @staticmethod"),
+        ("memory:", {}, Callable_(), "is no function"),
+        ("memory:", {}, "charge", "is no function"),
+    ],
+)
+def test_wrong_use_is_told_when_the_function_is_decorated(
+    ledger: Any, options: dict[str, Any], decorated: Any, says: str
+) -> None:
+    chosen: dict[str, Any] = {"scope": "shop", "key": str} | options
+    with pytest.raises((Malformed, ProgramError), match=says):
+        duly.once(ledger, **chosen)(decorated)
+
+
+async def test_a_ledger_that_was_not_awaited_is_told() -> None:
+    not_awaited: Any = duly.open_ledger("memory:")
+    with pytest.raises(ProgramError, match="was not awaited"):
+        duly.once(not_awaited, scope="shop", key=str)
+
+
+async def test_a_plain_function_needs_its_ledger_by_url() -> None:
+    async with await duly.open_ledger("memory:") as ledger:
+        with pytest.raises(ProgramError, match="by URL"):
+            duly.once(ledger, scope="shop", key=str)(function)
+
+
+def test_a_partial_is_a_function(tmp_path: Path) -> None:
+    def add(a: int, b: int) -> int:
+        return a + b
+
+    added = duly.once(plain(tmp_path), scope="shop", key=lambda a: a)(functools.partial(add, b=1))
+    assert added(1) == 2
