@@ -1,5 +1,5 @@
-"""`duly once`: the keys of functions and requests, listed, settled and forgotten beside the processes that use
-them."""
+"""`duly once`: the keys of functions and requests, listed, settled and forgotten beside the processes that
+use them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import asyncio
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 import pytest
@@ -96,8 +95,11 @@ def test_a_request_is_settled_with_a_status(cli: CommandLine) -> None:
     policy = RoutePolicy(lease=0.05)
     app.add_middleware(IdempotencyMiddleware, ledger=url(cli), default=policy)
 
+    begun = asyncio.Event()
+
     @app.post("/pay")
     async def pay() -> None:
+        begun.set()
         await asyncio.Event().wait()
 
     async def ask(cancel: bool = False) -> httpx.Response | None:
@@ -105,15 +107,11 @@ def test_a_request_is_settled_with_a_status(cli: CommandLine) -> None:
         async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
             sent = asyncio.create_task(client.post("/pay", headers={"idempotency-key": "k-1"}))
             if cancel:
-                while states_now() != {"k-1": "running"}:
-                    await asyncio.sleep(0.01)
+                await begun.wait()
                 sent.cancel()
                 await asyncio.gather(sent, return_exceptions=True)
                 return None
             return await sent
-
-    def states_now() -> dict[str, str]:
-        return states(cli) if Path(cli.folder / "app.db").exists() else {}
 
     asyncio.run(ask(cancel=True))
     assert states(cli) == {"k-1": "unknown"}
