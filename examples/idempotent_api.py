@@ -7,13 +7,13 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from duly.integrations.asgi import IdempotencyMiddleware
-from duly.integrations.idempotency_key import RoutePolicy
+from duly.integrations.idempotency_key import IdempotencyPolicy
 
 app = FastAPI()
 app.add_middleware(
     IdempotencyMiddleware,
     ledger="sqlite:///payments.db",
-    routes={"POST /payments": RoutePolicy(effect="at_most_once", required=True)},
+    routes={"POST /payments": IdempotencyPolicy(effect="at_most_once", required=True)},
 )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import duly
-from duly.run_once import Effect
+from duly.idempotency.runs import Effect
 from duly.storage.ledger import Transaction
 
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import kubernetes_validate
 import msgspec
 import pytest
 
@@ -33,6 +34,86 @@ def program(name: str, package: str) -> str:
 def filled(text: str) -> str:
     """A value as compose fills it in where nothing is set."""
     return text.replace("${POSTGRES_PASSWORD:-duly}", "duly")
+
+
+def image() -> dict[str, str]:
+    """The instructions of the image; of several of a kind the last."""
+    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
+    return {line.split()[0]: line.partition(" ")[2] for line in lines if not line.startswith("#")}
+
+
+# ── the image ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_image_listens_where_a_published_port_reaches_it_as_a_user_of_its_own() -> None:
+    said = image()
+    environment = dict(each.split("=", 1) for each in said["ENV"].split())
+    chosen = settings.load({}, environment)
+    assert (chosen.listen, chosen.insecure) == ("0.0.0.0", True)
+    assert said["EXPOSE"].split() == [str(chosen.port), str(chosen.mqtt_port)]
+    (volume,) = msgspec.json.decode(said["VOLUME"], type=list[str])
+    assert chosen.data.startswith(f"{volume}/")
+    assert said["WORKDIR"] == volume
+    assert said["USER"] == "duly"
+    assert "/src[all]" in said["RUN"]
+
+
+def test_the_health_check_of_the_image_tells_a_hub_that_answers(tmp_path: Path) -> None:
+    check = msgspec.json.decode(image()["HEALTHCHECK"].partition(" CMD ")[2], type=list[str])
+    port = servers.quiet_port()
+    here = [sys.executable, "-c", check[2].replace("7800", str(port))]
+    assert check[:2] == ["python", "-c"]
+    assert subprocess.run(here, capture_output=True, check=False).returncode != 0
+    command = [
+        sys.executable,
+        "-m",
+        "duly",
+        "up",
+        "--no-mqtt",
+        "--port",
+        str(port),
+        "--data",
+        str(tmp_path / "d"),
+    ]
+    hub = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        servers.wait_for_port(port, hub, "hub")
+        assert subprocess.run(here, check=False).returncode == 0
+    finally:
+        hub.terminate()
+        hub.wait(30)
+
+
+# ── Kubernetes ───────────────────────────────────────────────────────────────────────────────────
+
+
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+def test_the_manifests_are_those_that_kustomize_names_and_fit_the_schema() -> None:
+    found: dict[str, Any] = {path.name: msgspec.yaml.decode(path.read_bytes()) for path in MANIFESTS}
+    assert sorted(found.pop("kustomization.yaml")["resources"]) == sorted(found)
+    for manifest in found.values():
+        kubernetes_validate.validate(manifest, "1.34", strict=True)
+
+
+def test_a_pod_is_set_up_as_the_program_wants_it() -> None:
+    deployment = msgspec.yaml.decode((DEPLOY / "kubernetes/hubs.yaml").read_bytes())
+    pod = deployment["spec"]["template"]["spec"]
+    (hub,) = pod["containers"]
+    plain = {each["name"]: each["value"] for each in hub["env"] if "value" in each}
+    known = {f"DULY_{field.name.upper()}" for field in msgspec.structs.fields(settings.Settings)}
+    assert {each["name"] for each in hub["env"]} <= known
+    chosen = settings.load({}, plain | {"DULY_LEDGER": "postgresql://db/duly"})
+    assert chosen.listen == "0.0.0.0"
+    mounted = {each["mountPath"]: each["name"] for each in hub["volumeMounts"]}
+    assert set(mounted.values()) == {volume["name"] for volume in pod["volumes"]}
+    for needed in (chosen.data, chosen.secret_key):
+        assert any(needed.startswith(f"{path}/") for path in mounted), needed
+    assert hub["ports"][0]["containerPort"] == chosen.port
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert f"--uid {pod['securityContext']['runAsUser']} " in (DEPLOY / "Dockerfile").read_text()
+    subprocess.run([sys.executable, "-m", "duly", *hub["args"], "--help"], check=True, capture_output=True)
 
 
 # ── compose ──────────────────────────────────────────────────────────────────────────────────────
@@ -68,6 +149,11 @@ def test_a_hub_is_built_from_a_file_that_is_there_and_its_settings_are_settings(
     assert any(chosen.data.startswith(f"{place}/") for place in mounted), "the rest is read-only"
 
 
+def test_no_broker_that_lets_anyone_in_is_published() -> None:
+    assert "allow_anonymous true" in (DEPLOY / "mosquitto.conf").read_text()
+    assert [name for name, service in SERVICES.items() if "ports" in service] == ["balancer"]
+
+
 def test_the_database_lets_the_hubs_in() -> None:
     made = {name: filled(value) for name, value in SERVICES["postgres"]["environment"].items()}
     url = f"postgresql://{made['POSTGRES_USER']}:{made['POSTGRES_PASSWORD']}@postgres/{made['POSTGRES_DB']}"
@@ -75,13 +161,14 @@ def test_the_database_lets_the_hubs_in() -> None:
 
 
 def test_the_commands_of_the_image_and_of_the_comments_are_the_command_lines_own() -> None:
-    lines = (DEPLOY / "Dockerfile").read_text().splitlines()
-    said = {line.split()[0]: line.partition(" ")[2] for line in lines}
+    said = image()
     verbs = [msgspec.json.decode(said["CMD"])]
     assert msgspec.json.decode(said["ENTRYPOINT"]) == ["duly"]
     comment = (DEPLOY / "compose.yaml").read_text().partition("exec hub1 duly ")[2].partition("`")[0]
     verbs.append(shlex.split(comment))
-    unit = (DEPLOY / "duly@.service").read_text().partition("ExecStart=")[2].splitlines()[0]
+    service = (DEPLOY / "duly@.service").read_text()
+    assert "Environment=PATH=/opt/duly/bin:" in service
+    unit = service.partition("ExecStart=")[2].splitlines()[0]
     assert unit.startswith("/usr/bin/env duly ")
     verbs.append(shlex.split(unit)[2:])
     assert verbs == [["up"], ["add", "device", "lock"], ["up"]]

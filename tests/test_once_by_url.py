@@ -41,7 +41,7 @@ class Order(BaseModel):
 
 
 @dataclass
-class Receipt:
+class ReceiptData:
     """A dataclass as a result."""
 
     order: UUID
@@ -127,9 +127,9 @@ async def test_models_structs_dataclasses_and_plain_types_come_back_as_they_were
         return {"all": [order, None]}
 
     @duly.once(url, scope="receipts", key=lambda order: order.id)
-    async def receipt(order: Order) -> Receipt:
+    async def receipt(order: Order) -> ReceiptData:
         runs.append("receipt")
-        return Receipt(UUID(int=7), Colour.RED)
+        return ReceiptData(UUID(int=7), Colour.RED)
 
     @duly.once(url, scope="parcels", key=lambda order: order.id)
     async def parcel(order: Order) -> Parcel | None:
@@ -156,13 +156,15 @@ async def test_another_model_under_the_same_key_is_a_conflict(url: str) -> None:
 async def test_without_an_annotation_the_first_caller_gets_what_a_repeat_gets(url: str) -> None:
     @duly.once(url, scope="shop", key=str)
     async def charge(n: int):  # type: ignore[no-untyped-def]  # that is the point
-        return Receipt(UUID(int=n), Colour.RED)
+        return ReceiptData(UUID(int=n), Colour.RED)
 
     first = await charge(1)
     assert first == await charge(1) == {"order": str(UUID(int=1)), "colour": "red"}
 
 
 async def test_methods_are_compared_by_what_they_are_asked(url: str) -> None:
+    inside: Any = duly.once(url, scope="book", key=lambda self, order: order, effect="exactly_once")
+
     class Till:
         def __init__(self) -> None:
             self.runs = 0
@@ -172,7 +174,7 @@ async def test_methods_are_compared_by_what_they_are_asked(url: str) -> None:
             self.runs += 1
             return self.runs
 
-        @duly.once(url, scope="book", key=lambda self, order: order, effect="exactly_once")
+        @inside  # type: ignore[untyped-decorator]  # `self` comes before the transaction
         async def book(self, tx: duly.Transaction, order: str) -> int:
             ((count,),) = await tx.fetch("SELECT count(*) FROM messages")
             return int(count) and 1
@@ -360,5 +362,5 @@ def test_a_partial_is_a_function(tmp_path: Path) -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
-    added = duly.once(plain(tmp_path), scope="shop", key=lambda a: a)(functools.partial(add, b=1))
+    added: Any = duly.once(plain(tmp_path), scope="shop", key=lambda a: a)(functools.partial(add, b=1))  # type: ignore[no-untyped-call]  # of a partial
     assert added(1) == 2

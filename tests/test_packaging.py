@@ -107,8 +107,8 @@ class Installation:
     def __init__(self, folder: Path, package: str) -> None:
         self.folder = folder
         venv.create(folder / "venv", with_pip=True)
-        pip = [folder / "venv/bin/python", "-m", "pip", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "-c", ROOT / "constraints.txt", package], check=True)
+        pip = [str(folder / "venv/bin/python"), "-m", "pip", "-q", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "-c", str(ROOT / "constraints.txt"), package], check=True)
         self.env = {
             name: value for name, value in os.environ.items() if not name.startswith(("DULY_", "PYTHON"))
         }
@@ -163,7 +163,7 @@ def test_the_package_with_a_hub_runs_one(tmp_path: Path) -> None:
     here = Installation(tmp_path, f"{built(tmp_path / 'dist', 'wheel')}[hub]")
     assert "apprise" not in here.packages
     port = servers.quiet_port()
-    command = [here.folder / "venv/bin/duly", "up", "--port", str(port)]
+    command = [str(here.folder / "venv/bin/duly"), "up", "--port", str(port)]
     hub = subprocess.Popen(command, cwd=here.folder, env=here.env, stdout=subprocess.PIPE, text=True)
     try:
         assert hub.stdout is not None

@@ -1062,7 +1062,7 @@ async def test_bad_options_are_refused_when_decorating(ledger: Ledger, options: 
 async def test_a_sync_function_is_refused_when_decorating(ledger: Ledger) -> None:
     with pytest.raises(ProgramError, match="async"):
 
-        @duly.once(ledger, scope="shop", key=str)  # type: ignore[arg-type]  # the mistake
+        @duly.once(ledger, scope="shop", key=str)
         def charge(order: str) -> None: ...
 
 

@@ -24,7 +24,7 @@ from duly.errors import LedgerError, Malformed, ProgramError, Unknown, Unstorabl
 from duly.idempotency.blocking import BlockingTransaction, blocking
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
 from duly.idempotency.runs import UNSTORABLE, Effect, Run, Runs
-from duly.idempotency.values import Results, digest_of, error_answer, key_text, said
+from duly.idempotency.values import ResultCodec, digest_of, error_answer, key_text, said
 from duly.run_once import OnceOptions, unpack
 from duly.storage.ledger import Transaction
 
@@ -53,7 +53,7 @@ def once_block(
         raise ProgramError("once_block takes the key itself, for example key=order.id; not a function")
     options = OnceOptions.checked(source, scope, effect, errors, keep, lease)
     try:
-        results = Results(returns)
+        results = ResultCodec(returns)
     except Exception as problem:
         raise ProgramError(f"returns={returns!r} could not be read back in a repeat: {problem}") from None
     message = options.message(key_text(key), digest_of(meaning, f"the block {scope}/{key}"))
@@ -63,7 +63,7 @@ def once_block(
 class OnceBlock:
     """A block that runs once per key; made by `duly.once_block`."""
 
-    def __init__(self, options: OnceOptions, message: Message, results: Results) -> None:
+    def __init__(self, options: OnceOptions, message: Message, results: ResultCodec) -> None:
         self._options = options
         self._message = message
         self._results = results
@@ -91,6 +91,7 @@ class OnceBlock:
 
     @result.setter
     def result(self, value: object) -> None:
+        """Set what repeats get."""
         if not self.fresh:
             raise ProgramError(
                 "this is a repeat, whose result is stored already; do the work under 'if block.fresh'"

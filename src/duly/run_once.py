@@ -22,7 +22,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
@@ -45,7 +45,10 @@ from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_wi
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
 from duly.idempotency.runs import CHANNEL, UNSTORABLE, Effect, Run, Runs
 from duly.idempotency.values import (
-    Results,
+    AnyFunction,
+    Args,
+    Kwargs,
+    ResultCodec,
     arguments_by_name,
     digest_of,
     error_answer,
@@ -58,7 +61,7 @@ from duly.storage.ledger import Ledger, Transaction
 P = ParamSpec("P")
 R = TypeVar("R")
 Tx = TypeVar("Tx", Transaction, BlockingTransaction)
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=AnyFunction)
 
 LONGEST: Final = 100 * 366 * 86_400.0
 """A hundred years: longer ones are a mistake in the unit, or meant as for ever."""
@@ -116,7 +119,7 @@ def once(
     keep: float | None = None,
     lease: float = 30.0,
     meaning: Callable[..., object] | None = None,
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+) -> Callable[[AnyFunction], AnyFunction]:
     """Run a function once per key; it may be async or plain.
 
     `ledger` is a URL, opened at the first call, or an opened ledger (for async functions). `key` makes the
@@ -134,19 +137,19 @@ def once(
                 f"{name}=lambda order: order.id"
             )
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: AnyFunction) -> AnyFunction:
         check_function(function, source)
         decorated = OnceFunction(options, function, key, meaning)
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def call(*args: Any, **kwargs: Any) -> Any:
+            async def call(*args: object, **kwargs: object) -> object:
                 return await decorated.call(args, kwargs)
 
             return call
 
         @functools.wraps(function)
-        def call_blocking(*args: Any, **kwargs: Any) -> Any:
+        def call_blocking(*args: object, **kwargs: object) -> object:
             return decorated.call_blocking(args, kwargs)
 
         return call_blocking
@@ -156,7 +159,7 @@ def once(
 
 def check_function(function: object, source: LedgerSource) -> None:
     """Raise an error that says how to decorate what cannot be."""
-    what = name_of(cast("Callable[..., Any]", function))
+    what = name_of(cast("AnyFunction", function))
     if isinstance(function, staticmethod | classmethod):
         raise ProgramError(f"{what}: put @duly.once below @{type(function).__name__}, next to the function")
     if not inspect.isroutine(function) and not isinstance(function, functools.partial):
@@ -219,7 +222,7 @@ class OnceFunction:
     def __init__(
         self,
         options: OnceOptions,
-        function: Callable[..., Any],
+        function: AnyFunction,
         key: Callable[..., object],
         meaning: Callable[..., object] | None,
     ) -> None:
@@ -231,10 +234,10 @@ class OnceFunction:
         self._by_name = arguments_by_name(function, given=1 if self._inside else 0)
         names = list(inspect.signature(function).parameters)
         self._of_method = bool(names) and names[0] == "self" and "." in name_of(function)
-        self._results: Results | None = None
+        self._results: ResultCodec | None = None
         self._runs: Runs | None = None
 
-    async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, args: Args, kwargs: Kwargs) -> object:
         """Run the async function under its key, or return the result of the run that was first."""
         message, results = self._message(args, kwargs), self._reading()
         if self._inside:
@@ -259,7 +262,7 @@ class OnceFunction:
         finally:
             begun.close()
 
-    def call_blocking(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_blocking(self, args: Args, kwargs: Kwargs) -> object:
         """Do the same with a plain function, in the caller's thread."""
         message, results = self._message(args, kwargs), self._reading()
         if self._inside:
@@ -283,21 +286,21 @@ class OnceFunction:
         finally:
             begun.close()
 
-    def _message(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Message:
+    def _message(self, args: Args, kwargs: Kwargs) -> Message:
         id_ = key_text(self._key(*args, **kwargs))
         meaning = self._meaning
         counts: object = self._by_name(args, kwargs) if meaning is None else meaning(*args, **kwargs)
         return self._options.message(id_, digest_of(counts, name_of(self._function)))
 
-    def _apply(self, tx: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _apply(self, tx: object, args: Args, kwargs: Kwargs) -> Any:
         """Call the function with the transaction before its own arguments, but behind `self`."""
         if self._of_method:
             return self._function(args[0], tx, *args[1:], **kwargs)
         return self._function(tx, *args, **kwargs)
 
-    def _reading(self) -> Results:
+    def _reading(self) -> ResultCodec:
         if self._results is None:
-            self._results = Results.of(self._function)
+            self._results = ResultCodec.of(self._function)
         return self._results
 
     async def _on_ledger(self) -> Runs:
@@ -322,7 +325,7 @@ class OnceFunction:
         else:
             await begun.free(said(problem))
 
-    async def _ended(self, begun: Run, message: Message, results: Results, result: object) -> Any:
+    async def _ended(self, begun: Run, message: Message, results: ResultCodec, result: object) -> object:
         answer = results.answer(result)
         if await begun.end(State.DONE, answer):
             if answer.code == UNSTORABLE:
@@ -335,8 +338,8 @@ class OnceFunction:
         return unpack(message, outcome, results)
 
     async def _within(
-        self, message: Message, results: Results, body: Callable[[Transaction], Awaitable[Any]]
-    ) -> Any:
+        self, message: Message, results: ResultCodec, body: Callable[[Transaction], Awaitable[object]]
+    ) -> object:
         """Run inside the ledger's transaction: `body` is given it."""
         runs = await self._on_ledger()
         ledger = runs.ledger
@@ -369,7 +372,7 @@ class OnceFunction:
         return unpack(message, verdict, results)
 
 
-def unpack(message: Message, verdict: Verdict, results: Results) -> Any:
+def unpack(message: Message, verdict: Verdict, results: ResultCodec) -> object:
     """Return what a repeat gets, the first one's result; or raise its error."""
     where = f"{message.scope}/{message.id}"
     if verdict.word is Word.CONFLICT:

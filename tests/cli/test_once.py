@@ -14,7 +14,7 @@ from fastapi import FastAPI
 
 import duly
 from duly.integrations.asgi import IdempotencyMiddleware
-from duly.integrations.idempotency_key import RoutePolicy
+from duly.integrations.idempotency_key import IdempotencyPolicy
 from tests.cli.conftest import CommandLine
 
 PROGRAM = """
@@ -92,7 +92,7 @@ def test_a_running_process_hears_of_it(cli: CommandLine) -> None:
 
 def test_a_request_is_settled_with_a_status(cli: CommandLine) -> None:
     app = FastAPI()
-    policy = RoutePolicy(lease=0.05)
+    policy = IdempotencyPolicy(lease=0.05)
     app.add_middleware(IdempotencyMiddleware, ledger=url(cli), default=policy)
 
     begun = asyncio.Event()

@@ -25,19 +25,19 @@ import duly
 from duly.errors import Malformed, ProgramError
 from duly.idempotency.ledgers import close_ledgers
 from duly.integrations.asgi import IdempotencyMiddleware
-from duly.integrations.idempotency_key import RequestHead, RoutePolicy, transaction_of
+from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 
 JSON = {"content-type": "application/json"}
 
 
-class Payment(BaseModel):
+class FastApiPayment(BaseModel):
     """What the application is asked to do."""
 
     order: str
     amount: int = 1
 
 
-class Shop:
+class FastApiShop:
     """A FastAPI application behind the middleware, what it did, and handles to hold or fail it."""
 
     def __init__(self, ledger: str, **options: Any) -> None:
@@ -57,7 +57,7 @@ class Shop:
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
         self.client = httpx.AsyncClient(transport=transport, base_url="http://shop")
 
-    async def pay(self, payment: Payment, background: BackgroundTasks) -> Response:
+    async def pay(self, payment: FastApiPayment, background: BackgroundTasks) -> Response:
         self.runs.append(payment.order)
         self.begun.set()
         await self.gate.wait()
@@ -68,7 +68,7 @@ class Shop:
         body = {"paid": payment.order, "run": len(self.runs), "filler": "x" * self.size}
         return JSONResponse(body, status, headers={"x-receipt": "r-1"}, background=background)
 
-    async def stream(self, payment: Payment) -> Response:
+    async def stream(self, payment: FastApiPayment) -> Response:
         self.runs.append(payment.order)
 
         async def parts() -> AsyncIterator[bytes]:
@@ -77,7 +77,7 @@ class Shop:
 
         return StreamingResponse(parts(), media_type="text/plain")
 
-    async def book(self, payment: Payment, request: Request) -> dict[str, int]:
+    async def book(self, payment: FastApiPayment, request: Request) -> dict[str, int]:
         tx = transaction_of(request)
         await tx.execute("CREATE TABLE IF NOT EXISTS bookings (id TEXT)")
         await tx.execute(f"INSERT INTO bookings VALUES ('{payment.order}')")
@@ -124,7 +124,7 @@ def problem(answer: httpx.Response) -> tuple[int, str]:
 async def test_a_repeat_gets_the_stored_response_with_status_and_headers_and_nothing_runs(
     ledger: str,
 ) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     first, again = await shop.post(), await shop.post()
     assert (first.status_code, first.json()["run"], first.headers["x-receipt"]) == (201, 1, "r-1")
     assert "idempotent-replayed" not in first.headers
@@ -136,21 +136,21 @@ async def test_a_repeat_gets_the_stored_response_with_status_and_headers_and_not
 
 @sqlite
 async def test_a_quoted_key_is_the_same_as_a_bare_one(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     await shop.post("k-1")
     assert (await shop.post('"k-1"')).headers["idempotent-replayed"] == "true"
 
 
 @sqlite
 async def test_without_a_key_and_with_other_methods_all_is_as_it_was(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     assert [(await shop.post(None)).status_code for _ in range(2)] == [201, 201]
     assert (await shop.client.get("/payments", headers={"idempotency-key": "k-1"})).json() == {"payments": 2}
 
 
 @sqlite
 async def test_where_a_key_is_required_its_absence_is_400(ledger: str) -> None:
-    shop = Shop(ledger, routes={"POST /payments": RoutePolicy(required=True)})
+    shop = FastApiShop(ledger, routes={"POST /payments": IdempotencyPolicy(required=True)})
     assert problem(await shop.post(None)) == (400, "urn:duly:key-missing")
     assert shop.runs == []
 
@@ -158,9 +158,9 @@ async def test_where_a_key_is_required_its_absence_is_400(ledger: str) -> None:
 @sqlite
 @pytest.mark.parametrize("key", ["", '""', "a b", "k" * 201, '"ü"'])
 async def test_a_malformed_key_is_400(ledger: str, key: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     answer = await shop.client.post(
-        "/payments", content=b'{"order":"o"}', headers=[("idempotency-key", key.encode("latin-1"))]
+        "/payments", content=b'{"order":"o"}', headers=[(b"idempotency-key", key.encode("latin-1"))]
     )
     assert problem(answer) == (400, "urn:duly:key-malformed")
     assert shop.runs == []
@@ -168,14 +168,14 @@ async def test_a_malformed_key_is_400(ledger: str, key: str) -> None:
 
 @sqlite
 async def test_two_keys_in_one_request_are_400(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     headers = [("idempotency-key", "a"), ("idempotency-key", "b")]
     answer = await shop.client.post("/payments", content=b"{}", headers=headers)
     assert problem(answer) == (400, "urn:duly:key-malformed")
 
 
 async def test_the_same_key_with_another_payload_is_422_and_nothing_runs(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     await shop.post()
     assert problem(await shop.post(order="o-2")) == (422, "urn:duly:key-reused")
     assert problem(await shop.post(path="/payments?x=1")) == (422, "urn:duly:key-reused")
@@ -183,7 +183,7 @@ async def test_the_same_key_with_another_payload_is_422_and_nothing_runs(ledger:
 
 
 async def test_a_repeat_while_the_first_runs_is_409_and_then_gets_the_response(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     shop.gate.clear()
     first = asyncio.create_task(shop.post())
     await shop.begun.wait()
@@ -197,7 +197,7 @@ async def test_a_repeat_while_the_first_runs_is_409_and_then_gets_the_response(l
 
 
 async def test_of_many_at_once_one_runs(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     answers = await asyncio.gather(*(shop.post() for _ in range(20)))
     assert sorted({answer.status_code for answer in answers}) in ([201], [201, 409])
     assert shop.runs == ["o-1"]
@@ -205,7 +205,7 @@ async def test_of_many_at_once_one_runs(ledger: str) -> None:
 
 @sqlite
 async def test_keys_belong_to_the_authenticated_caller(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     answers = [await shop.post(authorization=who) for who in ("Bearer ann", "Bearer bob", "Bearer ann")]
     assert [answer.headers.get("idempotent-replayed") for answer in answers] == [None, None, "true"]
     assert shop.runs == ["o-1", "o-1"]
@@ -216,7 +216,7 @@ async def test_the_caller_may_be_named_by_a_function_also_an_async_one(ledger: s
     async def user(head: RequestHead) -> str:
         return head.headers["x-user"] * 100
 
-    shop = Shop(ledger, scope=user)
+    shop = FastApiShop(ledger, scope=user)
     await shop.post(**{"x-user": "ann", "authorization": "Bearer old"})
     again = await shop.post(**{"x-user": "ann", "authorization": "Bearer new"})
     assert again.headers["idempotent-replayed"] == "true"
@@ -228,7 +228,7 @@ async def test_the_caller_may_be_named_by_a_function_also_an_async_one(ledger: s
 @sqlite
 @pytest.mark.parametrize("status", [200, 404, 422])
 async def test_a_final_answer_is_stored(ledger: str, status: int) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     shop.statuses = [status]
     assert [(await shop.post()).status_code for _ in range(2)] == [status, status]
     assert len(shop.runs) == 1
@@ -237,7 +237,7 @@ async def test_a_final_answer_is_stored(ledger: str, status: int) -> None:
 @sqlite
 @pytest.mark.parametrize("status", [409, 429, 503, 599])
 async def test_an_answer_that_says_not_now_frees_the_key(ledger: str, status: int) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     shop.statuses = [status]
     assert (await shop.post()).status_code == (500 if status == 599 else status)
     assert (await shop.post()).json()["run"] == 2
@@ -245,7 +245,7 @@ async def test_an_answer_that_says_not_now_frees_the_key(ledger: str, status: in
 
 @sqlite
 async def test_a_failure_is_the_outcome_where_the_route_says_so(ledger: str) -> None:
-    shop = Shop(ledger, default=RoutePolicy(errors="store"))
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(errors="store"))
     shop.statuses = [503, 599]
     assert [(await shop.post("a")).status_code for _ in range(2)] == [503, 503]
     assert (await shop.post("b")).status_code == 500
@@ -255,7 +255,7 @@ async def test_a_failure_is_the_outcome_where_the_route_says_so(ledger: str) -> 
 
 @sqlite
 async def test_a_payload_over_the_limit_is_refused_before_the_handler_runs(ledger: str) -> None:
-    shop = Shop(ledger, default=RoutePolicy(request_limit=100))
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(request_limit=100))
     assert problem(await shop.post(order="o" * 100)) == (413, "urn:duly:payload-too-large")
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -272,7 +272,7 @@ async def test_a_payload_over_the_limit_is_refused_before_the_handler_runs(ledge
 async def test_a_response_over_the_limit_is_passed_on_and_a_repeat_hears_that_it_was_not_kept(
     ledger: str,
 ) -> None:
-    shop = Shop(ledger, default=RoutePolicy(response_limit=2_500))
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(response_limit=2_500))
     first = await shop.post(path="/stream")
     assert (first.status_code, len(first.content)) == (200, 4_000)
     assert problem(await shop.post(path="/stream")) == (409, "urn:duly:response-not-stored")
@@ -281,7 +281,7 @@ async def test_a_response_over_the_limit_is_passed_on_and_a_repeat_hears_that_it
 
 @sqlite
 async def test_a_stream_within_the_limit_is_stored_whole(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     first, again = await shop.post(path="/stream"), await shop.post(path="/stream")
     assert first.content == again.content == b"x" * 4_000
     assert shop.runs == ["o-1"]
@@ -289,7 +289,7 @@ async def test_a_stream_within_the_limit_is_stored_whole(ledger: str) -> None:
 
 @sqlite
 async def test_background_tasks_run_once_and_are_no_part_of_the_request(ledger: str) -> None:
-    shop = Shop(ledger)
+    shop = FastApiShop(ledger)
     await shop.post()
     await shop.post()
     assert shop.after == ["o-1"]
@@ -298,7 +298,7 @@ async def test_background_tasks_run_once_and_are_no_part_of_the_request(ledger: 
 @sqlite
 async def test_a_key_is_forgotten_after_its_time(ledger: str) -> None:
     book = await duly.open_ledger(f"{ledger}?mode=shared")
-    shop = Shop(ledger, default=RoutePolicy(keep=0.01))
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(keep=0.01))
     await shop.post()
     (record,) = (await book.messages()).records
     assert 0 < record.until - record.accepted_at <= 10_000
@@ -312,7 +312,7 @@ async def test_a_key_is_forgotten_after_its_time(ledger: str) -> None:
 async def test_what_a_request_that_is_cut_short_means_is_declared_by_its_route(
     ledger: str, effect: Any
 ) -> None:
-    shop = Shop(ledger, routes={"/payments": RoutePolicy(effect=effect)})
+    shop = FastApiShop(ledger, routes={"/payments": IdempotencyPolicy(effect=effect)})
     shop.gate.clear()
     first = asyncio.create_task(shop.post())
     await shop.begun.wait()
@@ -328,7 +328,7 @@ async def test_what_a_request_that_is_cut_short_means_is_declared_by_its_route(
 
 
 async def test_a_lease_is_renewed_while_the_handler_runs(ledger: str) -> None:
-    shop = Shop(ledger, default=RoutePolicy(lease=0.3))
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(lease=0.3))
     shop.gate.clear()
     first = asyncio.create_task(shop.post())
     await shop.begun.wait()
@@ -349,7 +349,7 @@ async def test_a_lease_is_renewed_while_the_handler_runs(ledger: str) -> None:
 
 
 async def test_a_handler_joins_the_ledgers_transaction(ledger: str) -> None:
-    shop = Shop(ledger, routes={"POST /book": RoutePolicy(effect="exactly_once", required=True)})
+    shop = FastApiShop(ledger, routes={"POST /book": IdempotencyPolicy(effect="exactly_once", required=True)})
     shop.statuses = [500]
     assert (await shop.post(path="/book")).status_code == 500
     shop.statuses = []
@@ -363,13 +363,13 @@ async def test_a_handler_joins_the_ledgers_transaction(ledger: str) -> None:
 
 @sqlite
 async def test_a_response_that_cannot_be_stored_undoes_the_transaction(ledger: str) -> None:
-    policy = RoutePolicy(effect="exactly_once", response_limit=20)
-    shop = Shop(ledger, routes={"/book": policy})
+    policy = IdempotencyPolicy(effect="exactly_once", response_limit=20)
+    shop = FastApiShop(ledger, routes={"/book": policy})
     shop.size = 10**12
     assert problem(await shop.post(path="/book")) == (500, "urn:duly:response-too-large")
     shop.size = 1
     assert (await shop.post("k-2", path="/book")).status_code == 500
-    big = Shop(ledger, routes={"/book": RoutePolicy(effect="exactly_once")})
+    big = FastApiShop(ledger, routes={"/book": IdempotencyPolicy(effect="exactly_once")})
     assert (await big.post("k-3", path="/book")).json()["bookings"] == 1
 
 
@@ -382,7 +382,7 @@ async def test_without_a_transaction_the_error_says_what_to_do() -> None:
 
 
 async def test_while_the_ledger_cannot_be_used_the_answer_is_503_and_nothing_runs(tmp_path: Path) -> None:
-    shop = Shop(f"sqlite:///{tmp_path}/missing/app.db")
+    shop = FastApiShop(f"sqlite:///{tmp_path}/missing/app.db")
     answer = await shop.post()
     assert problem(answer) == (503, "urn:duly:ledger-unavailable")
     assert int(answer.headers["retry-after"]) >= 1
@@ -394,8 +394,12 @@ async def test_while_the_ledger_cannot_be_used_the_answer_is_503_and_nothing_run
     [
         ({"ledger": "app.db"}, Malformed, "sqlite:///app.db"),
         ({"ledger": 7}, ProgramError, "by its URL"),
-        ({"ledger": "memory:", "routes": {"payments": RoutePolicy()}}, Malformed, "write '/orders/{id}'"),
-        ({"ledger": "memory:", "routes": {"/payments": "at_most_once"}}, ProgramError, "RoutePolicy"),
+        (
+            {"ledger": "memory:", "routes": {"payments": IdempotencyPolicy()}},
+            Malformed,
+            "write '/orders/{id}'",
+        ),
+        ({"ledger": "memory:", "routes": {"/payments": "at_most_once"}}, ProgramError, "IdempotencyPolicy"),
     ],
 )
 async def test_wrong_use_is_told_when_the_application_is_made(
@@ -408,13 +412,13 @@ async def test_wrong_use_is_told_when_the_application_is_made(
 async def test_routes_are_matched_by_method_and_path() -> None:
     from duly.integrations.idempotency_key import IdempotencyGuard
 
-    one, two, three = (RoutePolicy(lease=n) for n in (1, 2, 3))
+    one, two, three = (IdempotencyPolicy(lease=n) for n in (1, 2, 3))
     guard = IdempotencyGuard("memory:", routes={"PUT /orders/{id}": one, "/orders/*": two, "/a.b": three})
     assert guard.policy("PUT", "/orders/7") is one
     assert guard.policy("PUT", "/orders/7/lines") is None
     assert guard.policy("POST", "/orders/7/lines") is two
     assert guard.policy("POST", "/a.b") is three
-    assert guard.policy("POST", "/axb") == RoutePolicy()
+    assert guard.policy("POST", "/axb") == IdempotencyPolicy()
     assert guard.policy("GET", "/orders/7") is None
 
 

@@ -16,7 +16,7 @@ from django.urls import path as route
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import close_ledgers
-from duly.integrations.idempotency_key import RequestHead, RoutePolicy, transaction_of
+from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 
 RUNS: list[str] = []
 FAILING: list[int] = []
@@ -103,7 +103,7 @@ def test_a_repeat_gets_the_stored_response_and_nothing_runs(shop: Callable[..., 
 
 
 def test_refusals_are_problem_documents(shop: Callable[..., None]) -> None:
-    shop(default=RoutePolicy(required=True, request_limit=100))
+    shop(default=IdempotencyPolicy(required=True, request_limit=100))
     without = Client().post("/payments", "o-1", content_type="text/plain")
     assert (without.status_code, without.json()["type"]) == (400, "urn:duly:key-missing")
     assert post(key="a b").status_code == 400
@@ -142,7 +142,7 @@ def caller(head: RequestHead) -> str:
 
 
 def test_a_view_joins_the_ledgers_transaction(shop: Callable[..., None]) -> None:
-    shop(routes={"/book": RoutePolicy(effect="exactly_once")})
+    shop(routes={"/book": IdempotencyPolicy(effect="exactly_once")})
     FAILING.append(500)
     assert post("/book").status_code == 500
     first, again = post("/book"), post("/book")
@@ -151,7 +151,7 @@ def test_a_view_joins_the_ledgers_transaction(shop: Callable[..., None]) -> None
 
 
 async def test_async_views_are_served_on_their_own_loop(shop: Callable[..., None]) -> None:
-    shop(routes={"/book-async": RoutePolicy(effect="exactly_once")})
+    shop(routes={"/book-async": IdempotencyPolicy(effect="exactly_once")})
     client = AsyncClient()
 
     async def call(where: str) -> Any:

@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 
 from duly.errors import Malformed
 from duly.idempotency.blocking import BlockingTransaction
-from duly.integrations.idempotency_key import RoutePolicy, transaction_of
+from duly.integrations.idempotency_key import IdempotencyPolicy, transaction_of
 from duly.integrations.wsgi import WsgiIdempotency
 
 
@@ -53,7 +53,7 @@ class FlaskShop:
         return Response(parts())
 
     def book(self) -> dict[str, int]:
-        tx = transaction_of(request.environ)
+        tx: Any = transaction_of(request.environ)
         assert isinstance(tx, BlockingTransaction)
         tx.execute("CREATE TABLE IF NOT EXISTS bookings (id TEXT)")
         tx.execute("INSERT INTO bookings VALUES (?)", request.get_json()["order"])
@@ -84,7 +84,7 @@ def test_a_repeat_gets_the_stored_response_and_nothing_runs(tmp_path: Path) -> N
 
 
 def test_refusals_are_problem_documents(tmp_path: Path) -> None:
-    policy = RoutePolicy(required=True, request_limit=100)
+    policy = IdempotencyPolicy(required=True, request_limit=100)
     shop = FlaskShop(tmp_path, routes={"/payments": policy})
     assert kind(shop.post(None)) == (400, "urn:duly:key-missing")
     assert kind(shop.post("a b")) == (400, "urn:duly:key-malformed")
@@ -115,14 +115,14 @@ def test_an_answer_that_says_not_now_frees_the_key(tmp_path: Path, status: int) 
 
 
 def test_a_response_over_the_limit_is_passed_on_and_not_kept(tmp_path: Path) -> None:
-    shop = FlaskShop(tmp_path, default=RoutePolicy(response_limit=2_500))
+    shop = FlaskShop(tmp_path, default=IdempotencyPolicy(response_limit=2_500))
     assert len(shop.post(path="/stream").data) == 4_000
     assert kind(shop.post(path="/stream")) == (409, "urn:duly:response-not-stored")
     assert len(shop.runs) == 1
 
 
 def test_a_handler_joins_the_ledgers_transaction(tmp_path: Path) -> None:
-    shop = FlaskShop(tmp_path, routes={"POST /book": RoutePolicy(effect="exactly_once")})
+    shop = FlaskShop(tmp_path, routes={"POST /book": IdempotencyPolicy(effect="exactly_once")})
     shop.statuses = [500]
     assert shop.post(path="/book").status_code == 500
     shop.statuses = []

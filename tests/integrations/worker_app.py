@@ -11,20 +11,20 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from duly.integrations.asgi import IdempotencyMiddleware
-from duly.integrations.idempotency_key import RoutePolicy
+from duly.integrations.idempotency_key import IdempotencyPolicy
 
 app = FastAPI()
 app.add_middleware(
     IdempotencyMiddleware,
     ledger=os.environ["SHOP_LEDGER"],
     routes={
-        "/charge": RoutePolicy(effect="at_most_once", lease=1.0),
-        "/mail": RoutePolicy(effect="at_least_once", lease=1.0),
+        "/charge": IdempotencyPolicy(effect="at_most_once", lease=1.0),
+        "/mail": IdempotencyPolicy(effect="at_least_once", lease=1.0),
     },
 )
 
 
-class Payment(BaseModel):
+class WorkerPayment(BaseModel):
     """What is paid, and whether the worker hangs in the middle."""
 
     order: str
@@ -43,7 +43,7 @@ async def ready() -> int:
 
 @app.post("/charge")
 @app.post("/mail")
-async def pay(payment: Payment) -> dict[str, str]:
+async def pay(payment: WorkerPayment) -> dict[str, str]:
     _note(f"{payment.order} {os.getpid()}\n")
     if payment.hang and not Path(payment.hang).exists():
         await asyncio.Event().wait()

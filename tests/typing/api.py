@@ -51,13 +51,15 @@ async def functions_that_run_once(ledger: duly.Ledger) -> None:
     assert_type(await book("order-7"), int)
     await book(ledger, "order-7")  # type: ignore[call-arg, arg-type]  # the transaction is given by `once`
 
-    @duly.once(ledger, scope="orders", key=str, effect="exactly_once")  # type: ignore[arg-type]  # no transaction
+    @duly.once(ledger, scope="orders", key=str, effect="exactly_once")  # type: ignore[type-var]  # no transaction
     async def without(order: str) -> int:
         return 1
 
-    @duly.once(ledger, scope="orders", key=str)  # type: ignore[arg-type]  # it is not async
+    @duly.once("sqlite:///app.db", scope="orders", key=str)
     def blocking(order: str) -> int:
         return 1
+
+    assert_type(blocking("order-7"), int)
 
     duly.once(ledger, scope="orders", key=str, effect="twice")  # type: ignore[call-overload]  # no such effect
 

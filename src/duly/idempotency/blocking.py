@@ -20,6 +20,7 @@ from duly.errors import ProgramError, Stopped
 from duly.idempotency.ledgers import close_ledgers
 from duly.storage.ledger import Transaction
 
+B = TypeVar("B")
 T = TypeVar("T")
 
 CLOSE_SECONDS: Final = 5.0
@@ -38,7 +39,7 @@ class BlockingLoop:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+    def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
         """Begin something on the loop."""
         if threading.current_thread() is self._thread:
             work.close()
@@ -72,7 +73,7 @@ def blocking_loop() -> BlockingLoop:
         return _loops[-1]
 
 
-def blocking(work: Coroutine[Any, Any, T]) -> T:
+def blocking(work: Coroutine[object, None, T]) -> T:
     """Run something on the loop of this process, and wait for it."""
     running = blocking_loop().submit(work)
     try:
@@ -88,11 +89,11 @@ class BlockingTransaction:
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
 
-    def execute(self, sql: str, *args: Any) -> None:
+    def execute(self, sql: str, *args: object) -> None:
         """Run a statement."""
         blocking(self._transaction.execute(sql, *args))
 
-    def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+    def fetch(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
         return blocking(self._transaction.fetch(sql, *args))
 
@@ -102,15 +103,15 @@ class BlockingTransaction:
 
 
 def blocking_within(
-    work: Callable[[Callable[[Transaction], Awaitable[Any]]], Coroutine[Any, Any, T]],
-    body: Callable[[BlockingTransaction], Any],
+    work: Callable[[Callable[[Transaction], Awaitable[B]]], Coroutine[object, None, T]],
+    body: Callable[[BlockingTransaction], B],
 ) -> T:
     """Run `work` on the loop. It is given a function to call with a transaction: that runs `body` here, in
     the caller's thread, and waits for it."""
     handed: Future[Transaction] = Future()
-    result: Future[object] = Future()
+    result: Future[B] = Future()
 
-    async def hand_over(transaction: Transaction) -> object:
+    async def hand_over(transaction: Transaction) -> B:
         handed.set_result(transaction)
         return await asyncio.wrap_future(result)
 

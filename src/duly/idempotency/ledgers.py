@@ -37,6 +37,11 @@ class _Opened:
         self.tasks = Supervisor()
         self.closing: AsyncGenerator[None, None] | None = None
 
+    async def prune(self) -> None:
+        """Forget keys that are no longer kept."""
+        if self.ledger is not None:
+            await self.ledger.prune()
+
 
 _opened: Final[dict[tuple[asyncio.AbstractEventLoop, str], _Opened]] = {}
 _inherited: Final[list[object]] = []
@@ -100,7 +105,7 @@ async def ledger_at(source: LedgerSource) -> Ledger:
         raise
     if opened.ledger is None:
         opened.ledger = ledger
-        opened.tasks.every("forgetting old keys", PRUNE_SECONDS, ledger.prune)
+        opened.tasks.every("forgetting old keys", PRUNE_SECONDS, opened.prune)
         # A loop that shuts down closes its asynchronous generators.
         opened.closing = _closing(opened, source, ledger)
         await anext(opened.closing)

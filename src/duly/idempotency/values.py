@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from types import SimpleNamespace
-from typing import Any, Final, cast
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 import msgspec.inspect
@@ -26,7 +26,12 @@ RESULT_LIMIT: Final = 1024 * 1024
 DETAIL_LIMIT: Final = 10_000
 
 
-def name_of(function: Callable[..., Any]) -> str:
+AnyFunction: TypeAlias = Callable[..., Any]
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+
+
+def name_of(function: AnyFunction) -> str:
     """Return the name of a function, as people know it."""
     return getattr(function, "__qualname__", repr(function))
 
@@ -43,9 +48,7 @@ def key_text(key: object) -> str:
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
 
 
-def arguments_by_name(
-    function: Callable[..., Any], *, given: int
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Mapping[str, Any]]:
+def arguments_by_name(function: AnyFunction, *, given: int) -> Callable[[Args, Kwargs], Mapping[str, object]]:
     """Return how a call's arguments are put by name, so that `f(1)` and `f(a=1)` are the same call. What was
     left to its default is left out: a parameter added later does not turn every repeat into a conflict. So is
     the object of a method: what counts is what it is asked."""
@@ -61,7 +64,7 @@ def arguments_by_name(
     simple = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in places) and not of_method
     names = [p.name for p in places]
 
-    def by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+    def by_name(args: Args, kwargs: Kwargs) -> Mapping[str, object]:
         if simple and not kwargs and len(args) == len(names):
             return dict(zip(names, args, strict=True))
         bound = signature.bind(*args, **kwargs).arguments
@@ -100,11 +103,11 @@ def _is_model(kind: object) -> bool:
 # ── results ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Results:
+class ResultCodec:
     """How the results of one type are stored and read back."""
 
     def __init__(self, kind: object) -> None:
-        self._read: Callable[[bytes], Any]
+        self._read: Callable[[bytes], object]
         self._write: Callable[[Any], bytes]
         self.exact = kind is not Any
         """whether what is read back is of the same type as what was stored"""
@@ -119,7 +122,7 @@ class Results:
             self._write = _encode
 
     @classmethod
-    def of(cls, function: Callable[..., Any]) -> Results:
+    def of(cls, function: AnyFunction) -> ResultCodec:
         """Return how the results of a function are stored, by its annotation."""
         inner = inspect.unwrap(function)
         # Of the annotations only this one: the others may name what is imported for the type checker.
@@ -135,7 +138,7 @@ class Results:
                 "annotate what it returns as plain data, a dataclass, a pydantic model or a msgspec Struct"
             ) from None
 
-    def read(self, data: bytes) -> Any:
+    def read(self, data: bytes) -> object:
         """Return a stored result. Raises `ValueError` if it does not fit the type."""
         return self._read(data)
 

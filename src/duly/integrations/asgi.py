@@ -23,8 +23,8 @@ from duly.integrations.idempotency_key import (
     MISSING,
     TRANSACTION,
     IdempotencyGuard,
+    IdempotencyPolicy,
     RequestHead,
-    RoutePolicy,
     StoredResponse,
     caller_of,
     end,
@@ -37,10 +37,11 @@ from duly.integrations.idempotency_key import (
 from duly.storage.ledger import Transaction
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Event: TypeAlias = MutableMapping[str, Any]
+Event: TypeAlias = Scope
 Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+App: TypeAlias = Callable[..., Awaitable[None]]
+"""Frameworks type their scopes and events each in their own way."""
 CallerOf: TypeAlias = Callable[[RequestHead], str | Awaitable[str]]
 
 _BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
@@ -50,9 +51,9 @@ _BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "htt
 class IdempotencyMiddleware:
     """Makes the requests of an ASGI application idempotent by their `Idempotency-Key`.
 
-    `ledger` is a URL (or an opened ledger). `routes` maps "POST /payments" or "/orders/{id}" to a
-    `RoutePolicy`; `default` holds for all other requests of `methods`. `scope` names the authenticated caller
-    of a request; by default it is the hash of the `Authorization` header.
+    `ledger` is a URL (or an opened ledger). `routes` maps "POST /payments" or "/orders/{id}" to an
+    `IdempotencyPolicy`; `default` holds for all other requests of `methods`. `scope` names the authenticated
+    caller of a request; by default it is the hash of the `Authorization` header.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class IdempotencyMiddleware:
         app: App,
         *,
         ledger: LedgerSource,
-        routes: Mapping[str, RoutePolicy] | None = None,
-        default: RoutePolicy | None = None,
+        routes: Mapping[str, IdempotencyPolicy] | None = None,
+        default: IdempotencyPolicy | None = None,
         methods: Iterable[str] = METHODS,
         scope: CallerOf = caller_of,
         name: str = "http",
@@ -70,7 +71,7 @@ class IdempotencyMiddleware:
         self._caller_of = scope
         self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one connection."""
         policy = None
         if scope["type"] == "http":
@@ -98,7 +99,7 @@ class IdempotencyMiddleware:
         return await call.run(begun)
 
     async def _message(
-        self, scope: Scope, receive: Receive, policy: RoutePolicy, keys: list[str]
+        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, keys: list[str]
     ) -> tuple[Message, bytes] | StoredResponse:
         """Return what stands for the request, and its payload; or the response that refuses it."""
         if not keys:
@@ -123,7 +124,9 @@ class _ClientGone(Exception):
 class _Call:
     """One request on its way through the application."""
 
-    def __init__(self, app: App, scope: Scope, receive: Receive, send: Send, policy: RoutePolicy) -> None:
+    def __init__(
+        self, app: App, scope: Scope, receive: Receive, send: Send, policy: IdempotencyPolicy
+    ) -> None:
         self.policy = policy
         self.send = send
         self._app = app

@@ -23,8 +23,8 @@ from duly.integrations.idempotency_key import (
     MISSING,
     TRANSACTION,
     IdempotencyGuard,
+    IdempotencyPolicy,
     RequestHead,
-    RoutePolicy,
     StoredResponse,
     caller_of,
     end,
@@ -38,7 +38,6 @@ from duly.storage.ledger import Transaction
 
 try:
     from asgiref.sync import markcoroutinefunction
-    from django.conf import settings
     from django.http import HttpRequest, HttpResponse
     from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
@@ -116,7 +115,7 @@ class DjangoIdempotency:
             return response_from(begun)
         return await self._run(begun, request, policy)
 
-    async def _run(self, begun: Run, request: HttpRequest, policy: RoutePolicy) -> HttpResponseBase:
+    async def _run(self, begun: Run, request: HttpRequest, policy: IdempotencyPolicy) -> HttpResponseBase:
         try:
             try:
                 response = await self._get_response(request)
@@ -132,7 +131,7 @@ class DjangoIdempotency:
     def _ended(self, response: HttpResponseBase, instead: StoredResponse | None) -> HttpResponseBase:
         return response if instead is None else response_from(instead)
 
-    def _judge(self, request: HttpRequest) -> tuple[RoutePolicy, Message] | StoredResponse | None:
+    def _judge(self, request: HttpRequest) -> tuple[IdempotencyPolicy, Message] | StoredResponse | None:
         """Return the policy of a request and what stands for it; or the response that refuses it; or None: it
         is served as it is."""
         method = request.method or "GET"
@@ -170,7 +169,7 @@ def user_of(head: RequestHead) -> str:
     return caller_of(head)
 
 
-def stored_form(response: HttpResponseBase, policy: RoutePolicy) -> StoredResponse | None:
+def stored_form(response: HttpResponseBase, policy: IdempotencyPolicy) -> StoredResponse | None:
     """Return a response as it is stored; None if it is a stream, or too large."""
     if not isinstance(response, HttpResponse) or len(response.content) > policy.response_limit:
         return None
@@ -192,6 +191,8 @@ def response_from(stored: StoredResponse) -> HttpResponse:
 
 
 def _options() -> dict[str, Any]:
+    from django.conf import settings
+
     options = getattr(settings, "DULY_IDEMPOTENCY", None)
     if not isinstance(options, Mapping) or "ledger" not in options:
         raise ProgramError('set DULY_IDEMPOTENCY = {"ledger": "sqlite:////path/to/app.db"} in the settings')

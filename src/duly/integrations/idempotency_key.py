@@ -47,7 +47,7 @@ _BARE: Final = re.compile(r"[!#-\[\]-~]+")  # visible ASCII without quotes and b
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 
-class RoutePolicy(Struct, frozen=True, kw_only=True):
+class IdempotencyPolicy(Struct, frozen=True, kw_only=True):
     """What holds for one route: what a crash in the middle means, whether a key is required, how long keys
     are kept (seconds; None: for ever), how large a payload and a response may be (bytes)."""
 
@@ -225,20 +225,20 @@ class IdempotencyGuard:
         self,
         ledger: LedgerSource,
         *,
-        routes: Mapping[str, RoutePolicy] | None = None,
-        default: RoutePolicy | None = None,
+        routes: Mapping[str, IdempotencyPolicy] | None = None,
+        default: IdempotencyPolicy | None = None,
         methods: Iterable[str] = METHODS,
         name: str = "http",
     ) -> None:
         self._source = check_source(ledger)
-        self._default = RoutePolicy() if default is None else default
+        self._default = IdempotencyPolicy() if default is None else default
         self._methods = frozenset(method.upper() for method in methods)
         self._routes = [_route(pattern, policy) for pattern, policy in (routes or {}).items()]
         self._name = name
         self._ledger: Ledger | None = None
-        self._runs: dict[RoutePolicy, Runs] = {}
+        self._runs: dict[IdempotencyPolicy, Runs] = {}
 
-    def policy(self, method: str, path: str) -> RoutePolicy | None:
+    def policy(self, method: str, path: str) -> IdempotencyPolicy | None:
         """Return the policy of a request; None: its method needs no key."""
         for wanted, pattern, policy in self._routes:
             if wanted in ("", method) and pattern.fullmatch(path):
@@ -256,7 +256,7 @@ class IdempotencyGuard:
             digest.update(part)
         return Message(scope, key, KIND, "run", digest.digest())
 
-    async def runs(self, policy: RoutePolicy) -> Runs:
+    async def runs(self, policy: IdempotencyPolicy) -> Runs:
         """Return the runs of a policy on the ledger of this loop."""
         ledger = await ledger_at(self._source)
         if ledger is not self._ledger:
@@ -268,7 +268,7 @@ class IdempotencyGuard:
             self._runs[policy] = runs
         return runs
 
-    async def begin(self, policy: RoutePolicy, message: Message) -> Run | StoredResponse:
+    async def begin(self, policy: IdempotencyPolicy, message: Message) -> Run | StoredResponse:
         """Begin a request that its handler has to end; or return the response that is sent instead."""
         try:
             begun = await (await self.runs(policy)).begin(message, wait=False)
@@ -281,7 +281,7 @@ class IdempotencyGuard:
 
     async def transact(
         self,
-        policy: RoutePolicy,
+        policy: IdempotencyPolicy,
         message: Message,
         handle: Callable[[Transaction], Awaitable[StoredResponse | None]],
     ) -> StoredResponse:
@@ -317,7 +317,7 @@ class _RolledBack(Exception):
         self.response = response
 
 
-async def end(run: Run, policy: RoutePolicy, response: StoredResponse | None) -> StoredResponse | None:
+async def end(run: Run, policy: IdempotencyPolicy, response: StoredResponse | None) -> StoredResponse | None:
     """Store the response of a request, before it is sent; None: it is too large. Returns another response if
     that is what has to be sent instead."""
     try:
@@ -334,7 +334,7 @@ async def end(run: Run, policy: RoutePolicy, response: StoredResponse | None) ->
     return UNKNOWN if outcome is None else answer_to(outcome)
 
 
-async def fail(run: Run, policy: RoutePolicy, problem: BaseException) -> None:
+async def fail(run: Run, policy: IdempotencyPolicy, problem: BaseException) -> None:
     """Store that the handler of a request raised this."""
     if not isinstance(problem, Exception):
         if not isinstance(problem, GeneratorExit):
@@ -381,11 +381,11 @@ def transaction_of(request: Any) -> Transaction:
     )
 
 
-def _route(pattern: str, policy: RoutePolicy) -> tuple[str, re.Pattern[str], RoutePolicy]:
+def _route(pattern: str, policy: IdempotencyPolicy) -> tuple[str, re.Pattern[str], IdempotencyPolicy]:
     """Read "POST /orders/{id}" or "/orders/*": `{…}` stands for one segment, `*` at the end for all that
     follows."""
-    if not isinstance(policy, RoutePolicy):
-        raise ProgramError(f"the route {pattern!r} needs a RoutePolicy, not {policy!r}")
+    if not isinstance(policy, IdempotencyPolicy):
+        raise ProgramError(f"the route {pattern!r} needs a IdempotencyPolicy, not {policy!r}")
     method, _, path = pattern.rpartition(" ")
     if not path.startswith("/"):
         raise Malformed(f"the route {pattern!r} is not known; write '/orders/{{id}}' or 'POST /orders/*'")

@@ -24,8 +24,8 @@ from duly.integrations.idempotency_key import (
     MISSING,
     TRANSACTION,
     IdempotencyGuard,
+    IdempotencyPolicy,
     RequestHead,
-    RoutePolicy,
     StoredResponse,
     caller_of,
     end,
@@ -38,7 +38,7 @@ from duly.integrations.idempotency_key import (
 
 Environ: TypeAlias = MutableMapping[str, Any]
 StartResponse: TypeAlias = Callable[..., Any]
-WsgiApp: TypeAlias = Callable[[Environ, StartResponse], Iterable[bytes]]
+WsgiApp: TypeAlias = Callable[..., Iterable[bytes]]
 
 
 class WsgiIdempotency:
@@ -50,8 +50,8 @@ class WsgiIdempotency:
         app: WsgiApp,
         *,
         ledger: LedgerSource,
-        routes: Mapping[str, RoutePolicy] | None = None,
-        default: RoutePolicy | None = None,
+        routes: Mapping[str, IdempotencyPolicy] | None = None,
+        default: IdempotencyPolicy | None = None,
         methods: Iterable[str] = METHODS,
         scope: Callable[[RequestHead], str] = caller_of,
         name: str = "http",
@@ -85,7 +85,7 @@ class WsgiIdempotency:
         return call.run(begun, start_response)
 
     def _message(
-        self, environ: Environ, path: str, policy: RoutePolicy, shown: str | None
+        self, environ: Environ, path: str, policy: IdempotencyPolicy, shown: str | None
     ) -> Message | StoredResponse:
         if shown is None:
             return MISSING
@@ -104,7 +104,7 @@ class WsgiIdempotency:
 class _WsgiCall:
     """One request on its way through the application."""
 
-    def __init__(self, app: WsgiApp, environ: Environ, policy: RoutePolicy) -> None:
+    def __init__(self, app: WsgiApp, environ: Environ, policy: IdempotencyPolicy) -> None:
         self.policy = policy
         self._app = app
         self._environ = environ

@@ -227,10 +227,19 @@ class Ledger(LedgerQueries):
         accepted, with their deliveries; returns how many. Raises the floor first, so that none of them is
         ever fresh again; but not beyond time that can be trusted."""
 
-    @abstractmethod
     async def forget(self, keys: Sequence[bytes]) -> int:
         """Forget these messages with their deliveries, however they stand; returns how many there were. The
         same ids are fresh again: what has taken effect may do so a second time."""
+        known = [record.message.key for record in await self.find_all(keys)]
+        await self._drop(known)
+        for key in known:
+            self._hot.drop(key)
+            self._wake(key)
+        return len(known)
+
+    @abstractmethod
+    async def _drop(self, keys: Sequence[bytes]) -> None:
+        """Remove these messages and their deliveries."""
 
     @abstractmethod
     async def _set_floor(self, floor: Floor) -> None:
@@ -324,10 +333,6 @@ class Ledger(LedgerQueries):
             hot.state, hot.answer = to, answer
         if key in self._waiters and to.terminal:
             self._wake(key)
-
-    def _forgotten(self, key: bytes) -> None:
-        self._hot.drop(key)
-        self._wake(key)
 
     def _wake(self, key: bytes) -> None:
         """Wake those who wait for this key: they ask the ledger again."""

@@ -275,13 +275,9 @@ class MemoryLedger(Ledger):
             self.disk.withdraw(key)
         return len(old)
 
-    async def forget(self, keys: Sequence[bytes]) -> int:
-        """Forget these messages with their deliveries."""
-        known = [key for key in keys if key in self.disk.messages]
-        for key in known:
+    async def _drop(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
             self.disk.withdraw(key)
-            self._forgotten(key)
-        return len(known)
 
     async def floor(self) -> Floor:
         """Return the floor."""

@@ -164,16 +164,11 @@ class SqlLedger(Ledger):
             await tx.execute(queries["forget"], old)
         return len(found)
 
-    async def forget(self, keys: Sequence[bytes]) -> int:
-        """Forget these messages with their deliveries."""
-        known = [key for key in keys if await self.find(key) is not None]
-        asked = self._key_list(known)
+    async def _drop(self, keys: Sequence[bytes]) -> None:
+        asked = self._key_list(keys)
         async with self.transaction() as tx:
             await tx.execute(self._queries["forget_deliveries"], asked)
             await tx.execute(self._queries["forget"], asked)
-        for key in known:
-            self._forgotten(key)
-        return len(known)
 
     async def floor(self) -> Floor:
         """Return what may have been forgotten, and the time that is trusted."""

@@ -19,7 +19,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -38,7 +38,7 @@ from duly.storage.sql.ledger import SqlLedger, as_duly
 from duly.storage.sqlite.file import BUSY_MS, connect, translated
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.shared_file import SharedFile
-from duly.storage.sqlite.shared_flush import flush
+from duly.storage.sqlite.shared_flush import Row, flush
 
 T = TypeVar("T")
 
@@ -73,12 +73,6 @@ class SharedSqliteLedger(SqlLedger):
         ledger = cls(path, clock)
         with translated(ledger.path):
             await ledger._join(clock)
-        _OPEN.add(ledger)
-        try:
-            ledger._witness.begin(await ledger.floor())
-        except BaseException:
-            await ledger.close()
-            raise
         return ledger
 
     async def _join(self, clock: Clock | None) -> None:
@@ -95,6 +89,12 @@ class SharedSqliteLedger(SqlLedger):
                 prepared = True
             except LedgerInUse:
                 await asyncio.sleep(TRY_AGAIN)
+        _OPEN.add(self)
+        try:
+            self._witness.begin(await self.floor())
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Finish what was handed over, then close the threads and the file."""
@@ -205,7 +205,7 @@ class SharedSqliteLedger(SqlLedger):
 
         return await asyncio.wrap_future(self._reader.submit(work))
 
-    async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
+    async def _read(self, name: str, *args: Any) -> list[Row]:
         statement = self._queries[name]
         return await self._ask(lambda db: db.execute(statement, args).fetchall())
 
@@ -244,9 +244,7 @@ class SharedSqliteLedger(SqlLedger):
         awaited = self._key_list(list(self._waiters))
         try:
             with suppress(LedgerUnavailable, Stopped):
-                found: list[tuple[Any, ...]] = await self._ask(
-                    lambda db: db.execute(statement, (awaited,)).fetchall()
-                )
+                found: list[Row] = await self._ask(lambda db: db.execute(statement, (awaited,)).fetchall())
                 for (key,) in found:
                     self._wake(key)
         finally:
@@ -286,7 +284,7 @@ class _SharedSession(CommitBatch):
         """Run a statement."""
         await self.fetch(statement, *args)
 
-    async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+    async def fetch(self, statement: str, *args: Any) -> list[Row]:
         """Run a statement and return its rows."""
         return await self._call(lambda db: db.execute(statement, args).fetchall())
 
@@ -370,7 +368,7 @@ class _Connection:
         self._db: apsw.Connection | None = None
         self._in_use = threading.Lock()
 
-    def submit(self, work: Callable[[], T]) -> Any:
+    def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run something in the thread; returns its future."""
         try:
             return self._thread.submit(work)

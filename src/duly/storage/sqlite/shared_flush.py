@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
@@ -31,8 +31,11 @@ _STATE: Final = 4
 _MOVED_AT: Final = 7
 """Where the state and its time stand in the row of an admission."""
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 Row: TypeAlias = tuple[Any, ...]
-Run: TypeAlias = Callable[[str, Sequence[Any]], Iterable[Row]]
+Run: TypeAlias = Callable[[str, Row], Iterable[Row]]
 """Runs a statement on a connection and gives its rows."""
 
 
@@ -62,7 +65,7 @@ class _SharedFlush:
         for start in range(0, len(all_), ROWS[-1]):
             part = all_[start : start + ROWS[-1]]
             width, size = len(part[0]), next(size for size in ROWS if size >= len(part))
-            flat = [*chain.from_iterable(part), *(None,) * (width * (size - len(part)))]
+            flat = (*chain.from_iterable(part), *(None,) * (width * (size - len(part))))
             found += self._run(_statement(name, size, width), flat)
         return found
 
@@ -141,7 +144,7 @@ class _SharedFlush:
                 yield delivery
 
 
-def _changed(before: dict[Any, Any], after: dict[Any, Any], row: Callable[[Any, Any], Row]) -> Iterable[Row]:
+def _changed(before: dict[K, V], after: dict[K, V], row: Callable[[K, V], Row]) -> Iterable[Row]:
     """Yield the rows of what is new or has changed."""
     return (row(key, value) for key, value in after.items() if before.get(key) != value)
 
