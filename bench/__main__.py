@@ -27,6 +27,7 @@ QUESTIONS = {
         "growth",
         "duplicates",
         "once",
+        "middleware",
         "postgres",
         "gateway",
         "before",

@@ -342,8 +342,9 @@ def test_wrong_use_is_told_when_the_function_is_decorated(
     ledger: Any, options: dict[str, Any], decorated: Any, says: str
 ) -> None:
     chosen: dict[str, Any] = {"scope": "shop", "key": str} | options
+    once: Any = duly.once
     with pytest.raises((Malformed, ProgramError), match=says):
-        duly.once(ledger, **chosen)(decorated)
+        once(ledger, **chosen)(decorated)
 
 
 async def test_a_ledger_that_was_not_awaited_is_told() -> None:
@@ -362,5 +363,5 @@ def test_a_partial_is_a_function(tmp_path: Path) -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
-    added: Any = duly.once(plain(tmp_path), scope="shop", key=lambda a: a)(functools.partial(add, b=1))  # type: ignore[no-untyped-call]  # of a partial
+    added: Any = duly.once(plain(tmp_path), scope="shop", key=lambda a: a)(functools.partial(add, b=1))
     assert added(1) == 2
