@@ -18,8 +18,8 @@ from bench.targets import TARGETS, target_of
 
 DOCUMENTS = {"en": "docs/performance.md", "zh": "docs/zh/performance.md"}
 ORDER = (
-    "gateway", "nodes", "chat", "alerts", "admission", "once", "middleware", "duplicates", "postgres", "before",
-    "many", "growth", "connections", "remembered", "restart",
+    "gateway", "nodes", "chat", "alerts", "admission", "once", "middleware", "duplicates", "postgres",
+    "before", "many", "growth", "connections", "remembered", "restart",
 )  # fmt: skip
 WORDS = {
     "en": {
