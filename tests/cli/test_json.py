@@ -76,6 +76,9 @@ FAILURES = {
     "profile show": ("home", 3, "unreachable"),
     "profile remove": ("home", 6, "refused"),
     "channel test": ("nonsense", 2, "malformed"),
+    "once list": ("", 3, "unreachable"),
+    "once settle": ("pay nothing --ledger nonsense --done 1", 2, "malformed"),
+    "once forget": ("pay nothing --ledger sqlite:///none/app.db", 3, "ledger_unavailable"),
 }
 """A way in which each verb fails in an empty folder without a hub; its exit code, and the word for it."""
 
