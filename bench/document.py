@@ -19,11 +19,7 @@ from bench.targets import TARGETS, target_of
 DOCUMENTS = {"en": "docs/performance.md", "zh": "docs/zh/performance.md"}
 ORDER = (
     "gateway", "nodes", "chat", "alerts", "admission", "once", "middleware", "duplicates", "postgres",
-<<<<<<< HEAD
     "before", "many", "figures", "page", "growth", "connections", "remembered", "restart",
-=======
-    "before", "many", "growth", "connections", "remembered", "restart",
->>>>>>> once
 )  # fmt: skip
 WORDS = {
     "en": {

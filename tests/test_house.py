@@ -88,10 +88,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "storage/item_loader.py": (1, "one read for all that ask in one turn of the loop"),
     "storage/postgres/ledger.py": (1, "looks for what a lost notification would have told"),
     "storage/postgres/watch.py": (5, "notices a database that does not answer"),
-<<<<<<< HEAD
     "storage/sqlite/flushes.py": (2, "the tables follow the journal, and a flush waits for them at times"),
-=======
->>>>>>> once
     "storage/sqlite/shared.py": (
         4,
         "waits for another process: to open, to write, to end; and ends a session",
