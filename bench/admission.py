@@ -78,8 +78,8 @@ def bare(path: Path, count: int, group: int, warm: int) -> float:
 
 async def run(options: Options) -> Report:
     count = options.pick(16_000, 48_000)
-    with folder() as place:
-        files = (place / f"{n}.db" for n in itertools.count())
+    with folder() as root:
+        files = (root / f"{n}.db" for n in itertools.count())
 
         async def one_by_one() -> float:
             async with await duly.open_ledger(f"sqlite:///{next(files)}") as ledger:

@@ -33,19 +33,19 @@ DULY, RIVAL = "duly", "Alertmanager"
 
 
 @contextlib.contextmanager
-def alertmanager(place: Path) -> Iterator[Server | None]:
+def alertmanager(root: Path) -> Iterator[Server | None]:
     """With a receiver that tells nobody; None if it is not installed."""
     found = shutil.which("prometheus-alertmanager")
     if found is None:
         yield None
         return
     port = free_port()
-    place.mkdir()
-    (place / "config.yml").write_text(
+    root.mkdir()
+    (root / "config.yml").write_text(
         "route: { receiver: nobody, group_by: ['...'] }\nreceivers: [ { name: nobody } ]\n"
     )
     command = [
-        found, f"--config.file={place}/config.yml", f"--storage.path={place}/data",
+        found, f"--config.file={root}/config.yml", f"--storage.path={root}/data",
         f"--web.listen-address=127.0.0.1:{port}", "--cluster.listen-address=", "--log.level=error",
     ]  # fmt: skip
     process = subprocess.Popen(command)
@@ -54,10 +54,10 @@ def alertmanager(place: Path) -> Iterator[Server | None]:
         yield Server(f"http://127.0.0.1:{port}/api/v2/alerts", process.pid, RIVAL)
 
 
-async def sentinel(place: Path) -> str:
+async def sentinel(root: Path) -> str:
     """A sentinel's token, and a profile that tells nobody."""
-    await asyncio.to_thread(place.mkdir, exist_ok=True)
-    async with await duly.open_ledger(f"sqlite:///{place}/ledger.db") as ledger:
+    await asyncio.to_thread(root.mkdir, exist_ok=True)
+    async with await duly.open_ledger(f"sqlite:///{root}/ledger.db") as ledger:
         profiles = Profiles(ledger)
         await profiles.set("bench", ProfileDraft(nobody=True))
         return await Accounts(ledger).add(Role.SENTINEL, "gate")
@@ -99,14 +99,14 @@ async def run(options: Options) -> Report:
     turns, seconds = options.pick((3, 1.0), (5, 2.0))
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(folder())
-        places = (place / f"{n}" for n in itertools.count())
-        home = next(places)
+        root = stack.enter_context(folder())
+        roots = (root / f"{n}" for n in itertools.count())
+        home = next(roots)
         token = await sentinel(home)
         tower = stack.enter_context(hub(home, "--allow-private-webhooks"))
         posts = f"{tower.url}/v1/messages"
         contenders = {DULY: (tower, posts, token)}
-        rival = stack.enter_context(alertmanager(next(places)))
+        rival = stack.enter_context(alertmanager(next(roots)))
         if rival is None:
             notes.append("prometheus-alertmanager is not installed: no comparison with it")
         else:

@@ -62,14 +62,14 @@ async def accounts(source: Path | None, count: int, where: list[str]) -> list[Pa
     return made
 
 
-def unpack(revision: str, place: Path) -> Path:
+def unpack(revision: str, root: Path) -> Path:
     """The source of a revision. A copy needs no clearing up in the repository, however the run ends."""
     archive = subprocess.run(["git", "archive", revision, "src"], cwd=ROOT, capture_output=True, check=False)
     if archive.returncode:
         raise RuntimeError(f"there is no revision {revision!r}: {archive.stderr.decode().strip()}")
-    place.mkdir()
-    subprocess.run(["tar", "-x", "-C", str(place)], input=archive.stdout, check=True)
-    return place / "src"
+    root.mkdir()
+    subprocess.run(["tar", "-x", "-C", str(root)], input=archive.stdout, check=True)
+    return root / "src"
 
 
 async def take_turns(hubs: Hubs, depth: int, turns: int, seconds: float, what: str) -> list[Figure]:
@@ -106,14 +106,14 @@ async def run(options: Options) -> Report:
     turns, seconds = options.pick((3, 1.0), (7, 2.0))
     figures: list[Figure] = []
     notes: list[str] = []
-    with folder() as place:
-        source = unpack(options.before, place / "source")
+    with folder() as root:
+        source = unpack(options.before, root / "source")
         versions = {BEFORE: source, NOW: None}
         with contextlib.ExitStack() as running:
             hubs: Hubs = {}
             for name, path in versions.items():
-                talking = await accounts(path, 1, ["--data", str(place / name)])
-                hubs[name] = (running.enter_context(hub(place / name, source=path)), talking)
+                talking = await accounts(path, 1, ["--data", str(root / name)])
+                hubs[name] = (running.enter_context(hub(root / name, source=path)), talking)
             figures += await take_turns(hubs, 100, turns, seconds, "1 app × 100")
         with contextlib.ExitStack() as running:
             hubs = {}
@@ -122,9 +122,9 @@ async def run(options: Options) -> Report:
                 if postgres is None:
                     notes.append("postgresql is not installed: one hub on it was not compared")
                     break
-                where = ["--data", str(place / f"{name}-pg"), "--ledger", postgres.url]
+                where = ["--data", str(root / f"{name}-pg"), "--ledger", postgres.url]
                 talking = await accounts(path, APPS, where)
-                server = running.enter_context(hub(place / f"{name}-pg", *where[2:], source=path))
+                server = running.enter_context(hub(root / f"{name}-pg", *where[2:], source=path))
                 hubs[name] = (server, talking)
             if len(hubs) == len(versions):
                 figures += await take_turns(hubs, DEPTH, turns, seconds, "one hub on PostgreSQL")

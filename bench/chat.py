@@ -51,17 +51,17 @@ async def load(work: Work, *servers: Server) -> Found:
 
 
 RIVALS: dict[str, Running] = {
-    "Prosody": lambda place: prosody(place, archive=False),
-    "Prosody with archive": lambda place: prosody(place, archive=True),
-    "ejabberd": lambda place: ejabberd(place, archive=False),
-    "ejabberd with archive": lambda place: ejabberd(place, archive=True),
+    "Prosody": lambda root: prosody(root, archive=False),
+    "Prosody with archive": lambda root: prosody(root, archive=True),
+    "ejabberd": lambda root: ejabberd(root, archive=False),
+    "ejabberd with archive": lambda root: ejabberd(root, archive=True),
 }
 
 
-async def people(place: Path, count: int, *, group: str = "", ledger: str = "") -> list[Person]:
+async def people(root: Path, count: int, *, group: str = "", ledger: str = "") -> list[Person]:
     """Accounts in a hub's ledger, in a group if one is named."""
-    await asyncio.to_thread(place.mkdir, 0o700, exist_ok=True)
-    async with await duly.open_ledger(ledger or f"sqlite:///{place}/ledger.db") as opened:
+    await asyncio.to_thread(root.mkdir, 0o700, exist_ok=True)
+    async with await duly.open_ledger(ledger or f"sqlite:///{root}/ledger.db") as opened:
         book = Accounts(opened)
         found = [Person(f"u{i}", await book.add(Role.USER, f"u{i}")) for i in range(count)]
         if group:
@@ -87,15 +87,15 @@ class Talked(Struct):
     busy: float
 
 
-async def talk(place: Path, rounds: int, seconds: float, notes: list[str]) -> dict[str, list[Talked]]:
+async def talk(root: Path, rounds: int, seconds: float, notes: list[str]) -> dict[str, list[Talked]]:
     """All servers take turns; the others are idle meanwhile."""
     found: dict[str, list[Talked]] = {}
     with contextlib.ExitStack() as stack:
         servers: dict[str, tuple[Server, list[Person]]] = {}
-        ours = await people(place / "duly", PEOPLE)
-        servers["duly"] = (stack.enter_context(hub(place / "duly")), ours)
+        ours = await people(root / "duly", PEOPLE)
+        servers["duly"] = (stack.enter_context(hub(root / "duly")), ours)
         for i, (name, running) in enumerate(RIVALS.items()):
-            server = stack.enter_context(running(place / f"rival{i}"))
+            server = stack.enter_context(running(root / f"rival{i}"))
             if server is None:
                 notes.append(f"{name} is not installed: no comparison with it")
             else:
@@ -135,13 +135,13 @@ def talked(found: dict[str, list[Talked]]) -> list[Figure]:
 # ── a crowd ──────────────────────────────────────────────────────────────────────────────────────
 
 
-async def crowd(place: Path, rounds: int, seconds: float) -> list[Figure]:
+async def crowd(root: Path, rounds: int, seconds: float) -> list[Figure]:
     """A group of a thousand who are here."""
     group = "#crowd"
-    who = await people(place / "crowd", CROWD, group=group)
+    who = await people(root / "crowd", CROWD, group=group)
     rates: dict[str, list[float]] = {"duly": [], "bare broadcast": []}
     progress.plan(2 * rounds)
-    with hub(place / "crowd") as ours, relay("broadcast", place / "bare") as bare:
+    with hub(root / "crowd") as ours, relay("broadcast", root / "bare") as bare:
         for _ in range(rounds):
             for name, server in (("duly", ours), ("bare broadcast", bare)):
                 url = server.url.replace("http:", "bare:") if server is bare else server.url
@@ -158,19 +158,19 @@ async def crowd(place: Path, rounds: int, seconds: float) -> list[Figure]:
 # ── coming back ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def drain(place: Path, rounds: int) -> list[Figure]:
+async def drain(root: Path, rounds: int) -> list[Figure]:
     """Ten thousand lines for somebody who comes back."""
     rates: dict[str, list[float]] = {}
     others = {name: running for name, running in RIVALS.items() if "archive" not in name}
     progress.plan(rounds)
     for i in range(rounds):
-        ours = place / f"drain{i}"
+        ours = root / f"drain{i}"
         who = await people(ours, 2)
         with hub(ours) as server:
             found = await load(Work(server.url, who, "drain", 2.0, LINES), server)
             rates.setdefault("duly", []).append(found.rate)
         for k, (name, running) in enumerate(others.items()):
-            with running(place / f"drain{i}-{k}") as other:
+            with running(root / f"drain{i}-{k}") as other:
                 if other is not None:
                     work = Work(other.url, [Person("u0"), Person("u1")], "drain", 6.0, LINES)
                     rates.setdefault(name, []).append((await load(work, other)).rate)
@@ -187,11 +187,11 @@ async def drain(place: Path, rounds: int) -> list[Figure]:
 # ── growth ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def stored(place: Path, size: int) -> list[Person]:
+async def stored(root: Path, size: int) -> list[Person]:
     """Fills a hub's folder with so many lines, and ends the hub."""
-    who = await people(place, PEOPLE)
+    who = await people(root, PEOPLE)
     done = 0
-    with hub(place) as server:
+    with hub(root) as server:
         while done < size:
             progress.plan(1)
             seconds = 0.2 if size <= 1_000 else AT_A_TIME
@@ -200,15 +200,15 @@ async def stored(place: Path, size: int) -> list[Person]:
     return who
 
 
-async def growth(place: Path, rounds: int, seconds: float, largest: int) -> list[Figure]:
+async def growth(root: Path, rounds: int, seconds: float, largest: int) -> list[Figure]:
     """Processor time of the hub per line and its memory, by how many lines it has stored."""
     sizes = [1_000, largest]
     costs: list[list[float]] = [[] for _ in sizes]
     with contextlib.ExitStack() as stack:
         servers: list[tuple[Server, list[Person]]] = []
         for size in sizes:
-            who = await stored(place / f"grown{size}", size)
-            servers.append((stack.enter_context(hub(place / f"grown{size}")), who))
+            who = await stored(root / f"grown{size}", size)
+            servers.append((stack.enter_context(hub(root / f"grown{size}")), who))
         progress.plan(rounds * len(sizes))
         for _ in range(rounds):
             for cost, (server, who) in zip(costs, servers, strict=True):
@@ -261,18 +261,18 @@ async def asked(postgres: Server, redis: Server, hubs: list[Server]) -> Asked:
     return Asked(float(transactions), float(commands), postgres.worked, redis.worked, used)
 
 
-async def asked_per_line(place: Path, seconds: float, notes: list[str]) -> list[Figure]:
+async def asked_per_line(root: Path, seconds: float, notes: list[str]) -> list[Figure]:
     """Two hubs; each line goes from one to the other."""
     with contextlib.ExitStack() as stack:
         postgres = stack.enter_context(postgres_server())
-        redis = stack.enter_context(redis_server(place / "redis"))
+        redis = stack.enter_context(redis_server(root / "redis"))
         if postgres is None or redis is None:
             notes.append("PostgreSQL or Redis is not installed: what hubs ask of them was not measured")
             return []
-        who = await people(place / "shared", PEOPLE, ledger=postgres.url)
+        who = await people(root / "shared", PEOPLE, ledger=postgres.url)
         notifier = ("--notifier", redis.url)
         hubs = [
-            stack.enter_context(shared_hub(place / "shared" / f"{n}", postgres.url, *notifier))
+            stack.enter_context(shared_hub(root / "shared" / f"{n}", postgres.url, *notifier))
             for n in range(2)
         ]
         progress.plan(1)
@@ -299,13 +299,13 @@ async def run(options: Options) -> Report:
     rounds, seconds = options.pick((3, 1.5), (5, 4.0))
     report = Report("Chat: 100 people, one line each under way; a group; coming back; growth")
     notes = ["duly flushes every line to the disk first; the others flush nothing"]
-    with folder() as place:
+    with folder() as root:
         report.figures = [
-            *talked(await talk(place, rounds, seconds, notes)),
-            *await crowd(place, rounds, seconds),
-            *await drain(place, options.pick(1, 3)),
-            *await growth(place, rounds, seconds, options.pick(20_000, 1_000_000)),
-            *await asked_per_line(place, 2 * seconds, notes),
+            *talked(await talk(root, rounds, seconds, notes)),
+            *await crowd(root, rounds, seconds),
+            *await drain(root, options.pick(1, 3)),
+            *await growth(root, rounds, seconds, options.pick(20_000, 1_000_000)),
+            *await asked_per_line(root, 2 * seconds, notes),
         ]
     report.notes = notes
     return report

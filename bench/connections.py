@@ -47,10 +47,10 @@ async def connected(server: Server, waiting: list[Pair]) -> AsyncIterator[None]:
 async def run(options: Options) -> Report:
     count, turns, seconds = options.pick((1_000, 3, 1.0), (10_000, 5, 1.5))
     allow_many_files()
-    with folder() as place:
-        talking, waiting = await accounts(place / "crowded", 1, count)
-        few, _ = await accounts(place / "empty", 1)
-        with hub(place / "crowded") as crowded, hub(place / "empty") as empty:
+    with folder() as root:
+        talking, waiting = await accounts(root / "crowded", 1, count)
+        few, _ = await accounts(root / "empty", 1)
+        with hub(root / "crowded") as crowded, hub(root / "empty") as empty:
             before = crowded.memory
             async with connected(crowded, waiting):
                 memory = crowded.memory

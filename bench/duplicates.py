@@ -16,8 +16,8 @@ from duly import Word
 
 async def run(options: Options) -> Report:
     count, turns = options.pick((8_000, 3), (16_000, 5))
-    with folder() as place:
-        url = f"sqlite:///{place}/ledger.db"
+    with folder() as root:
+        url = f"sqlite:///{root}/ledger.db"
         old = messages(count * turns)
         async with await duly.open_ledger(url) as ledger:
             for some in batches(old, 1_600):

@@ -2,7 +2,7 @@
 
 Each contender is a process of its own (`bench.relays`, a nats-server, or a hub), the apps and devices are
 one process with the same code for all (`bench.load`; for NATS with nats-py, where the stream takes the
-hub's place). Two concurrencies: one command at a time, and a hundred. duly and the lean relay commit
+hub's root). Two concurrencies: one command at a time, and a hundred. duly and the lean relay commit
 twice, before each of the two acks; the durable relay once, before the first.
 """
 
@@ -42,10 +42,10 @@ def pairs(count: int) -> list[Pair]:
     return [Pair(app, device, app, device) for app, device in names]
 
 
-async def accounts(place: Path, count: int, idle: int = 0, ledger: str = "") -> tuple[list[Pair], list[Pair]]:
+async def accounts(root: Path, count: int, idle: int = 0, ledger: str = "") -> tuple[list[Pair], list[Pair]]:
     """The same, with accounts in a hub's ledger; and devices that nobody talks to."""
-    await asyncio.to_thread(place.mkdir, 0o700, exist_ok=True)
-    async with await duly.open_ledger(ledger or f"sqlite:///{place}/ledger.db") as opened:
+    await asyncio.to_thread(root.mkdir, 0o700, exist_ok=True)
+    async with await duly.open_ledger(ledger or f"sqlite:///{root}/ledger.db") as opened:
         book = Accounts(opened)
         talking = pairs(count)
         for pair in talking:
@@ -69,26 +69,26 @@ async def measure(
 
 async def start(running: contextlib.ExitStack, notes: list[str]) -> Contenders:
     """All that are installed."""
-    place = running.enter_context(folder())
-    places = (place / f"{n}" for n in itertools.count())
+    root = running.enter_context(folder())
+    roots = (root / f"{n}" for n in itertools.count())
     most = max(apps for apps, _ in SHAPES.values())
     everybody = pairs(most)
     contenders: Contenders = {}
     for name, kind in ((BARE, "bare"), (DURABLE, "durable"), (LEAN, "lean")):
-        contenders[name] = (running.enter_context(relay(kind, next(places))), everybody)
-    redis = running.enter_context(redis_server(next(places)))
+        contenders[name] = (running.enter_context(relay(kind, next(roots))), everybody)
+    redis = running.enter_context(redis_server(next(roots)))
     if redis is None:
         notes.append("redis-server is not installed: no comparison with it")
     else:
         port = redis.url.rpartition(":")[2].partition("/")[0]
-        contenders[REDIS] = (running.enter_context(relay("redis", next(places), port)), everybody)
+        contenders[REDIS] = (running.enter_context(relay("redis", next(roots), port)), everybody)
     for name, synced in ((NATS, False), (SYNCED, True)):
-        server = running.enter_context(nats_server(next(places), synced=synced))
+        server = running.enter_context(nats_server(next(roots), synced=synced))
         if server is None:
             notes.append(f"nats-py is not installed: no comparison with {name}")
         else:
             contenders[name] = (server, everybody)
-    home = next(places)
+    home = next(roots)
     known, _ = await accounts(home, most)
     contenders[DULY] = (running.enter_context(hub(home)), known)
     return contenders

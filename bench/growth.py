@@ -47,9 +47,9 @@ SLOWEST = 300.0
 """Seconds that so many ids may take."""
 
 
-def at_size(place: Path, size: int) -> Path:
+def at_size(root: Path, size: int) -> Path:
     """The ledger as it was with so many ids."""
-    return place / f"{size}.db"
+    return root / f"{size}.db"
 
 
 def resident() -> int:
@@ -73,9 +73,9 @@ async def fill(
             told(numbers[-1])
 
 
-async def grow(place: Path, sizes: list[int]) -> None:
+async def grow(root: Path, sizes: list[int]) -> None:
     """In a process of its own: fill, and say how much memory that takes."""
-    path, begin = place / "growing.db", 0
+    path, begin = root / "growing.db", 0
     for size in sizes:
         # Opened once per size only because the file is copied; memory is what the last opening has left.
         ledger = await duly.open_ledger(f"sqlite:///{path}")
@@ -83,18 +83,18 @@ async def grow(place: Path, sizes: list[int]) -> None:
         memory = resident()
         await ledger.close()
         if size == sizes[-1]:
-            path.rename(at_size(place, size))
+            path.rename(at_size(root, size))
         else:
-            shutil.copy(path, at_size(place, size))
+            shutil.copy(path, at_size(root, size))
         print(json.dumps([size, memory]), flush=True)
         begin = size
 
 
-async def filled(place: Path, sizes: list[int]) -> dict[int, int]:
+async def filled(root: Path, sizes: list[int]) -> dict[int, int]:
     """Ledgers of all sizes, and the memory of the process that filled them."""
     memory: dict[int, int] = {}
     progress.plan(sizes[-1] // REPORT_EVERY)
-    async with load("-m", "bench.growth", str(place), json.dumps(sizes)) as child:
+    async with load("-m", "bench.growth", str(root), json.dumps(sizes)) as child:
         while sizes[-1] not in memory:
             size, held = json.loads(await child.line(SLOWEST))
             progress.step(f"{size:,} ids")
@@ -112,14 +112,14 @@ async def bytes_per_id(path: Path) -> float:
 
 async def run(options: Options) -> Report:
     sizes = LONG if options.long else options.pick(QUICK, SIZES)
-    with folder() as place:
-        memory = await filled(place, sizes)
-        plain = place / "plain.db"
+    with folder() as root:
+        memory = await filled(root, sizes)
+        plain = root / "plain.db"
         async with await duly.open_ledger(f"sqlite:///{plain}") as ledger:
             await fill(ledger, 0, PLAIN, PLAIN, b"")
         disk = {
             "no body": await bytes_per_id(plain),
-            "214 bytes": await bytes_per_id(at_size(place, sizes[-1])),
+            "214 bytes": await bytes_per_id(at_size(root, sizes[-1])),
         }
 
         async def burst(path: Path) -> float:
@@ -132,12 +132,12 @@ async def run(options: Options) -> Report:
 
         def measured(size: int) -> Contender:
             async def smallest() -> float:
-                copy = place / f"small-{next(names)}.db"
-                shutil.copy(at_size(place, size), copy)
+                copy = root / f"small-{next(names)}.db"
+                shutil.copy(at_size(root, size), copy)
                 return await burst(copy)
 
             async def grown() -> float:
-                return await burst(at_size(place, size))
+                return await burst(at_size(root, size))
 
             return smallest if size == sizes[0] else grown
 

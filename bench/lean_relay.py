@@ -104,8 +104,8 @@ def _row(command: LeanCommand) -> tuple[str, str, str | None, bytes, int | None,
 class LeanRelay:
     """One flush is under way at a time; meanwhile the next gathers."""
 
-    def __init__(self, place: Path) -> None:
-        self._store = LeanStore(place / "lean.db")
+    def __init__(self, root: Path) -> None:
+        self._store = LeanStore(root / "lean.db")
         self._thread = ThreadPoolExecutor(1)
         self._pushes: dict[str, Push] = {}
         self._known: dict[Key, LeanCommand] = {}

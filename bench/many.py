@@ -56,9 +56,9 @@ async def run(options: Options) -> Report:
         postgres = running.enter_context(postgres_server())
         if postgres is None:
             return Report(title, notes=["postgresql is not installed"])
-        place = running.enter_context(folder())
-        talking, _ = await accounts(place, PAIRS, ledger=postgres.url)
-        a, b = hubs = [running.enter_context(shared_hub(place / f"{n}", postgres.url)) for n in range(2)]
+        root = running.enter_context(folder())
+        talking, _ = await accounts(root, PAIRS, ledger=postgres.url)
+        a, b = hubs = [running.enter_context(shared_hub(root / f"{n}", postgres.url)) for n in range(2)]
         ways: dict[str, tuple[Way, Way]] = {
             ONE: ((a, a), (a, a)),
             TWO: ((a, a), (b, b)),

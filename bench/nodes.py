@@ -63,10 +63,10 @@ def mosquitto() -> Iterator[Work | None]:
 
 
 @contextlib.asynccontextmanager
-async def embedded(place: Path) -> AsyncIterator[Work]:
+async def embedded(root: Path) -> AsyncIterator[Work]:
     """The broker that a hub brings along."""
-    await asyncio.to_thread(place.mkdir)
-    broker = EmbeddedBroker(place, free_port())
+    await asyncio.to_thread(root.mkdir)
+    broker = EmbeddedBroker(root, free_port())
     users = [BrokerUser(f"{USER}-{side}", "secret", ["#"], ["#"], NODES) for side in ("a", "b")]
     await broker.set_users(users)
     await broker.start()
@@ -98,11 +98,11 @@ async def started(*args: str, ready: bool, **env: str) -> AsyncIterator[Server]:
         await process.wait()
 
 
-async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -> Found:
+async def pair(kind: str, work: Work, depth: int, seconds: float, root: Path) -> Found:
     """Two nodes of a kind, one of which has so many tasks under way."""
-    await asyncio.to_thread(place.mkdir)
+    await asyncio.to_thread(root.mkdir)
     told = msgspec.structs.replace(
-        work, depth=depth, seconds=seconds, folder=str(place), a=f"a{place.name}", b=f"b{place.name}"
+        work, depth=depth, seconds=seconds, folder=str(root), a=f"a{root.name}", b=f"b{root.name}"
     )
     text = msgspec.json.encode(told).decode()
     async with started("-m", "bench.peers", kind, "serve", text, ready=True) as serving:
@@ -110,11 +110,11 @@ async def pair(kind: str, work: Work, depth: int, seconds: float, place: Path) -
     return msgspec.json.decode(found, type=Found)
 
 
-async def drained(work: Work, count: int, place: Path) -> float:
+async def drained(work: Work, count: int, root: Path) -> float:
     """Tasks a second, by a node that was away while so many were sent to it."""
-    await asyncio.to_thread(place.mkdir)
+    await asyncio.to_thread(root.mkdir)
     text = msgspec.json.encode(
-        msgspec.structs.replace(work, folder=str(place), drain=count, a=f"a{place.name}", b=f"b{place.name}")
+        msgspec.structs.replace(work, folder=str(root), drain=count, a=f"a{root.name}", b=f"b{root.name}")
     ).decode()
     serve = ("-m", "bench.peers", "duly", "serve", text)
     async with started(*serve, ready=True):
@@ -137,10 +137,10 @@ async def rival(name: str, port: int, seconds: float) -> Found:
 class Broker:
     """What was measured at one broker."""
 
-    def __init__(self, name: str, work: Work, places: Iterator[Path]) -> None:
+    def __init__(self, name: str, work: Work, roots: Iterator[Path]) -> None:
         self.name = name
         self._work = work
-        self._places = places
+        self._places = roots
         self._many: dict[str, list[Found]] = {kind: [] for kind in KINDS}
         self._alone: dict[str, list[float]] = {kind: [] for kind in KINDS}
         self._woken: list[float] = []
@@ -225,17 +225,17 @@ async def run(options: Options) -> Report:
     figures: list[Figure] = []
     notes: list[str] = []
     async with contextlib.AsyncExitStack() as running:
-        place = running.enter_context(folder())
-        places = (place / f"{n}" for n in itertools.count())
+        root = running.enter_context(folder())
+        roots = (root / f"{n}" for n in itertools.count())
         works = {
             "Mosquitto": running.enter_context(mosquitto()),
-            "embedded NATS": await running.enter_async_context(embedded(next(places))),
+            "embedded NATS": await running.enter_async_context(embedded(next(roots))),
         }
-        brokers = [Broker(name, work, places) for name, work in works.items() if work is not None]
+        brokers = [Broker(name, work, roots) for name, work in works.items() if work is not None]
         notes += [
             f"{name} is not installed: nothing measured there" for name, work in works.items() if not work
         ]
-        rivals = Rivals(works["Mosquitto"], running.enter_context(redis_server(next(places))), notes)
+        rivals = Rivals(works["Mosquitto"], running.enter_context(redis_server(next(roots))), notes)
         progress.plan(len(brokers) * (turns * len(KINDS) + max(1, turns // 2)) + turns * len(rivals.ports))
         for turn in range(turns):
             for broker in brokers:

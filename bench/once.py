@@ -146,13 +146,13 @@ async def run(options: Options) -> Report:
     contenders: dict[str, Contender] = {}
     notes: list[str] = []
     async with contextlib.AsyncExitStack() as running:
-        place = running.enter_context(folder())
-        redis = running.enter_context(redis_server(place / "redis"))
+        root = running.enter_context(folder())
+        redis = running.enter_context(redis_server(root / "redis"))
         synced = running.enter_context(
-            redis_server(place / "aof", "--appendonly", "yes", "--appendfsync", "always")
+            redis_server(root / "aof", "--appendonly", "yes", "--appendfsync", "always")
         )
         for name, key in (("once, SQLite", timed), ("once, SQLite, random keys", random)):
-            url = f"sqlite:///{place}/{key.__name__}.db"
+            url = f"sqlite:///{root}/{key.__name__}.db"
             ledger = await running.enter_async_context(await duly.open_ledger(url))
             contenders |= pair(name, spread_over(under_once(ledger)), calls, key)
         if redis is None or synced is None or importlib.util.find_spec("aws_lambda_powertools") is None:

@@ -88,12 +88,12 @@ class Relay:
 class DurableRelay(Relay):
     """While one group is being flushed the one before is answered, and the next gathers."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, root: Path) -> None:
         super().__init__()
         self.thread = ThreadPoolExecutor(1)
         self.waiting: list[tuple[Frame, str]] = []
         self.news = asyncio.Event()
-        self.db = apsw.Connection(str(place / "relay.db"))
+        self.db = apsw.Connection(str(root / "relay.db"))
         self.db.execute("PRAGMA journal_mode = WAL")
         self.db.execute("PRAGMA synchronous = FULL")
         self.db.execute("PRAGMA cache_size = -65536")
@@ -175,7 +175,7 @@ async def serve(contender: Relay | LeanRelay) -> None:
 
 
 def main() -> None:
-    name, place = sys.argv[1], Path(sys.argv[2])
+    name, root = sys.argv[1], Path(sys.argv[2])
 
     async def run() -> None:
         match name:
@@ -184,9 +184,9 @@ def main() -> None:
             case "broadcast":
                 await serve(Broadcast())
             case "durable":
-                await serve(DurableRelay(place))
+                await serve(DurableRelay(root))
             case "lean":
-                await serve(LeanRelay(place))
+                await serve(LeanRelay(root))
             case "redis":
                 await serve(RedisRelay(int(sys.argv[3])))
 

@@ -21,11 +21,11 @@ AT_A_TIME = 5.0
 """Seconds of commands between two looks at how many there are."""
 
 
-async def remembering(place: Path, size: int) -> list[Pair]:
+async def remembering(root: Path, size: int) -> list[Pair]:
     """Fills a hub's folder with so many commands that have ended, and kills the hub."""
-    talking, _ = await accounts(place, 1)
+    talking, _ = await accounts(root, 1)
     done = 0
-    with hub(place) as server:
+    with hub(root) as server:
         while done < size:
             seconds = 0.2 if size <= SIZES[0] else AT_A_TIME
             progress.plan(1)
@@ -47,11 +47,11 @@ def cost_at(server: Server, talking: list[Pair], seconds: float) -> Contender:
 
 async def run(options: Options) -> Report:
     sizes, turns, seconds = options.pick((QUICK, 3, 1.0), (SIZES, 7, 1.5))
-    with folder() as place, contextlib.ExitStack() as running:
+    with folder() as root, contextlib.ExitStack() as running:
         contenders: dict[str, Contender] = {}
         for size in sizes:
-            talking = await remembering(place / str(size), size)
-            server = running.enter_context(hub(place / str(size)))
+            talking = await remembering(root / str(size), size)
+            server = running.enter_context(hub(root / str(size)))
             contenders[f"{size:,} remembered"] = cost_at(server, talking, seconds)
         cost = await rounds(contenders, turns)
     least, *more = cost

@@ -22,16 +22,16 @@ from bench.remembered import remembering
 from bench.servers import hub
 
 
-def seconds_to_ready(place: Path) -> float:
+def seconds_to_ready(root: Path) -> float:
     """Starts a hub and ends it."""
     began = time.perf_counter()
-    with hub(place):
+    with hub(root):
         return time.perf_counter() - began
 
 
-async def kill_under_load(place: Path, talking: list[Pair], seconds: float) -> int:
+async def kill_under_load(root: Path, talking: list[Pair], seconds: float) -> int:
     """Kills a hub in the middle of its work, and returns the bytes that its ledger takes then."""
-    with hub(place) as server:
+    with hub(root) as server:
         work = asyncio.create_task(measure(server, talking, 100, 10 * seconds))
         await asyncio.wait({work}, timeout=seconds)
         if work.done():
@@ -39,26 +39,26 @@ async def kill_under_load(place: Path, talking: list[Pair], seconds: float) -> i
         os.kill(server.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessDied):
             await work
-    return on_disk(place)
+    return on_disk(root)
 
 
-def on_disk(place: Path) -> int:
+def on_disk(root: Path) -> int:
     """The bytes of the ledger's files."""
-    return sum(path.stat().st_size for path in place.glob("ledger.db*"))
+    return sum(path.stat().st_size for path in root.glob("ledger.db*"))
 
 
 async def run(options: Options) -> Report:
     size, turns, seconds = options.pick((5_000, 2, 3.0), (1_000_000, 5, 10.0))
-    with folder() as place:
-        talking = await remembering(place / "full", size)
+    with folder() as root:
+        talking = await remembering(root / "full", size)
         full: list[float] = []
         empty: list[float] = []
         held: list[float] = []
         progress.plan(turns)
         for turn in range(turns):
-            held.append(await kill_under_load(place / "full", talking, seconds) / 1e6)
-            full.append(seconds_to_ready(place / "full"))
-            empty.append(seconds_to_ready(place / f"empty{turn}"))
+            held.append(await kill_under_load(root / "full", talking, seconds) / 1e6)
+            full.append(seconds_to_ready(root / "full"))
+            empty.append(seconds_to_ready(root / f"empty{turn}"))
             progress.step(f"killed {turn + 1} times")
     what = f"kill -9 to ready, {size:,} commands"
     return Report(

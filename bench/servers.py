@@ -57,14 +57,14 @@ def running(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def redis_server(place: Path, *options: str) -> Iterator[Server | None]:
+def redis_server(root: Path, *options: str) -> Iterator[Server | None]:
     """A redis-server with its default settings and these; None if it is not installed."""
     if shutil.which("redis-server") is None:
         yield None
         return
     port = free_port()
-    place.mkdir()
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(place), *options]
+    root.mkdir()
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--dir", str(root), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     with running(process):
         until_open(port, process, "redis-server")
@@ -84,20 +84,20 @@ def postgres_server() -> Iterator[Server | None]:
 
 
 @contextlib.contextmanager
-def nats_server(place: Path, *, synced: bool) -> Iterator[Server | None]:
+def nats_server(root: Path, *, synced: bool) -> Iterator[Server | None]:
     """A nats-server with JetStream; synced: every message is flushed before it is acknowledged. None if
     nats-py, which the load needs, is not installed."""
     if importlib.util.find_spec("nats") is None:
         yield None
         return
     port = free_port()
-    place.mkdir()
+    root.mkdir()
     sync = "always" if synced else '"2m"'
-    (place / "nats.conf").write_text(
-        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{place}", sync_interval: {sync} }}\n'
+    (root / "nats.conf").write_text(
+        f'listen: "127.0.0.1:{port}"\njetstream {{ store_dir: "{root}", sync_interval: {sync} }}\n'
     )
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
-    process = subprocess.Popen([str(beside), "-c", str(place / "nats.conf"), "-l", str(place / "log")])
+    process = subprocess.Popen([str(beside), "-c", str(root / "nats.conf"), "-l", str(root / "log")])
     with running(process):
         until_open(port, process, "nats-server")
         yield Server(f"nats://127.0.0.1:{port}", process.pid, "nats-server")
@@ -119,21 +119,21 @@ def serving(command: Sequence[str], what: str, **env: str) -> Iterator[Server]:
             process.stdout.close()
 
 
-def relay(name: str, place: Path, *more: str) -> contextlib.AbstractContextManager[Server]:
+def relay(name: str, root: Path, *more: str) -> contextlib.AbstractContextManager[Server]:
     """A contender of `bench.relays` in a process of its own."""
-    place.mkdir(0o700, exist_ok=True)
-    return serving([sys.executable, "-m", "bench.relays", name, str(place), *more], f"the {name} relay")
+    root.mkdir(0o700, exist_ok=True)
+    return serving([sys.executable, "-m", "bench.relays", name, str(root), *more], f"the {name} relay")
 
 
-def hub(place: Path, *more: str, source: Path | None = None) -> contextlib.AbstractContextManager[Server]:
+def hub(root: Path, *more: str, source: Path | None = None) -> contextlib.AbstractContextManager[Server]:
     """A hub, as `duly up --no-mqtt` runs it; of another version if its source is named."""
-    place.mkdir(0o700, exist_ok=True)
-    command = ["-m", "duly", "up", "--no-mqtt", "--port", "0", "--data", str(place), *more]
+    root.mkdir(0o700, exist_ok=True)
+    command = ["-m", "duly", "up", "--no-mqtt", "--port", "0", "--data", str(root), *more]
     env = {"PYTHONPATH": str(source)} if source else {}
     return serving([sys.executable, *command], "the hub" if source is None else "the hub before", **env)
 
 
-def shared_hub(place: Path, ledger: str, *more: str) -> contextlib.AbstractContextManager[Server]:
+def shared_hub(root: Path, ledger: str, *more: str) -> contextlib.AbstractContextManager[Server]:
     """One of several hubs on a PostgreSQL; they share the key beside their folders."""
-    place.mkdir(0o700, exist_ok=True)
-    return hub(place, "--ledger", ledger, "--secret-key", str(place.parent / "secret.key"), *more)
+    root.mkdir(0o700, exist_ok=True)
+    return hub(root, "--ledger", ledger, "--secret-key", str(root.parent / "secret.key"), *more)

@@ -23,8 +23,8 @@ allow_unencrypted_plain_auth = true
 authentication = "internal_plain"
 c2s_ports = {{ {port} }}
 c2s_interfaces = {{ "127.0.0.1" }}
-data_path = "{place}"
-log = {{ error = "{place}/log" }}
+data_path = "{root}"
+log = {{ error = "{root}/log" }}
 default_archive_policy = true
 daemonize = false
 VirtualHost "localhost"
@@ -49,44 +49,44 @@ modules:
 
 
 @contextlib.contextmanager
-def prosody(place: Path, *, archive: bool) -> Iterator[Server | None]:
+def prosody(root: Path, *, archive: bool) -> Iterator[Server | None]:
     if shutil.which("prosody") is None:
         yield None
         return
-    place.mkdir()
+    root.mkdir()
     port = free_port()
-    config = place / "prosody.cfg.lua"
-    config.write_text(PROSODY.format(port=port, place=place, archive='"mam";' if archive else ""))
-    with _server(["prosody", "--config", str(config), "-F"], port, place, {}) as server:
+    config = root / "prosody.cfg.lua"
+    config.write_text(PROSODY.format(port=port, root=root, archive='"mam";' if archive else ""))
+    with _server(["prosody", "--config", str(config), "-F"], port, root, {}) as server:
         yield server
 
 
 @contextlib.contextmanager
-def ejabberd(place: Path, *, archive: bool) -> Iterator[Server | None]:
+def ejabberd(root: Path, *, archive: bool) -> Iterator[Server | None]:
     if not list(Path("/usr/lib").glob("*/ejabberd-*/ebin")) or shutil.which("erl") is None:
         yield None
         return
-    place.mkdir()
+    root.mkdir()
     port = free_port()
-    config = place / "ejabberd.yml"
+    config = root / "ejabberd.yml"
     mam = "  mod_mam: {default: always, assume_mam_usage: true}" if archive else ""
     config.write_text(EJABBERD.format(port=port, archive=mam))
     libraries = next(iter(Path("/usr/lib").glob("*/ejabberd-*"))).parent
     environment = {
         "ERL_LIBS": str(libraries),
         "EJABBERD_CONFIG_PATH": str(config),
-        "EJABBERD_LOG_PATH": str(place / "log"),
+        "EJABBERD_LOG_PATH": str(root / "log"),
     }
-    command = ["erl", "-noinput", "+K", "true", "-mnesia", "dir", f'"{place / "db"}"', "-s", "ejabberd"]
-    with _server(command, port, place, environment) as server:
+    command = ["erl", "-noinput", "+K", "true", "-mnesia", "dir", f'"{root / "db"}"', "-s", "ejabberd"]
+    with _server(command, port, root, environment) as server:
         yield server
 
 
 @contextlib.contextmanager
-def _server(command: list[str], port: int, place: Path, more: dict[str, str]) -> Iterator[Server]:
-    with (place / "out").open("wb") as out:
+def _server(command: list[str], port: int, root: Path, more: dict[str, str]) -> Iterator[Server]:
+    with (root / "out").open("wb") as out:
         process = subprocess.Popen(
-            command, cwd=place, env=os.environ | more, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+            command, cwd=root, env=os.environ | more, stdout=out, stderr=out, stdin=subprocess.DEVNULL
         )
     with running(process):
         until_open(port, process, command[0])

@@ -52,6 +52,14 @@ class Running:
         assert self.process.stderr is not None
         raise AssertionError(f"it ended without saying {containing!r}: {self.process.stderr.read()}")
 
+    def note(self, containing: str) -> str:
+        """The next line for people (on stderr) that contains this."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if containing in line:
+                return line
+        raise AssertionError(f"it ended without noting {containing!r}")
+
     def stop(self, how: int = signal.SIGTERM) -> int:
         """Signal it and wait; its exit code."""
         if self.process.poll() is None:

@@ -252,7 +252,7 @@ async def test_who_has_come_and_gone_takes_no_room(local: LocalHub) -> None:
         async with join(local.url, local.tokens["phone"]):
             pass
     await until(lambda: local.hub.visitors._count == 0)
-    assert (local.hub.visitors._places, local.hub.visitors._strangers) == ({}, {})
+    assert (local.hub.visitors._per_network, local.hub.visitors._strangers) == ({}, {})
 
 
 def test_by_default_an_address_may_hold_half_of_the_room() -> None:

@@ -62,6 +62,7 @@ class HubWithBroker:
             CallbackAPIVersion.VERSION2, client_id=client_id or name, clean_session=False, **more
         )
         client.username_pw_set(name, self.tokens[name])
+        client.reconnect_delay_set(1, 1)  # else it waits twice as long each time, and 16 s are soon reached
 
         def connected(*_: object) -> None:
             loop.call_soon_threadsafe(answered.set)
@@ -502,7 +503,7 @@ async def test_two_clients_of_one_account_that_disconnect_each_other_are_told_of
 ) -> None:
     """Both have the right to the client id, so neither is refused; and neither is served for long."""
     for _ in range(2):
-        (await local.client("lock")).reconnect_delay_set(1, 1)
+        await local.client("lock")
     assert await local.why("taken_over", "use the client id 'lock' (from 127.0.0.1)") == "lock"
     state: dict[str, Any] = local.hub.state()
     (said,) = state["conflicts"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Raw
 
@@ -13,6 +13,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer
 from duly.errors import Malformed
 from duly.wire import fields, frames, outgoing
+from duly.wire.frames import Frame
 from duly.wire.outgoing import FrameWithFields
 
 COMMAND = b'{"type":"query","seq_id":"1702234567890_0","to":"lock"%b}'
@@ -48,11 +49,18 @@ def test_any_field_that_is_none_of_a_commands_changes_its_fingerprint(name: str)
         st.text(min_size=1, max_size=9), st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=9)
     )
 )
+@example({"n": None, "edited": False, "x": None})
 def test_whatever_a_sender_adds_arrives(own: dict[str, object]) -> None:
+    """But for a field of other frames that says what its absence says."""
     import json
 
     taken = {"type", "seq_id", "to", "from", "data", "exp", "queue", "order", "timeout"}
-    own = {name: value for name, value in own.items() if name not in taken}
+    absent = {name: False if name == "edited" else None for name in Frame.__struct_encode_fields__}
+    own = {
+        name: value
+        for name, value in own.items()
+        if name not in taken and not (name in absent and value is absent[name])
+    }
     text = json.dumps({"type": "query", "seq_id": "1702234567890_0", "to": "lock", **own}).encode()
     command = outgoing.command(frames.message_of(frames.decode(text), "app"), -1)
     passed_on = json.loads(outgoing.encode(command))

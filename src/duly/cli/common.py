@@ -140,8 +140,8 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
     except typer.TyperException as problem:
         _give_up(json, Exit(problem.exit_code), "usage", problem.format_message())
     except OSError as problem:  # a folder that is not ours, a file that is not there
-        place = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
-        _give_up(json, Exit.FAILED, "failed", place)
+        said = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        _give_up(json, Exit.FAILED, "failed", said)
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None
     except Exception as bug:

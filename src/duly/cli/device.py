@@ -96,18 +96,18 @@ def device(
 class Effects:
     """The effects file: one line for each effect, on the disk before it is reported."""
 
-    def __init__(self, place: Path | None) -> None:
-        self._place = place
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._fd: int | None = None
 
     def read(self) -> list[tuple[str, str, str, object]]:
         """Returns (id, sender, type, data) of every whole line."""
         import msgspec
 
-        if self._place is None or not self._place.exists():
+        if self._path is None or not self._path.exists():
             return []
         found = []
-        for line in self._place.read_bytes().splitlines(keepends=True):
+        for line in self._path.read_bytes().splitlines(keepends=True):
             parts = line.split(b" ", 4)
             if line.endswith(b"\n") and len(parts) == 5:
                 _, id_, sender, type_, data = parts
@@ -120,10 +120,10 @@ class Effects:
         """Append a line, and flush it to the disk."""
         import msgspec
 
-        if self._place is None:
+        if self._path is None:
             return
         if self._fd is None:
-            self._fd = os.open(self._place, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         id_ = quote(command.id, safe=":_-.~+=@,/")  # ids of other programs may hold blanks
         head = f"{at} {id_} {command.sender} {command.type} ".encode()

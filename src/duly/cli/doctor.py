@@ -245,10 +245,10 @@ def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
     settings = at.settings
     if hub is None and at.ledger is None:
         found.add("hub", f"none runs in {settings.data}; start one with 'duly up'", "warn")
-    place = Path(settings.data).absolute()
-    while not place.exists():
-        place = place.parent
-    _disk(found, shutil.disk_usage(place).free)
+    folder = Path(settings.data).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    _disk(found, shutil.disk_usage(folder).free)
     try:
         asyncio.run(_ledger(found, at))
     except DulyError as problem:

@@ -190,8 +190,8 @@ def _warn(hub: Hub) -> None:
 
 def _announce(hub: Hub, settings: Settings, json: bool) -> None:
     if json:
-        place = {"data": settings.data, "pid": os.getpid()}
-        print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | place)
+        process = {"data": settings.data, "pid": os.getpid()}
+        print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | process)
         return
     setup: list[str] = []
     programs = Path(sys.executable).parent

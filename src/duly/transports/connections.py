@@ -66,12 +66,12 @@ class ClientConnection:
         "awaited",
         "busy",
         "known",
-        "place",
+        "network",
     )
 
     def __init__(self, visitors: ClientConnections, transport: asyncio.Transport, address: str) -> None:
         self.address = address
-        self.place = network_of(address)
+        self.network = network_of(address)
         self.busy = 0
         """requests that are being served"""
         self.awaited = 0
@@ -183,7 +183,7 @@ class ClientConnections:
         self._count = 0
         self._lingering = 0
         self._accounts: Counter[str] = Counter()
-        self._places: dict[str, int] = {}
+        self._per_network: dict[str, int] = {}
         self._strangers: dict[str, Evictable] = {}
         """those of each address that make room for its next"""
 
@@ -195,16 +195,16 @@ class ClientConnections:
     def enter(self, transport: asyncio.Transport, address: str) -> ClientConnection | None:
         """Take a connection in; None if it was turned away."""
         visitor = ClientConnection(self, transport, address)
-        here = self._places.get(visitor.place, 0)
-        if here >= self.each and not self._make_room(self._strangers.get(visitor.place)):
-            self._turn_away(transport, f"{here} connections from {visitor.place}; close some first")
+        here = self._per_network.get(visitor.network, 0)
+        if here >= self.each and not self._make_room(self._strangers.get(visitor.network)):
+            self._turn_away(transport, f"{here} connections from {visitor.network}; close some first")
             return None
         if here < self.each and self._count >= self.room and not self._make_room(self.evictable):
             self._turn_away(transport, "all connections are in use; try again soon")
             return None
         self._count += 1
-        self._places[visitor.place] = here + 1
-        for some in (self.evictable, self._strangers.setdefault(visitor.place, Evictable())):
+        self._per_network[visitor.network] = here + 1
+        for some in (self.evictable, self._strangers.setdefault(visitor.network, Evictable())):
             some.guests[visitor] = None
         return visitor
 
@@ -213,7 +213,7 @@ class ClientConnections:
         longer."""
         if self._accounts[account] >= self.share:
             self.evictable.exceed(visitor)
-            if (strangers := self._strangers.get(visitor.place)) is not None:
+            if (strangers := self._strangers.get(visitor.network)) is not None:
                 strangers.exceed(visitor)
             return False
         self._accounts[account] += 1
@@ -224,11 +224,11 @@ class ClientConnections:
     def _keep(self, visitor: ClientConnection) -> None:
         """It makes room for no other."""
         self.evictable.remove(visitor)
-        strangers = self._strangers.get(visitor.place)
+        strangers = self._strangers.get(visitor.network)
         if strangers is not None:
             strangers.remove(visitor)
             if not strangers:
-                del self._strangers[visitor.place]
+                del self._strangers[visitor.network]
 
     def forget(self, visitor: ClientConnection) -> None:
         """Remove a connection that has ended, and count it no longer for its address and account."""
@@ -238,11 +238,11 @@ class ClientConnections:
             if not self._accounts[visitor.account]:
                 del self._accounts[visitor.account]
         self._count -= 1
-        here = self._places.get(visitor.place, 0) - 1
+        here = self._per_network.get(visitor.network, 0) - 1
         if here > 0:
-            self._places[visitor.place] = here
+            self._per_network[visitor.network] = here
         else:
-            self._places.pop(visitor.place, None)
+            self._per_network.pop(visitor.network, None)
 
     def _make_room(self, some: Evictable | None) -> bool:
         """End the connection of the first of these."""

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from duly.apps.chat import account_removal as departures
+from duly.apps.chat import account_removal
 from duly.errors import Conflict
 from duly.identity.accounts import FORMER, LEAVING, Accounts, Principal, Role
 from duly.storage import open_ledger
@@ -152,7 +152,7 @@ async def test_two_who_see_somebody_off_do_it_once(chat_hub: HubWithPeople) -> N
         groups = [await make(who, "club", "ann", "bob", "cid") for who in (ann, bob)]
     await chat_hub.hub.accounts.remove("bob")
     ledger = chat_hub.hub.ledger
-    await asyncio.gather(*(departures.remove_from_chat(ledger, "bob") for _ in range(3)))
+    await asyncio.gather(*(account_removal.remove_from_chat(ledger, "bob") for _ in range(3)))
     async with chat_hub.enter("ann") as ann:
         for group in groups:
             lines = (await ann.history(group))["lines"]

@@ -1,0 +1,1129 @@
+/* duly for microcontrollers; see duly.h. In this order: bytes and text, flash, MQTT, answers, commands, pushes. */
+
+#include "duly.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { BEGUN = 1, ANSWERED, MARK, PUSH, PUSHED, MINTED }; /* records in flash, and stages of an id */
+enum { CONNECT = 0x10, CONNACK = 0x20, PUBLISH = 0x30, PUBACK = 0x40, SUBSCRIBE = 0x82, PINGREQ = 0xC0 };
+enum { QOS1 = 2, RETAIN = 1 };
+
+#define MAGIC 0x31594C44u /* DLY1 */
+#define AREA_HEAD 12u
+#define RECORD_HEAD 4u
+#define ID_SIZE (DULY_ID + 8u) /* of an entry in a record: id, print, sender, lane */
+#define BACKOFF_MIN_MS 500u
+#define BACKOFF_MAX_MS 30000u
+#define ANSWER_WITHIN_MS 10000u
+
+/* ── bytes and text ─────────────────────────────────────────────────────────────────────────────────────── */
+
+/* Numbers in records stand with their lowest byte first. */
+static void put(uint8_t *to, uint64_t value, unsigned bytes) {
+    while (bytes--) {
+        *to++ = (uint8_t)value;
+        value >>= 8;
+    }
+}
+
+static uint64_t get(const uint8_t *from, unsigned bytes) {
+    uint64_t value = 0;
+    while (bytes--) value = value << 8 | from[bytes];
+    return value;
+}
+
+static duly_id make_id(uint64_t ms, uint64_t n) {
+    duly_id id;
+    for (unsigned i = 0; i < 6; i++) id.bytes[i] = (uint8_t)(ms >> (40 - 8 * i));
+    for (unsigned i = 0; i < 8; i++) id.bytes[6 + i] = (uint8_t)(n >> (56 - 8 * i));
+    return id;
+}
+
+static uint64_t part_of(const duly_id *id, unsigned from, unsigned to) {
+    uint64_t value = 0;
+    while (from < to) value = value << 8 | id->bytes[from++];
+    return value;
+}
+
+static uint64_t ms_of(const duly_id *id) { return part_of(id, 0, 6); }
+
+static uint64_t n_of(const duly_id *id) { return part_of(id, 6, DULY_ID); }
+
+/* Positive if the first is later, 0 if they are the same. */
+static int compare(const duly_id *one, const duly_id *other) { return memcmp(one->bytes, other->bytes, DULY_ID); }
+
+static uint32_t crc32(uint32_t crc, const uint8_t *bytes, size_t size) {
+    static const uint32_t table[16] = {
+        0x00000000, 0x1DB71064, 0x3B6E20C8, 0x26D930AC, 0x76DC4190, 0x6B6B51F4, 0x4DB26158, 0x5005713C,
+        0xEDB88320, 0xF00F9344, 0xD6D6A3E8, 0xCB61B38C, 0x9B64C2B0, 0x86D3D2D4, 0xA00AE278, 0xBDBDF21C,
+    };
+    crc = ~crc;
+    while (size--) {
+        crc ^= *bytes++;
+        crc = crc >> 4 ^ table[crc & 15];
+        crc = crc >> 4 ^ table[crc & 15];
+    }
+    return ~crc;
+}
+
+/* FNV-1a; never 0, which stands for none. */
+static uint32_t hash(uint32_t seed, const char *at, size_t size) {
+    uint32_t value = seed ^ 2166136261u;
+    while (size--) value = (value ^ (uint8_t)*at++) * 16777619u;
+    return value ? value : 1;
+}
+
+bool duly_is(duly_text text, const char *word) {
+    return text.size == strlen(word) && !memcmp(text.at, word, text.size);
+}
+
+static bool number(duly_text text, uint64_t *value) {
+    if (!text.size || text.size > 19 || (text.size > 1 && *text.at == '0')) return false;
+    *value = 0;
+    for (size_t i = 0; i < text.size; i++) {
+        if (text.at[i] < '0' || text.at[i] > '9') return false;
+        *value = *value * 10 + (uint64_t)(text.at[i] - '0');
+    }
+    return true;
+}
+
+/* The end of the JSON value that begins here, or NULL. */
+static const char *value_end(const char *at, const char *end) {
+    unsigned depth = 0;
+    bool quoted = false;
+    for (; at < end; at++) {
+        if (quoted) {
+            if (*at == '\\') at++;
+            else if (*at == '"') quoted = false;
+            if (!quoted && !depth) return at + 1;
+        } else if (*at == '"') quoted = true;
+        else if (*at == '{' || *at == '[') depth++;
+        else if (*at == '}' || *at == ']') {
+            if (!depth) return at;
+            if (!--depth) return at + 1;
+        } else if (!depth && (*at == ',' || *at == ' ' || *at == '\n' || *at == '\r' || *at == '\t')) return at;
+    }
+    return depth || quoted ? NULL : at;
+}
+
+static const char *skip_space(const char *at, const char *end) {
+    while (at < end && (*at == ' ' || *at == '\t' || *at == '\n' || *at == '\r')) at++;
+    return at;
+}
+
+/* The value of a field as it stands, a string with its quotes. */
+static duly_text raw_field(duly_text json, const char *name) {
+    const duly_text none = {"", 0};
+    const char *end = json.at + json.size, *at = skip_space(json.at, end);
+    size_t length = strlen(name);
+    if (at >= end || *at != '{') return none;
+    for (at = skip_space(at + 1, end); at < end && *at == '"'; at = skip_space(at, end)) {
+        const char *key_end = value_end(at, end), *value, *stop;
+        if (!key_end || (value = skip_space(key_end, end)) >= end || *value != ':') return none;
+        value = skip_space(value + 1, end);
+        if (!(stop = value_end(value, end))) return none;
+        if ((size_t)(key_end - at) == length + 2 && !memcmp(at + 1, name, length)) {
+            duly_text found = {value, (size_t)(stop - value)};
+            return found;
+        }
+        at = skip_space(stop, end);
+        if (at >= end || *at != ',') return none;
+        at++;
+    }
+    return none;
+}
+
+duly_text duly_field(duly_text json, const char *name) {
+    duly_text found = raw_field(json, name);
+    if (found.size >= 2 && *found.at == '"') {
+        found.at++;
+        found.size -= 2;
+    }
+    return found;
+}
+
+static int digit64(char c) {
+    if (c >= 'A' && c <= 'Z') return c - 'A';
+    if (c >= 'a' && c <= 'z') return c - 'a' + 26;
+    if (c >= '0' && c <= '9') return c - '0' + 52;
+    return c == '+' ? 62 : c == '/' ? 63 : -1;
+}
+
+/* The content of a field: base64 is decoded where it stands, any other JSON is left as it is. */
+static duly_text content(duly_text message, const char *name) {
+    duly_text text = raw_field(message, name), none = {"", 0};
+    if (duly_is(text, "null")) return none;
+    if (text.size < 2 || *text.at != '"') return text;
+    text.at++;
+    text.size -= 2;
+    if (text.size % 4 || !duly_is(duly_field(message, "enc"), "base64")) return text;
+    char *to = (char *)text.at; /* the receive buffer, which is ours to write */
+    size_t size = 0;
+    for (size_t i = 0; i < text.size; i += 4) {
+        uint32_t bits = 0;
+        unsigned pad = 0;
+        for (unsigned k = 0; k < 4; k++) {
+            int digit = digit64(text.at[i + k]);
+            if (text.at[i + k] == '=' && k > 1 && i + 4 == text.size) digit = 0, pad++;
+            if (digit < 0) return none;
+            bits = bits << 6 | (uint32_t)digit;
+        }
+        for (unsigned k = 0; k < 3 - pad; k++) to[size++] = (char)(bits >> (16 - 8 * k));
+    }
+    text.size = size;
+    return text;
+}
+
+/* ── flash: a log in one area; when it is full, what is still needed is written into the next one ───────────
+ *
+ * An area begins with its head: magic, generation, check. The head is written last, so an area with a head is
+ * whole. A record is its size (2 bytes), its kind, a zero, its body, and a check of all that, to a multiple of
+ * 4 bytes. A record that a power cut has torn ends the log, and the next one goes into another area. */
+
+static uint32_t padded(size_t body) { return (uint32_t)((RECORD_HEAD + body + 4 + 3) & ~(size_t)3); }
+
+
+static void raise_mark(duly *d, uint32_t sender, const duly_id *id) {
+    duly_mark *free_slot = NULL, *mark = NULL;
+    for (unsigned i = 0; i < DULY_SENDERS; i++) {
+        if (d->marks[i].sender == sender && sender) mark = &d->marks[i];
+        else if (!d->marks[i].sender && !free_slot) free_slot = &d->marks[i];
+    }
+    if (!mark && sender) mark = free_slot;
+    if (!mark) mark = &d->marks[DULY_SENDERS], sender = 0; /* of every sender */
+    if (mark->sender != sender || compare(id, &mark->id) > 0) mark->id = *id;
+    mark->sender = sender;
+}
+
+static bool same_command(const duly_entry *one, const duly_entry *other) {
+    return one->sender == other->sender && !compare(&one->id, &other->id);
+}
+
+static duly_entry *find(duly *d, const duly_entry *entry) {
+    for (unsigned i = d->count; i--;)
+        if (same_command(&d->ids[i], entry)) return &d->ids[i];
+    return NULL;
+}
+
+static duly_entry *remember(duly *d, const duly_entry *new_entry) {
+    duly_entry *entry = find(d, new_entry);
+    if (!entry) {
+        if (d->count == DULY_IDS) {
+            raise_mark(d, d->ids[0].sender, &d->ids[0].id);
+            memmove(d->ids, d->ids + 1, (DULY_IDS - 1) * sizeof *d->ids);
+            d->count--;
+        }
+        entry = &d->ids[d->count++];
+    }
+    *entry = *new_entry;
+    return entry;
+}
+
+static size_t write_entry(uint8_t *body, const duly_entry *entry) {
+    memcpy(body, entry->id.bytes, DULY_ID);
+    put(body + DULY_ID, entry->print, 2);
+    put(body + DULY_ID + 2, entry->sender, 4);
+    put(body + DULY_ID + 6, entry->lane, 2);
+    return ID_SIZE;
+}
+
+static duly_entry read_entry(const uint8_t *body, uint8_t kind, size_t size) {
+    duly_entry entry;
+    memcpy(entry.id.bytes, body, DULY_ID);
+    entry.print = (uint16_t)get(body + DULY_ID, 2);
+    entry.sender = (uint32_t)get(body + DULY_ID + 2, 4);
+    entry.lane = (uint16_t)get(body + DULY_ID + 6, 2);
+    entry.stage = kind;
+    entry.code = kind == ANSWERED && size > ID_SIZE ? body[ID_SIZE] : 0;
+    return entry;
+}
+
+/* Read the record at `at` of an area into `body`: its size, or -1 at the end of the log. */
+static int read_record(duly *d, uint32_t area, uint32_t at, uint8_t *kind, uint8_t *body) {
+    uint8_t head[RECORD_HEAD], check[4];
+    const duly_port *p = d->port;
+    uint32_t base = area * p->area_size;
+    if (at + RECORD_HEAD + 4 > p->area_size || !p->flash_read(p->context, base + at, head, sizeof head)) return -1;
+    size_t size = (size_t)get(head, 2);
+    if (size > DULY_RECORD || head[3] || at + padded(size) > p->area_size) return -1;
+    if (!p->flash_read(p->context, base + at + RECORD_HEAD, body, size)) return -1;
+    if (!p->flash_read(p->context, base + at + RECORD_HEAD + (uint32_t)size, check, sizeof check)) return -1;
+    if (get(check, 4) != crc32(crc32(0, head, sizeof head), body, size)) return -1;
+    *kind = head[2];
+    return (int)size;
+}
+
+static bool write_record(duly *d, uint32_t area, uint32_t at, uint8_t kind, const uint8_t *body, size_t size) {
+    uint8_t record[RECORD_HEAD + DULY_RECORD + 8];
+    uint32_t whole = padded(size);
+    memset(record, 0xFF, sizeof record);
+    put(record, size, 2);
+    record[2] = kind;
+    record[3] = 0;
+    memcpy(record + RECORD_HEAD, body, size);
+    put(record + RECORD_HEAD + size, crc32(0, record, RECORD_HEAD + size), 4);
+    return d->port->flash_write(d->port->context, area * d->port->area_size + at, record, whole);
+}
+
+/* The answer of an id, as it stands in flash: its size, or -1 if only the code was kept. */
+static int stored_answer(duly *d, const duly_entry *entry, uint8_t *body) {
+    uint8_t kind = 0, other[DULY_RECORD];
+    int size, found = -1;
+    for (uint32_t at = AREA_HEAD; (size = read_record(d, d->area, at, &kind, other)) >= 0; at += padded((size_t)size)) {
+        if (kind != ANSWERED || (size_t)size <= ID_SIZE) continue;
+        duly_entry one = read_entry(other, kind, (size_t)size);
+        if (same_command(&one, entry)) {
+            found = size;
+            memcpy(body, other, (size_t)size);
+        }
+    }
+    return found;
+}
+
+#define MARK_SIZE (DULY_ID + 4u)
+
+static void write_mark(uint8_t *body, const duly_mark *mark) {
+    memcpy(body, mark->id.bytes, DULY_ID);
+    put(body + DULY_ID, mark->sender, 4);
+}
+
+/* Whether a record says the last word on an id that is still remembered. */
+static bool is_current(duly *d, uint8_t kind, const uint8_t *body, size_t size) {
+    if ((kind != BEGUN && kind != ANSWERED) || size < ID_SIZE) return false;
+    duly_entry entry = read_entry(body, kind, size);
+    const duly_entry *known = find(d, &entry);
+    return known && known->stage == kind;
+}
+
+/* Copy what is remembered of ids into another area, in order; of the oldest answers only the code, if there is not
+ * room for all and as much again. Where it ends, or 0. */
+static uint32_t copy_ids(duly *d, uint32_t area, uint32_t to) {
+    uint8_t body[DULY_RECORD], kind = 0;
+    uint32_t sum = 0, most = d->port->area_size / 2;
+    int size;
+    for (uint32_t at = AREA_HEAD; (size = read_record(d, d->area, at, &kind, body)) >= 0; at += padded((size_t)size))
+        if (is_current(d, kind, body, (size_t)size)) sum += padded((size_t)size);
+    for (uint32_t at = AREA_HEAD; (size = read_record(d, d->area, at, &kind, body)) >= 0; at += padded((size_t)size)) {
+        size_t keep = (size_t)size;
+        if (!is_current(d, kind, body, keep)) continue;
+        if (sum > most && keep > ID_SIZE + 1) keep = ID_SIZE + 1;
+        sum -= padded((size_t)size) - padded(keep);
+        if (!write_record(d, area, to, kind, body, keep)) return 0;
+        to += padded(keep);
+    }
+    return to;
+}
+
+/* Write what is still needed into the next area, then its head. */
+static bool rewrite(duly *d) {
+    const duly_port *p = d->port;
+    uint32_t area = (d->area + 1) % p->areas, at = AREA_HEAD, moved[DULY_PUSHES];
+    uint8_t body[DULY_RECORD], head[AREA_HEAD];
+    if (!p->flash_erase(p->context, area)) return false;
+    if (!write_record(d, area, at, MINTED, d->minted.bytes, DULY_ID)) return false;
+    at += padded(DULY_ID);
+    for (unsigned i = 0; i <= DULY_SENDERS; i++) {
+        if (!ms_of(&d->marks[i].id)) continue;
+        write_mark(body, &d->marks[i]);
+        if (!write_record(d, area, at, MARK, body, MARK_SIZE)) return false;
+        at += padded(MARK_SIZE);
+    }
+    if (!(at = copy_ids(d, area, at))) return false;
+    for (unsigned i = 0; i < DULY_PUSHES; i++) {
+        uint8_t kind;
+        int size;
+        moved[i] = 0;
+        if (!d->pushes[i].at || (size = read_record(d, d->area, d->pushes[i].at, &kind, body)) < 0) continue;
+        if (!write_record(d, area, at, PUSH, body, (size_t)size)) return false;
+        moved[i] = at;
+        at += padded((size_t)size);
+    }
+    put(head, MAGIC, 4);
+    put(head + 4, d->generation + 1, 4);
+    put(head + 8, crc32(0, head, 8), 4);
+    if (!p->flash_write(p->context, area * p->area_size, head, sizeof head)) return false;
+    d->area = area;
+    d->generation++;
+    d->end = at;
+    for (unsigned i = 0; i < DULY_PUSHES; i++)
+        if (d->pushes[i].at) d->pushes[i].at = moved[i];
+    return true;
+}
+
+/* Append a record; where it stands, or 0 if it could not be written. */
+static uint32_t append(duly *d, uint8_t kind, const uint8_t *body, size_t size) {
+    if (d->end + padded(size) > d->port->area_size && !rewrite(d)) return 0;
+    uint32_t at = d->end;
+    if (at + padded(size) > d->port->area_size) return 0;
+    if (!write_record(d, d->area, at, kind, body, size)) {
+        d->end = d->port->area_size; /* part of it may stand there: the next one goes into another area */
+        return 0;
+    }
+    d->end += padded(size);
+    return at;
+}
+
+static void load_record(duly *d, uint8_t kind, const uint8_t *body, size_t size, uint32_t at) {
+    duly_id id;
+    if (size < DULY_ID) return;
+    memcpy(id.bytes, body, DULY_ID);
+    if ((kind == BEGUN || kind == ANSWERED) && size >= ID_SIZE) {
+        duly_entry entry = read_entry(body, kind, size);
+        remember(d, &entry);
+    } else if (kind == MARK && size >= MARK_SIZE) {
+        raise_mark(d, (uint32_t)get(body + DULY_ID, 4), &id);
+    } else if (compare(&id, &d->minted) > 0) {
+        d->minted = id;
+    }
+    for (unsigned i = 0; (kind == PUSH || kind == PUSHED) && i < DULY_PUSHES; i++) {
+        duly_push_slot *slot = &d->pushes[i];
+        bool same = slot->at && !compare(&slot->id, &id);
+        if (kind == PUSHED && same) slot->at = 0;
+        if (kind == PUSH && !slot->at) {
+            slot->id = id;
+            slot->at = at;
+            return;
+        }
+    }
+}
+
+/* Whether an area without a sound head has held something: else the power went when flash was new. */
+static bool was_used(duly *d, uint32_t area, const uint8_t *head) {
+    uint8_t body[DULY_RECORD], kind = 0, next[2] = {0, 0};
+    bool erased = true;
+    for (unsigned i = 0; i < AREA_HEAD; i++) erased = erased && head[i] == 0xFF;
+    if (erased) return false;
+    if (read_record(d, area, AREA_HEAD, &kind, body) != DULY_ID || kind != MINTED) return true;
+    uint32_t at = area * d->port->area_size + AREA_HEAD + padded(DULY_ID);
+    d->port->flash_read(d->port->context, at, next, sizeof next);
+    return get(body, 8) || get(next, 2) != 0xFFFF;
+}
+
+static bool load(duly *d) {
+    const duly_port *p = d->port;
+    bool found = false, used = false;
+    uint8_t head[AREA_HEAD], body[DULY_RECORD], kind = 0;
+    for (uint32_t area = 0; area < p->areas; area++) {
+        if (!p->flash_read(p->context, area * p->area_size, head, sizeof head)) return false;
+        if (get(head, 4) != MAGIC || get(head + 8, 4) != crc32(0, head, 8)) {
+            used = used || was_used(d, area, head);
+            continue;
+        }
+        uint32_t generation = (uint32_t)get(head + 4, 4);
+        if (!found || (int32_t)(generation - d->generation) > 0) {
+            d->area = area;
+            d->generation = generation;
+        }
+        found = true;
+    }
+    if (!found) { /* new flash, or nothing in it can be read */
+        d->lost = used;
+        d->area = p->areas - 1;
+        return rewrite(d);
+    }
+    int size;
+    uint32_t at = AREA_HEAD;
+    while ((size = read_record(d, d->area, at, &kind, body)) >= 0) {
+        load_record(d, kind, body, (size_t)size, at);
+        at += padded((size_t)size);
+    }
+    d->end = at;
+    bool clean = true;
+    for (uint32_t i = at; i < p->area_size && clean; i += sizeof body) {
+        size_t part = p->area_size - i < sizeof body ? p->area_size - i : sizeof body;
+        if (!p->flash_read(p->context, d->area * p->area_size + i, body, part)) return false;
+        for (size_t k = 0; k < part; k++) clean = clean && body[k] == 0xFF;
+    }
+    return clean || rewrite(d);
+}
+
+/* ── MQTT 3.1.1 ─────────────────────────────────────────────────────────────────────────────────────────── */
+
+static void disconnect(duly *d) {
+    if (d->state != DULY_OFFLINE) d->port->close(d->port->context);
+    d->state = DULY_OFFLINE;
+    d->received = d->skip = 0;
+    d->held_until = 0;
+    d->next_try = d->port->uptime_ms(d->port->context) + d->backoff + d->port->random(d->port->context) % 250;
+    d->backoff = d->backoff * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : d->backoff * 2;
+}
+
+/* A packet is written behind room for its head: a type and a length of at most 3 bytes. */
+#define PACKET_HEAD 4u
+
+typedef struct packet {
+    duly *device;
+    size_t end;
+    bool fits;
+} packet;
+
+static packet begin_packet(duly *d) {
+    packet p = {d, PACKET_HEAD, true};
+    return p;
+}
+
+static void add(packet *p, const void *bytes, size_t size) {
+    p->fits = p->fits && p->end + size <= DULY_SEND;
+    if (p->fits && size) memcpy(p->device->out + p->end, bytes, size);
+    if (p->fits) p->end += size;
+}
+
+static void add_text(packet *p, const char *text) { add(p, text, strlen(text)); }
+
+static void add_number(packet *p, uint64_t value) {
+    char digits[21];
+    unsigned at = sizeof digits;
+    do digits[--at] = (char)('0' + value % 10);
+    while (value /= 10);
+    add(p, digits + at, sizeof digits - at);
+}
+
+static void add_16(packet *p, unsigned value) {
+    uint8_t two[2] = {(uint8_t)(value >> 8), (uint8_t)value};
+    add(p, two, 2);
+}
+
+static void add_string(packet *p, const char *text) {
+    add_16(p, (unsigned)strlen(text));
+    add_text(p, text);
+}
+
+static bool send_packet(packet *p, uint8_t type) {
+    duly *d = p->device;
+    uint8_t head[PACKET_HEAD];
+    unsigned size = 0;
+    size_t length = p->end - PACKET_HEAD;
+    if (!p->fits) return false;
+    head[size++] = type;
+    do {
+        head[size] = (uint8_t)(length & 127);
+        length >>= 7;
+        head[size++] |= length ? 128 : 0;
+    } while (length);
+    memcpy(d->out + PACKET_HEAD - size, head, size);
+    d->last_sent = d->port->uptime_ms(d->port->context);
+    if (d->port->send(d->port->context, d->out + PACKET_HEAD - size, p->end - PACKET_HEAD + size)) return true;
+    disconnect(d);
+    return false;
+}
+
+static packet begin_publish(duly *d, const char *user, const char *kind) {
+    packet p = begin_packet(d);
+    add_16(&p, (unsigned)(strlen(d->prefix) + strlen(user) + strlen(kind) + 2));
+    add_text(&p, d->prefix);
+    add_text(&p, "/");
+    add_text(&p, user);
+    add_text(&p, "/");
+    add_text(&p, kind);
+    if (!++d->packet) d->packet = 1;
+    add_16(&p, d->packet);
+    return p;
+}
+
+static void add_status(packet *p, bool online) {
+    duly *d = p->device;
+    static const char hex[] = "0123456789abcdef";
+    add_text(p, "{\"time\":");
+    add_number(p, d->port->time_ms(d->port->context) / 1000);
+    add_text(p, online ? ",\"online\":true,\"session\":\"" : ",\"online\":false,\"session\":\"");
+    for (int i = 60; i >= 0; i -= 4) add(p, &hex[d->session >> i & 15], 1);
+    add_text(p, "\"");
+    if (online) {
+        add_text(p, ",\"heartbeat\":");
+        add_number(p, DULY_HEARTBEAT_S);
+    }
+    if (online && d->version) {
+        add_text(p, ",\"version\":\"");
+        add_text(p, d->version);
+        add_text(p, "\"");
+    }
+    if (online && d->battery >= 0) {
+        add_text(p, ",\"battery\":");
+        add_number(p, (uint64_t)d->battery);
+    }
+    if (online && d->rssi < 0) {
+        add_text(p, ",\"rssi\":-");
+        add_number(p, (uint64_t)-(int64_t)d->rssi);
+    }
+}
+
+static void connect(duly *d) {
+    const duly_port *p = d->port;
+    d->received = d->skip = 0;
+    d->session = (uint64_t)p->random(p->context) << 32 | p->random(p->context);
+    d->last_heard = p->uptime_ms(p->context);
+    if (!p->open(p->context)) {
+        d->state = DULY_CONNECTING;
+        disconnect(d);
+        return;
+    }
+    d->state = DULY_CONNECTING;
+    packet out = begin_packet(d);
+    add_string(&out, "MQTT");
+    add(&out, "\x04\xEC", 2); /* 3.1.1; username, password, will kept with QoS 1; the session is kept */
+    add_16(&out, DULY_KEEP_ALIVE_S);
+    add_string(&out, d->name);
+    add_16(&out, (unsigned)(strlen(d->prefix) + strlen(d->name) + sizeof "//status" - 1));
+    add_text(&out, d->prefix);
+    add_text(&out, "/");
+    add_text(&out, d->name);
+    add_text(&out, "/status");
+    size_t length_at = out.end;
+    add_16(&out, 0);
+    add_status(&out, false);
+    add_text(&out, "}");
+    d->out[length_at] = (uint8_t)((out.end - length_at - 2) >> 8);
+    d->out[length_at + 1] = (uint8_t)(out.end - length_at - 2);
+    add_string(&out, d->name);
+    add_string(&out, d->token);
+    if (!send_packet(&out, CONNECT) && d->state != DULY_OFFLINE) disconnect(d); /* it does not fit */
+}
+
+static bool say_online(duly *d) {
+    packet out = begin_publish(d, d->name, "status");
+    add_status(&out, true);
+    add_text(&out, "}");
+    d->next_status = d->port->uptime_ms(d->port->context) + DULY_HEARTBEAT_S * 1000u;
+    return send_packet(&out, PUBLISH | QOS1 | RETAIN);
+}
+
+static void connected(duly *d) {
+    static const char *const kinds[] = {"/pending", "/ack", "/failed"};
+    packet out = begin_packet(d);
+    add_16(&out, 1);
+    for (unsigned i = 0; i < 3; i++) {
+        add_16(&out, (unsigned)(strlen(d->prefix) + 1 + strlen(d->name) + strlen(kinds[i])));
+        add_text(&out, d->prefix);
+        add_text(&out, "/");
+        add_text(&out, d->name);
+        add_text(&out, kinds[i]);
+        add(&out, "\x01", 1);
+    }
+    d->packet = 1;
+    d->state = DULY_ONLINE;
+    d->backoff = BACKOFF_MIN_MS;
+    d->next_push = 0;
+    if (send_packet(&out, SUBSCRIBE)) say_online(d);
+}
+
+/* ── answers ────────────────────────────────────────────────────────────────────────────────────────────── */
+
+static bool say(duly *d, const char *kind, duly_text msg_id, const char *field, duly_text json) {
+    if (d->state != DULY_ONLINE) return false;
+    packet out = begin_publish(d, "hub", kind);
+    add_text(&out, "{\"msg_id\":\"");
+    add(&out, msg_id.at, msg_id.size);
+    add_text(&out, "\"");
+    if (json.size) {
+        add_text(&out, ",\"");
+        add_text(&out, field);
+        add_text(&out, "\":");
+        add(&out, json.at, json.size);
+        add_text(&out, ",\"enc\":\"json\"");
+    }
+    add_text(&out, "}");
+    return send_packet(&out, PUBLISH | QOS1);
+}
+
+static void answer(duly *d, duly_text msg_id, unsigned code, duly_text json, const char *state) {
+    char why[96];
+    if (code == DULY_DONE) {
+        if (!say(d, "complete", msg_id, "value", json) && d->state == DULY_ONLINE) {
+            duly_text none = {"", 0};
+            say(d, "complete", msg_id, "value", none); /* it did not fit into a packet */
+        }
+        return;
+    }
+    duly_text error = {why, 0};
+    if (state) error.size = (size_t)snprintf(why, sizeof why, "{\"code\":%u,\"state\":\"%s\"}", code, state);
+    else error.size = (size_t)snprintf(why, sizeof why, "{\"code\":%u}", code);
+    say(d, "failed", msg_id, "error", error);
+}
+
+static void answer_again(duly *d, const duly_entry *entry, duly_text msg_id) {
+    uint8_t body[DULY_RECORD];
+    int size = stored_answer(d, entry, body);
+    duly_text json = {"", 0};
+    if (size > (int)ID_SIZE + 1) {
+        json.at = (const char *)body + ID_SIZE + 1;
+        json.size = (size_t)size - ID_SIZE - 1;
+    }
+    answer(d, msg_id, entry->code, json, NULL);
+}
+
+/* Store an answer, then send it. */
+static bool end_command(duly *d, duly_entry *entry, duly_text msg_id, unsigned code, const char *json) {
+    uint8_t body[DULY_RECORD];
+    duly_text text = {json ? json : "", json ? strlen(json) : 0};
+    size_t size = write_entry(body, entry);
+    body[size++] = (uint8_t)code;
+    if (text.size <= DULY_ANSWER) {
+        if (text.size) memcpy(body + size, text.at, text.size);
+        size += text.size;
+    }
+    bool stored = append(d, ANSWERED, body, size) != 0;
+    if (stored) { /* not before: until then flash holds only that it was begun */
+        entry->stage = ANSWERED;
+        entry->code = (uint8_t)code;
+    }
+    answer(d, msg_id, code, text, NULL);
+    return stored;
+}
+
+bool duly_finish(duly *d, enum duly_code code, const char *json) {
+    if (!d->at_work) return false;
+    duly_text msg_id = {d->work_msg_id, strlen(d->work_msg_id)};
+    d->at_work = false;
+    return end_command(d, &d->ids[d->count - 1], msg_id, (unsigned)code, json);
+}
+
+bool duly_working(duly *d, const char *progress) {
+    duly_text msg_id = {d->work_msg_id, strlen(d->work_msg_id)};
+    duly_text json = {progress ? progress : "true", strlen(progress ? progress : "true")};
+    return d->at_work && say(d, "ack", msg_id, "progress", json);
+}
+
+/* ── commands ───────────────────────────────────────────────────────────────────────────────────────────── */
+
+typedef struct task {
+    duly_command command;
+    duly_text msg_id;
+    duly_entry entry;
+    int64_t after; /* the counter of the one before it; -1: none */
+    uint64_t exp_ms;
+} task;
+
+/* msg_id is {app}:{seq_id}:{tag}, seq_id is {ms}_{n}. */
+static bool read_ids(task *t) {
+    const char *at = t->msg_id.at, *end = at + t->msg_id.size, *first = NULL, *last = NULL, *bar = NULL;
+    for (const char *c = at; c < end; c++) {
+        if (*c != ':') continue;
+        first = first ? first : c;
+        last = c;
+    }
+    if (!first || first == last) return false;
+    t->command.sender.at = at;
+    t->command.sender.size = (size_t)(first - at);
+    t->command.id.at = first + 1;
+    t->command.id.size = (size_t)(last - first - 1);
+    for (const char *c = first; c < last; c++)
+        if (*c == '_') bar = c;
+    if (!bar) return false;
+    uint64_t ms, n;
+    duly_text time = {first + 1, (size_t)(bar - first - 1)}, count = {bar + 1, (size_t)(last - bar - 1)};
+    if (!number(time, &ms) || ms >> 48 || !number(count, &n)) return false;
+    t->entry.id = make_id(ms, n);
+    t->entry.sender = hash(0, at, t->command.sender.size);
+    return true;
+}
+
+/* Everything but its data. */
+static bool read_task(duly_text message, task *t) {
+    uint64_t value;
+    memset(t, 0, sizeof *t);
+    t->msg_id = duly_field(message, "msg_id");
+    t->after = -1;
+    if (!t->msg_id.size || t->msg_id.size >= DULY_MSG_ID || !read_ids(t)) return false;
+    t->command.type = duly_field(message, "action");
+    t->exp_ms = number(raw_field(message, "exp"), &value) ? value * 1000 : 0;
+    duly_text order = raw_field(message, "order");
+    if (order.size && *order.at == '{' && !duly_is(duly_field(order, "mode"), "any")) {
+        duly_text key = duly_field(order, "key");
+        t->entry.lane = (uint16_t)(hash(0, key.at, key.size) | 1);
+        if (number(raw_field(order, "after"), &value)) t->after = (int64_t)value;
+    }
+    return t->command.type.size != 0;
+}
+
+/* Its data, which is decoded where it stands: once. */
+static void read_data(duly_text message, task *t) {
+    t->command.data = content(message, "payload");
+    uint32_t print = hash(0, t->command.type.at, t->command.type.size);
+    t->entry.print = (uint16_t)(hash(print, t->command.data.at, t->command.data.size) >> 8);
+}
+
+static bool forgot(duly *d, const duly_entry *entry) {
+    uint64_t now = d->port->time_ms(d->port->context);
+    if (d->lost && now) { /* no id from before now is accepted */
+        uint8_t body[MARK_SIZE];
+        duly_mark mark = {make_id(now, UINT64_MAX), 0};
+        raise_mark(d, 0, &mark.id);
+        write_mark(body, &mark);
+        d->lost = !append(d, MARK, body, sizeof body);
+    }
+    if (d->lost) return true;
+    for (unsigned i = 0; i <= DULY_SENDERS; i++) {
+        const duly_mark *mark = &d->marks[i];
+        bool of_it = i == DULY_SENDERS || mark->sender == entry->sender;
+        if (of_it && compare(&entry->id, &mark->id) <= 0) return true;
+    }
+    return false;
+}
+
+/* Whether a later one of its lane has begun, or is done. */
+static bool is_superseded(const duly *d, const duly_entry *entry) {
+    for (unsigned i = 0; entry->lane && i < d->count; i++) {
+        const duly_entry *one = &d->ids[i];
+        bool failed = one->stage == ANSWERED && one->code != DULY_DONE;
+        bool same_lane = one->sender == entry->sender && one->lane == entry->lane;
+        if (same_lane && !failed && compare(&one->id, &entry->id) > 0) return true;
+    }
+    return false;
+}
+
+/* Whether the one before it has not come yet. */
+static bool has_gap(const duly *d, const task *t) {
+    if (!t->entry.lane || t->after < 0) return false;
+    for (unsigned i = 0; i < d->count; i++)
+        if (d->ids[i].sender == t->entry.sender && n_of(&d->ids[i].id) == (uint64_t)t->after) return false;
+    return true;
+}
+
+static int handler_of(const duly *d, duly_text type) {
+    int any = -1;
+    for (int i = 0; i < d->handlers; i++) {
+        if (!d->on[i].type) any = i;
+        else if (duly_is(type, d->on[i].type)) return i;
+    }
+    return any;
+}
+
+static void run(duly *d, const task *t, duly_entry *begun) {
+    char json[DULY_ANSWER + 1];
+    uint8_t body[ID_SIZE];
+    const duly_text none = {"", 0};
+    uint64_t now = d->port->time_ms(d->port->context);
+    int at = handler_of(d, t->command.type);
+    if (t->exp_ms && now && now > t->exp_ms) {
+        answer(d, t->msg_id, DULY_TIMEOUT, none, "expired");
+        return;
+    }
+    if (!begun && is_superseded(d, &t->entry)) {
+        answer(d, t->msg_id, DULY_TIMEOUT, none, "superseded");
+        return;
+    }
+    if (!begun) {
+        duly_entry entry = t->entry;
+        entry.stage = BEGUN;
+        write_entry(body, &entry);
+        if (!append(d, BEGUN, body, ID_SIZE)) {
+            answer(d, t->msg_id, DULY_OUT_OF_RESOURCES, none, NULL); /* it is not stored, so it is not done */
+            return;
+        }
+        begun = remember(d, &entry);
+    }
+    say(d, "ack", t->msg_id, "", none);
+    json[0] = 0;
+    duly_entry *last = &d->ids[d->count - 1]; /* what is at work is found there */
+    if (begun != last) {
+        duly_entry moved = *begun;
+        memmove(begun, begun + 1, (size_t)(last - begun) * sizeof *begun);
+        *last = moved;
+    }
+    memcpy(d->work_msg_id, t->msg_id.at, t->msg_id.size);
+    d->work_msg_id[t->msg_id.size] = 0;
+    d->at_work = true; /* so that a handler may report, or finish at once */
+    int code = d->on[at].handler(d, d->on[at].context, &t->command, json, sizeof json);
+    if (code != DULY_LATER && d->at_work) {
+        json[DULY_ANSWER] = 0;
+        duly_finish(d, (enum duly_code)code, json[0] ? json : NULL);
+    }
+}
+
+/* Take a command that has come. False if it is to be held until the one before it has come. */
+static bool take(duly *d, duly_text message, bool may_wait) {
+    task t;
+    const duly_text none = {"", 0};
+    if (!read_task(message, &t)) {
+        if (t.msg_id.size && t.msg_id.size < DULY_MSG_ID) answer(d, t.msg_id, DULY_BAD_PARAMETERS, none, NULL);
+        return true;
+    }
+    duly_entry *entry = find(d, &t.entry);
+    int at = handler_of(d, t.command.type);
+    if (!entry && forgot(d, &t.entry)) return true; /* it may have run; the hub ends it as unknown */
+    if (!entry && at >= 0 && may_wait && has_gap(d, &t)) return false;
+    read_data(message, &t);
+    if (at < 0) answer(d, t.msg_id, DULY_NOT_SUPPORTED, none, NULL);
+    else if (!entry) run(d, &t, NULL);
+    else if (entry->print != t.entry.print) answer(d, t.msg_id, DULY_BAD_PARAMETERS, none, NULL);
+    else if (entry->stage == ANSWERED) answer_again(d, entry, t.msg_id);
+    else if (d->on[at].effect == DULY_AT_LEAST_ONCE) {
+        t.command.again = true;
+        run(d, &t, entry);
+    }
+    return true;
+}
+
+/* Take a command, or keep it for a moment: the one before it may be on its way. */
+static void take_or_hold(duly *d, duly_text message) {
+#if DULY_HOLD
+    bool may_wait = !d->held_until && message.size <= DULY_HOLD;
+    if (take(d, message, may_wait)) return;
+    memcpy(d->held, message.at, message.size);
+    d->held_size = (uint16_t)message.size;
+    d->held_until = d->port->uptime_ms(d->port->context) + DULY_HOLD_MS;
+#else
+    take(d, message, false);
+#endif
+}
+
+/* Take the command that is kept, if the one before it has come or its time is up. */
+static void release(duly *d) {
+#if DULY_HOLD
+    if (!d->held_until || d->at_work) return;
+    duly_text message = {(const char *)d->held, d->held_size};
+    uint64_t until = d->held_until;
+    d->held_until = 0;
+    if (!take(d, message, d->port->uptime_ms(d->port->context) < until)) d->held_until = until;
+#else
+    (void)d;
+#endif
+}
+
+/* ── pushes ─────────────────────────────────────────────────────────────────────────────────────────────── */
+
+static void add_id(packet *p, const duly_id *id) {
+    add_number(p, ms_of(id));
+    add_text(p, "_");
+    add_number(p, n_of(id));
+}
+
+#define PUSH_HEAD (DULY_ID + 1u) /* of a push in a record: id, size of the type; type and data follow */
+
+static bool send_push(duly *d, const duly_push_slot *slot) {
+    uint8_t body[DULY_RECORD], kind;
+    int size = read_record(d, d->area, slot->at, &kind, body);
+    if (size < (int)PUSH_HEAD || (int)PUSH_HEAD + body[DULY_ID] > size) return false;
+    const uint8_t *type = body + PUSH_HEAD, *data = type + body[DULY_ID];
+    packet out = begin_publish(d, d->name, "status");
+    add_status(&out, true);
+    add_text(&out, ",\"data\":{\"type\":\"");
+    add(&out, type, body[DULY_ID]);
+    add_text(&out, "\",\"seq_id\":\"");
+    add_id(&out, &slot->id);
+    add_text(&out, "\"");
+    if (data < body + size) {
+        add_text(&out, ",\"data\":");
+        add(&out, data, (size_t)(body + size - data));
+    }
+    add_text(&out, "},\"enc\":\"json\"}");
+    return send_packet(&out, PUBLISH | QOS1);
+}
+
+static void send_pushes(duly *d) {
+    d->next_push = d->port->uptime_ms(d->port->context) + DULY_PUSH_AGAIN_MS;
+    duly_id sent = make_id(0, 0);
+    for (unsigned k = 0; k < DULY_PUSHES && d->state == DULY_ONLINE; k++) { /* in order of their ids */
+        const duly_push_slot *next = NULL;
+        for (unsigned i = 0; i < DULY_PUSHES; i++) {
+            const duly_push_slot *one = &d->pushes[i];
+            bool unsent = one->at && compare(&one->id, &sent) > 0;
+            if (unsent && (!next || compare(&next->id, &one->id) > 0)) next = one;
+        }
+        if (!next) return;
+        sent = next->id;
+        send_push(d, next);
+    }
+}
+
+bool duly_push(duly *d, const char *type, const char *data) {
+    uint8_t body[DULY_RECORD];
+    size_t type_size = strlen(type), data_size = data ? strlen(data) : 0;
+    uint64_t now = d->port->time_ms(d->port->context);
+    duly_push_slot *slot = NULL;
+    for (unsigned i = 0; i < DULY_PUSHES && !slot; i++)
+        if (!d->pushes[i].at) slot = &d->pushes[i];
+    if (!slot || !type_size || type_size > 64 || PUSH_HEAD + type_size + data_size > DULY_RECORD) return false;
+    uint64_t last = ms_of(&d->minted);
+    if (!now && !last) return false;
+    duly_id id = make_id(now > last ? now : last, n_of(&d->minted) + 1);
+    memcpy(body, id.bytes, DULY_ID);
+    body[DULY_ID] = (uint8_t)type_size;
+    memcpy(body + PUSH_HEAD, type, type_size);
+    if (data_size) memcpy(body + PUSH_HEAD + type_size, data, data_size);
+    uint32_t at = append(d, PUSH, body, PUSH_HEAD + type_size + data_size);
+    if (!at) return false;
+    d->minted = id;
+    slot->id = id;
+    slot->at = at;
+    if (d->state == DULY_ONLINE) send_push(d, slot);
+    return true;
+}
+
+unsigned duly_pushes_waiting(const duly *d) {
+    unsigned waiting = 0;
+    for (unsigned i = 0; i < DULY_PUSHES; i++) waiting += d->pushes[i].at != 0;
+    return waiting;
+}
+
+/* The hub has stored a push, or refused it. */
+static void push_answered(duly *d, duly_text message, bool refused) {
+    duly_text id = duly_field(message, "msg_id"), why = content(message, "error");
+    uint64_t code = DULY_BAD_PARAMETERS;
+    if (refused && number(raw_field(why, "code"), &code) && code == 4) return; /* it could not store it now */
+    for (unsigned i = 0; i < DULY_PUSHES; i++) {
+        char text[48];
+        duly_push_slot *slot = &d->pushes[i];
+        snprintf(text, sizeof text, "%llu_%llu", (unsigned long long)ms_of(&slot->id),
+                 (unsigned long long)n_of(&slot->id));
+        if (!slot->at || !duly_is(id, text)) continue;
+        slot->at = 0; /* before the log may be rewritten */
+        append(d, PUSHED, slot->id.bytes, DULY_ID);
+        d->pushes_refused += refused;
+    }
+}
+
+/* ── what arrives ───────────────────────────────────────────────────────────────────────────────────────── */
+
+static void acknowledge(duly *d, unsigned id) {
+    if (d->state != DULY_ONLINE) return;
+    packet out = begin_packet(d);
+    add_16(&out, id);
+    send_packet(&out, PUBACK);
+}
+
+static bool topic_is(const duly *d, duly_text topic, const char *kind) {
+    size_t prefix = strlen(d->prefix), name = strlen(d->name), last = strlen(kind);
+    return topic.size == prefix + name + last + 2 && !memcmp(topic.at, d->prefix, prefix) &&
+           topic.at[prefix] == '/' && !memcmp(topic.at + prefix + 1, d->name, name) &&
+           topic.at[prefix + 1 + name] == '/' && !memcmp(topic.at + prefix + name + 2, kind, last);
+}
+
+/* A PUBLISH; `whole` is false if only its beginning fits into the buffer. */
+static void published(duly *d, uint8_t type, const uint8_t *at, size_t size, bool whole) {
+    unsigned qos = type >> 1 & 3, id = 0;
+    size_t topic_size;
+    if (size < 2 || (topic_size = (size_t)(at[0] << 8 | at[1])) + 2 > size) return;
+    duly_text topic = {(const char *)at + 2, topic_size};
+    at += 2 + topic_size;
+    size -= 2 + topic_size;
+    if (qos && size < 2) return;
+    if (qos) {
+        id = (unsigned)(at[0] << 8 | at[1]);
+        at += 2;
+        size -= 2;
+    }
+    duly_text message = {(const char *)at, size};
+    if (topic_is(d, topic, "pending")) {
+        if (!whole) {
+            duly_text msg_id = duly_field(message, "msg_id"), none = {"", 0};
+            if (msg_id.size && msg_id.size < DULY_MSG_ID) answer(d, msg_id, DULY_OUT_OF_RESOURCES, none, NULL);
+        } else take_or_hold(d, message);
+    } else if (topic_is(d, topic, "ack")) push_answered(d, message, false);
+    else if (topic_is(d, topic, "failed")) push_answered(d, message, true);
+    if (qos) acknowledge(d, id);
+}
+
+/* The next packet in the buffer: how many bytes it takes, 0 if it is not there yet. */
+static size_t packet_size(duly *d, size_t *head) {
+    size_t length = 0;
+    for (unsigned i = 1; i < 5; i++) {
+        if (i >= d->received) return 0;
+        length |= (size_t)(d->in[i] & 127) << 7 * (i - 1);
+        if (d->in[i] & 128) continue;
+        *head = i + 1;
+        return *head + length;
+    }
+    disconnect(d); /* a length that is none */
+    return 0;
+}
+
+static void handle_packet(duly *d, size_t head, size_t size, bool whole) {
+    const uint8_t *body = d->in + head;
+    size -= head;
+    switch (d->in[0] & 0xF0) {
+    case CONNACK:
+        if (d->state != DULY_CONNECTING || size < 2 || body[1]) disconnect(d);
+        else connected(d);
+        break;
+    case PUBLISH:
+        if (d->state == DULY_ONLINE) published(d, d->in[0], body, size, whole);
+        else disconnect(d);
+        break;
+    case PUBACK:
+    case 0x90: /* SUBACK */
+    case 0xD0: /* PINGRESP */
+        if (d->state != DULY_ONLINE) disconnect(d);
+        break;
+    default:
+        disconnect(d);
+    }
+}
+
+/* Handle what is in the buffer, as far as it is whole. */
+static void handle_packets(duly *d) {
+    size_t head = 0, size;
+    while (d->state != DULY_OFFLINE && !d->at_work && (size = packet_size(d, &head))) {
+        bool whole = size <= DULY_RECEIVE;
+        if (d->received < (whole ? size : DULY_RECEIVE)) return;
+        size_t used = whole ? size : d->received;
+        handle_packet(d, head, used, whole);
+        if (d->state == DULY_OFFLINE) return;
+        d->skip = size - used;
+        d->received -= used;
+        memmove(d->in, d->in + used, d->received);
+    }
+}
+
+static void receive(duly *d) {
+    for (unsigned turns = 0; turns < 32 && d->state != DULY_OFFLINE && !d->at_work; turns++) {
+        size_t room = d->skip && d->skip < DULY_RECEIVE ? d->skip : DULY_RECEIVE - d->received;
+        int came = d->port->read(d->port->context, d->in + d->received, room);
+        if (came < 0 || (size_t)came > room) {
+            disconnect(d);
+            return;
+        }
+        if (!came) return;
+        d->last_heard = d->port->uptime_ms(d->port->context);
+        if (d->skip) d->skip -= (size_t)came; /* the rest of a packet that was too long */
+        else d->received += (size_t)came;
+        handle_packets(d);
+    }
+}
+
+static void keep_time(duly *d) {
+    uint64_t now = d->port->uptime_ms(d->port->context);
+    uint64_t silence = now - d->last_heard;
+    if (d->state == DULY_CONNECTING && silence > ANSWER_WITHIN_MS) disconnect(d);
+    if (d->state != DULY_ONLINE) return;
+    if (!d->at_work && silence > DULY_KEEP_ALIVE_S * 1500u) {
+        disconnect(d);
+        return;
+    }
+    if (now - d->last_sent > DULY_KEEP_ALIVE_S * 500u) {
+        packet out = begin_packet(d);
+        send_packet(&out, PINGREQ);
+    }
+    if (d->state == DULY_ONLINE && now >= d->next_status) say_online(d);
+    if (d->state == DULY_ONLINE && now >= d->next_push) send_pushes(d);
+}
+
+enum duly_state duly_poll(duly *d) {
+    if (d->state == DULY_OFFLINE && d->port->uptime_ms(d->port->context) >= d->next_try) connect(d);
+    handle_packets(d);
+    receive(d);
+    release(d);
+    keep_time(d);
+    return d->state;
+}
+
+bool duly_begin(duly *d, const duly_port *port, const char *name, const char *token) {
+    memset(d, 0, sizeof *d);
+    d->port = port;
+    d->name = name;
+    d->token = token;
+    d->prefix = "nodes";
+    d->battery = -1;
+    d->backoff = BACKOFF_MIN_MS;
+    return port->areas >= 2 && port->area_size >= DULY_AREA_MIN && load(d);
+}
+
+bool duly_on(duly *d, const char *type, enum duly_effect effect, duly_handler handler, void *context) {
+    if (d->handlers == DULY_HANDLERS) return false;
+    d->on[d->handlers].type = type;
+    d->on[d->handlers].effect = effect;
+    d->on[d->handlers].handler = handler;
+    d->on[d->handlers++].context = context;
+    return true;
+}

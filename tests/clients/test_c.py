@@ -1,0 +1,235 @@
+"""The device client in C: built without warnings, run with sanitizers as a lock on a real hub and broker.
+
+The lock writes a line to a file of its own for every effect: what happened is read there, not asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import subprocess
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from duly.clients.app import App, Push
+from duly.errors import DulyError
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
+from duly.settings import Settings
+from tests import servers
+from tests.servers import GUARD
+
+SOURCES = Path(str(files("duly"))) / "clients" / "c"
+HOST_TEST = Path(__file__).parent / "c_device" / "host_test.c"
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-O2"]
+SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+RAM = 4_096
+"""Bytes that the client may take without its buffers."""
+
+pytestmark = pytest.mark.timeout(2 * GUARD)
+
+
+def compile_c(target: Path, *words: object, compiler: str = "gcc") -> Path:
+    if shutil.which(compiler) is None:
+        servers.missing(compiler)
+    done = subprocess.run(
+        [compiler, f"-I{SOURCES}", "-o", str(target), *map(str, words)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+@pytest.fixture(scope="module")
+def lock_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("c") / "lock"
+    examples = SOURCES / "examples"
+    return compile_c(
+        target, *STRICT, *SANITIZED, SOURCES / "duly.c", examples / "posix_port.c", examples / "lock.c"
+    )
+
+
+@pytest.fixture(scope="module")
+def host_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("c") / "host_test"
+    return compile_c(target, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", SOURCES / "duly.c", HOST_TEST)
+
+
+def run(program: Path, *words: str) -> str:
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False, timeout=GUARD)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+def test_it_compiles_without_a_warning(tmp_path: Path, compiler: str) -> None:
+    compile_c(tmp_path / "duly.o", *STRICT, "-c", SOURCES / "duly.c", compiler=compiler)
+
+
+def test_it_is_a_header_of_cpp_too(tmp_path: Path) -> None:
+    source = tmp_path / "sketch.cpp"
+    source.write_text('#include "duly.h"\nstatic duly device;\nint main() { return sizeof device == 0; }\n')
+    compile_c(tmp_path / "sketch", "-Wall", "-Wextra", "-Werror", source, compiler="g++")
+
+
+def test_it_needs_little_memory(host_test: Path) -> None:
+    done = subprocess.run([host_test], capture_output=True, text=True, check=False)
+    assert int(done.stdout.split()[0]) <= RAM
+
+
+def test_a_power_cut_at_any_write_repeats_and_loses_no_effect(host_test: Path) -> None:
+    said = run(host_test, "power")
+    assert int(said.splitlines()[1].split()[0]) > 1_000, said
+
+
+def test_what_is_forgotten_is_not_accepted_again(host_test: Path) -> None:
+    run(host_test, "window")
+
+
+@pytest.mark.parametrize("seed", ["1", "2", "3"])
+def test_nonsense_from_a_broker_is_survived(tmp_path: Path, seed: str) -> None:
+    target = tmp_path / "host_test"
+    compile_c(target, "-std=c99", "-O1", *SANITIZED, SOURCES / "duly.c", HOST_TEST)
+    run(target, "fuzz", seed, "20000")
+
+
+class LockBoard:
+    """A lock's hardware: its flash and what it has done outlive its process."""
+
+    def __init__(self, program: Path, hub: Hub, folder: Path, token: str) -> None:
+        self._program = program
+        self._hub = hub
+        self._folder = folder
+        self._token = token
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        port = self._hub.mqtt_url.rsplit(":", 1)[1]
+        with (self._folder / "log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                self._program, "127.0.0.1", port, "lock", self._token, self._folder / "flash",
+                self._folder / "effects", stderr=log,
+            )  # fmt: skip
+
+    async def online(self) -> None:
+        async with asyncio.timeout(GUARD):
+            while not self._hub.gateway.online("lock"):
+                await asyncio.sleep(0.01)
+
+    async def kill(self) -> None:
+        """Cut the power."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+
+    def effects(self) -> list[str]:
+        """The ids of what the lock really did."""
+        file = self._folder / "effects"
+        return [line.split(" ")[1] for line in file.read_text().splitlines()] if file.exists() else []
+
+    def log(self) -> str:
+        return (self._folder / "log").read_text()
+
+
+@pytest.fixture
+async def hub(tmp_path: Path) -> AsyncIterator[Hub]:
+    it = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0))
+    await it.start()
+    yield it
+    await it.stop()
+
+
+@pytest.fixture
+async def phone(hub: Hub) -> str:
+    return await hub.accounts.add(Role.APP, "phone")
+
+
+@pytest.fixture
+async def board(hub: Hub, phone: str, tmp_path: Path, lock_program: Path) -> AsyncIterator[LockBoard]:
+    token = await hub.accounts.add(Role.DEVICE, "lock")
+    await hub.accounts.grant("phone", "lock")
+    it = LockBoard(lock_program, hub, tmp_path, token)
+    yield it
+    await it.kill()
+    assert "ERROR" not in it.log()
+    assert "runtime error" not in it.log()
+
+
+async def test_it_does_what_it_is_told_and_says_how_it_ended(hub: Hub, phone: str, board: LockBoard) -> None:
+    await board.start()
+    await board.online()
+    async with App(hub.url, phone) as app:
+        turned = await app.send("lock", "lock_control", {"open": True})
+        assert (turned.state, turned.data) == ("done", {"open": True})
+        assert (await app.send("lock", "query")).data == {"open": True}
+        slow = await app.send("lock", "slow_turn", {})
+        assert (slow.state, slow.data) == ("done", {"slow": True})
+        assert (await app.send("lock", "lock_control", {"open": 1})).code == 2
+        assert (await app.send("lock", "dance")).code == 7
+        too_long = await app.send("lock", "lock_control", {"open": True, "more": "x" * 4_000})
+        assert too_long.code == 6
+    assert len(board.effects()) == 2
+
+
+async def test_its_pushes_arrive_once_and_in_order_whatever_dies(
+    hub: Hub, phone: str, board: LockBoard
+) -> None:
+    async with App(hub.url, phone) as app:
+        pushes = app.pushes()
+
+        async def next_report() -> Push:
+            async with asyncio.timeout(GUARD):
+                async for push in pushes:
+                    if isinstance(push, Push) and push.type != "device_status":
+                        return push
+            raise AssertionError("there are no more pushes")
+
+        cursors = []
+        for _ in range(3):  # each start pushes once
+            await board.start()
+            push = await next_report()
+            assert (push.type, push.data) == ("event_report", {"what": "started"})
+            cursors.append(push.cursor)
+            await board.kill()
+        await board.start()
+        cursors.append((await next_report()).cursor)
+    assert cursors == sorted(set(cursors))
+    entries = await hub.ledger.entries("push/lock", 0, 100)
+    assert sum(b"event_report" in entry.body for entry in entries) == len(cursors)
+
+
+async def test_no_kill_repeats_an_effect(hub: Hub, phone: str, board: LockBoard) -> None:
+    """Every command that ended as done has one effect; no command has two."""
+    dice = random.Random(7)
+    await board.start()
+    await board.online()
+    ended: dict[str, str] = {}
+
+    async def command(app: App, n: int) -> None:
+        try:
+            id_ = f"{1_000 * int(time.time())}_{n}"
+            sent = await app.send("lock", "lock_control", {"open": n % 2 == 0}, queue=True, id=id_)
+            ended[id_] = sent.state
+        except DulyError as problem:
+            ended[f"refused-{n}"] = repr(problem)
+
+    async with App(hub.url, phone) as app:
+        sending = [asyncio.create_task(command(app, n)) for n in range(60)]
+        for _ in range(6):
+            await asyncio.sleep(dice.uniform(0.02, 0.3))
+            await board.kill()
+            await board.start()
+        async with asyncio.timeout(GUARD):
+            await asyncio.gather(*sending)
+    effects = Counter(board.effects())
+    assert max(effects.values()) == 1
+    assert {id_ for id_, state in ended.items() if state == "done"} <= set(effects)
+    assert sum(state == "done" for state in ended.values()) >= 50, Counter(ended.values())
