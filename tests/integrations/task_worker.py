@@ -104,15 +104,15 @@ def with_taskiq() -> None:
     broker = RedisStreamBroker(BROKER, idle_timeout=1_000, unacknowledged_lock_timeout=5)
     broker.add_middlewares(CurrentTask())
 
-    @broker.task(task_name="charge")
-    @once_per_task(LEDGER)
-    async def task(order: str) -> str:
+    async def charge_later(order: str) -> str:
         return charge(order)
+
+    task = broker.task(task_name="charge")(once_per_task(LEDGER)(charge_later))
 
     async def work() -> None:
         broker.is_worker_process = True
         await broker.startup()
-        await run_receiver_task(broker)
+        await run_receiver_task(broker, max_async_tasks=1)
 
     async def send() -> None:
         await broker.startup()
@@ -125,17 +125,18 @@ def with_taskiq() -> None:
 
 def with_faststream() -> None:
     from faststream import FastStream
-    from faststream.rabbit import RabbitBroker, RabbitQueue
+    from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
 
     from duly.integrations.faststream import CurrentMessage, once_per_message
 
-    broker = RabbitBroker(BROKER, middlewares=[CurrentMessage], log_level=50)
+    one_by_one = Channel(prefetch_count=1)
+    broker = RabbitBroker(BROKER, middlewares=[CurrentMessage], log_level=50, default_channel=one_by_one)
     queue = RabbitQueue("charges", durable=True)
 
-    @broker.subscriber(queue)
-    @once_per_message(LEDGER)
-    async def handle(order: str) -> str:
+    async def charge_later(order: str) -> str:
         return charge(order)
+
+    broker.subscriber(queue)(once_per_message(LEDGER)(charge_later))
 
     async def send() -> None:
         async with broker:

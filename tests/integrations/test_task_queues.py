@@ -19,7 +19,7 @@ ORDERS = ["a", "b", "c", "d"]
 QUEUES = ["celery", "dramatiq", "arq", "taskiq", "faststream"]
 
 
-class Work:
+class TaskQueueWork:
     """A queue, a ledger, and the file that the tasks write."""
 
     def __init__(self, queue: str, broker: str, folder: Path) -> None:
@@ -62,19 +62,19 @@ def redis_url() -> Iterator[str]:
 
 
 @pytest.fixture(params=QUEUES)
-def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Work]:
+def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskQueueWork]:
     if request.param == "faststream":
         broker = request.getfixturevalue("rabbitmq_server").amqp_url
     else:
         broker = request.getfixturevalue("redis_url")
-    it = Work(request.param, broker, tmp_path)
+    it = TaskQueueWork(request.param, broker, tmp_path)
     yield it
     it.said.close()
 
 
 @pytest.mark.proof
 @pytest.mark.timeout(240)
-def test_every_message_comes_twice_and_a_worker_dies_in_the_middle(work: Work) -> None:
+def test_every_message_comes_twice_and_a_worker_dies_in_the_middle(work: TaskQueueWork) -> None:
     work.send(*ORDERS)
     with work.worker("dies") as first:
         first.wait(80)

@@ -26,7 +26,7 @@ from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 _CURRENT: Final = ContextVar[str | None]("duly_faststream_message", default=None)
 
 
-class CurrentMessage(BaseMiddleware):
+class CurrentMessage(BaseMiddleware):  # type: ignore[misc] # mypy does not read faststream
     """Notes which message is being worked on, for `once_per_message`."""
 
     async def consume_scope(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, cast
 
 from duly.idempotency.ledgers import LedgerSource
@@ -43,7 +43,7 @@ def per_message(
             @functools.wraps(function)
             async def later(*args: object, **kwargs: object) -> object:
                 chosen = function if message_id(*args, **kwargs) is None else run
-                return await chosen(*args, **kwargs)
+                return await cast("Awaitable[object]", chosen(*args, **kwargs))
 
             return cast("F", later)
 

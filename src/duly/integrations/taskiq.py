@@ -24,7 +24,7 @@ from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 _CURRENT: Final = ContextVar[str | None]("duly_taskiq_task", default=None)
 
 
-class CurrentTask(TaskiqMiddleware):
+class CurrentTask(TaskiqMiddleware):  # type: ignore[misc] # mypy does not read taskiq
     """Notes which task is being worked on, for `once_per_task`."""
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:

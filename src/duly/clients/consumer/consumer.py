@@ -61,7 +61,7 @@ RunEffect: TypeAlias = Literal["at_most_once", "at_least_once", "exactly_once"]
 OrderWord: TypeAlias = Literal["replay", "latest"]
 
 
-class _Call:
+class _WaitingCall:
     """A caller that waits for a message: first until it is stored, then until it has ended."""
 
     __slots__ = ("ended", "key", "replied")
@@ -121,7 +121,7 @@ class Consumer(Lifecycle):
         self._notifier = notifier
         self._ledger: Ledger | None = None
         self._group: ConsumerGroup | None = None
-        self._calls: dict[bytes, list[_Call]] = {}
+        self._calls: dict[bytes, list[_WaitingCall]] = {}
         self._offered = 0
         self._room: deque[asyncio.Future[None]] = deque()
         self._stack = AsyncExitStack()
@@ -208,7 +208,7 @@ class Consumer(Lifecycle):
     async def accept(self, message: QueueMessage) -> Outcome | None:
         """Store a message that its queue has delivered; acknowledge it to the queue when this returns.
         Returns the outcome if that is known already: of a repeat, or of a message that is refused."""
-        call = _Call()
+        call = _WaitingCall()
         try:
             return await self._take_in(message, call)
         finally:
@@ -217,13 +217,13 @@ class Consumer(Lifecycle):
     async def handle(self, message: QueueMessage) -> Outcome:
         """Store a message, wait until it has ended, and return how; acknowledge it to the queue then. It goes
         on if the caller stops waiting."""
-        call = _Call()
+        call = _WaitingCall()
         try:
             return await self._take_in(message, call) or await self._end_of(call)
         finally:
             self._forget(call)
 
-    async def _take_in(self, message: QueueMessage, call: _Call) -> Outcome | None:
+    async def _take_in(self, message: QueueMessage, call: _WaitingCall) -> Outcome | None:
         ledger = self._running()
         try:
             wanted = to_message(self.name, message, self._mode)
@@ -258,7 +258,7 @@ class Consumer(Lifecycle):
             verdict.require()
         return refused(verdict)
 
-    async def _end_of(self, call: _Call) -> Outcome:
+    async def _end_of(self, call: _WaitingCall) -> Outcome:
         """Wait for the end of a stored message, here or at another consumer."""
         repeat = not call.replied.result().fresh
         ledger = self._running()
@@ -276,7 +276,7 @@ class Consumer(Lifecycle):
                 either: list[asyncio.Future[Outcome] | asyncio.Future[None]] = [call.ended, news]
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
 
-    def _forget(self, call: _Call) -> None:
+    def _forget(self, call: _WaitingCall) -> None:
         calls = self._calls.get(call.key)
         if calls is not None and call in calls:
             calls.remove(call)
@@ -289,7 +289,7 @@ class Consumer(Lifecycle):
         match effect:
             case Transmit(message=message, attempt=attempt):
                 self.tasks.do(f"handler of {self.name}", self._run(message, attempt), expected=(Stopped,))
-            case Reply(origin=_Call() as call, message=message, verdict=verdict):
+            case Reply(origin=_WaitingCall() as call, message=message, verdict=verdict):
                 settle(call.replied, verdict)
                 left = self._group is not None and verdict.fresh and not self._inbox.is_live(message.key)
                 if left and self._group is not None:
@@ -353,7 +353,7 @@ def _as_seen(outcome: Outcome, repeat: bool) -> Outcome:
     return msgspec.structs.replace(outcome, repeat=repeat) if repeat else outcome
 
 
-def _abandon(call: _Call) -> None:
+def _abandon(call: _WaitingCall) -> None:
     stopped = Stopped(
         "the consumer has stopped; do not acknowledge the message, so that it is delivered again"
     )
