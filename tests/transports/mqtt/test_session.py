@@ -18,9 +18,13 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.reading = True
+        self.written: list[bytes] = []
 
     def is_closing(self) -> bool:
         return False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.written.append(bytes(data))
 
     def pause_reading(self) -> None:
         assert self.reading
@@ -59,6 +63,27 @@ async def test_a_flood_leaves_others_their_turns_and_nothing_is_read_meanwhile()
     assert wire.reading
     session.data_received(published(9_999)[5:])
     assert heard == [b"%04d" % n for n in (*range(10 * RUSH), 9_999)]
+
+
+async def test_acknowledgements_of_one_turn_are_one_write_in_the_order_of_arrival() -> None:
+    arrivals: list[IncomingPublish] = []
+    session = MqttSession(
+        BrokerAddress.parse("mqtt://a@x"), None, lambda arrival, *_: arrivals.append(arrival), clean=True
+    )
+    wire = Wire()
+    session.connection_made(cast("asyncio.BaseTransport", wire))
+    session.data_received(CONNACK + b"".join(b"\x32\x06\0\x01t\0" + bytes((n,)) + b"x" for n in (7, 8, 9)))
+    first, second, third = arrivals
+    third.ack()
+    await asyncio.sleep(0)
+    assert wire.written == []  # those before it are not committed
+    second.ack()
+    second.ack()
+    first.ack()
+    session.publish(b"\0\x01t", b"hi", False, None)
+    await asyncio.sleep(0)
+    acknowledged = b"@\x02\0\x07@\x02\0\x08@\x02\0\x09"
+    assert wire.written == [acknowledged + b"2\x07\0\x01t\0\x01hi"]
 
 
 async def test_what_arrives_all_the_same_comes_after_it() -> None:
