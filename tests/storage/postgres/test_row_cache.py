@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from duly.storage.postgres.locked_rows import LockedRows
-
 from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.trusted_time import Floor
 from duly.storage.interpreter import Interpreter
+from duly.storage.locked_rows import LockedRows
 from duly.storage.postgres.row_cache import LARGEST, RowCache
 from tests.storage.making import admit, message
 
