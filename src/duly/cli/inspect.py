@@ -85,9 +85,7 @@ def trace(
         print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
         return
     for record in records:
-        say(_headline(record))
-        for line in _hops(record, made):
-            say(f"  {line}")
+        say(*_timeline(id_, record))
     if refusals:
         if records:
             say("", "under this id these were refused:")
@@ -102,8 +100,12 @@ def why(
     at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Show why nothing happened: what was refused, and the reasons."""
-    found = _source(at).refusals(limit if id_ is None else 10_000)
+    """Show why nothing happened: what was refused, and the reasons.
+
+    With an ID also the timeline of what was accepted under it.
+    """
+    source = _source(at)
+    found = source.refusals(limit if id_ is None else 10_000)
     refusals = [one for one in found if id_ in (None, one["id"])][:limit]
     if json:
         print_json(refusals)
@@ -111,7 +113,10 @@ def why(
         _show_refusals(refusals)
     elif id_ is None:
         say("nothing has been refused")
-    if id_ is not None and not refusals:
+    taken = [] if id_ is None or json else _taken(id_, source)
+    for record in taken:
+        say(*[""] * bool(refusals), *_timeline(id_ or "", record))
+    if id_ is not None and not refusals and not taken:
         raise CommandFailed(
             Exit.UNKNOWN, f"nothing was refused under {id_}; how it went says: duly trace {id_}"
         )
@@ -232,6 +237,20 @@ def _source(at: LedgerOptions) -> _Asked | _Read:
         except CommandFailed:
             pass
     return _Asked(hub)
+
+
+def _taken(id_: str, source: _Asked | _Read) -> list[JsonObject]:
+    """The messages that were accepted under an id."""
+    return [record for scope in source.scopes(id_) if (record := source.one(scope, id_)) is not None]
+
+
+def _timeline(id_: str, record: JsonObject) -> list[str]:
+    """A message with everything that happened to it."""
+    from duly.core.ids import time_of
+    from duly.core.units import MS
+
+    made = (time_of(id_) or 0) // MS or None
+    return [_headline(record), *(f"  {line}" for line in _hops(record, made))]
 
 
 def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[JsonObject], list[JsonObject]]:
