@@ -123,29 +123,6 @@ def with_taskiq() -> None:
     asyncio.run(work() if WORKS else send())
 
 
-def with_faststream() -> None:
-    from faststream import FastStream
-    from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
-
-    from duly.integrations.faststream import CurrentMessage, once_per_message
-
-    one_by_one = Channel(prefetch_count=1)
-    broker = RabbitBroker(BROKER, middlewares=[CurrentMessage], log_level=50, default_channel=one_by_one)
-    queue = RabbitQueue("charges", durable=True)
-
-    async def charge_later(order: str) -> str:
-        return charge(order)
-
-    broker.subscriber(queue)(once_per_message(LEDGER)(charge_later))
-
-    async def send() -> None:
-        async with broker:
-            for order in WHAT:
-                await broker.publish(order, "charges", message_id=f"id-{order}", persist=True)
-
-    asyncio.run(FastStream(broker).run(log_level=50) if WORKS else send())
-
-
 if __name__ == "__main__":
     Path(FILE).touch()
     globals()[f"with_{QUEUE}"]()

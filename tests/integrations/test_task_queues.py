@@ -16,7 +16,7 @@ from tests import servers
 from tests.integrations import task_worker_path
 
 ORDERS = ["a", "b", "c", "d"]
-QUEUES = ["celery", "dramatiq", "arq", "taskiq", "faststream"]
+QUEUES = ["celery", "dramatiq", "arq", "taskiq"]
 
 
 class TaskQueueWork:
@@ -63,10 +63,7 @@ def redis_url() -> Iterator[str]:
 
 @pytest.fixture(params=QUEUES)
 def work(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[TaskQueueWork]:
-    if request.param == "faststream":
-        broker = request.getfixturevalue("rabbitmq_server").amqp_url
-    else:
-        broker = request.getfixturevalue("redis_url")
+    broker = request.getfixturevalue("redis_url")
     it = TaskQueueWork(request.param, broker, tmp_path)
     yield it
     it.said.close()
