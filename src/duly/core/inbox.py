@@ -36,7 +36,7 @@ from duly.core.operations import (
     Results,
     Write,
 )
-from duly.core.ordering import LATE, LanePolicy, Lanes
+from duly.core.ordering import LATE, LanePolicy, Lanes, in_senders_order
 from duly.core.outbox import (
     EXPIRED,
     NOT_ALLOWED,
@@ -289,7 +289,7 @@ class Inbox:
         todo: list[Todo] = []
         waiting: list[Message] = []
         started: list[OpenDelivery] = []
-        for item in _in_senders_order(open_):
+        for item in in_senders_order(open_):
             key = item.message.key
             listening = before[key].origins if key in before else []
             self._live[key] = _Live(item.message, listening, committed=True)
@@ -559,26 +559,6 @@ class Inbox:
         if moves := self.lanes.finished(message, now, counts=state in TOOK_EFFECT):
             todo += self._move_all(moves, now)
         return todo
-
-
-def _in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
-    """Return the deliveries with each sender's own in the order of its numbers. A ledger sorts what was
-    accepted in one moment by key, where 10 comes before 9."""
-    places: dict[str, list[int]] = {}
-    for place, item in enumerate(open_):
-        if item.message.order is not None and item.message.order.n is not None:
-            places.setdefault(item.message.scope, []).append(place)
-    sorted_ = list(open_)
-    for taken in places.values():
-        items = sorted((open_[place] for place in taken), key=_number)
-        for place, item in zip(taken, items, strict=True):
-            sorted_[place] = item
-    return sorted_
-
-
-def _number(item: OpenDelivery) -> tuple[int, int]:
-    order = item.message.order
-    return item.message.made, 0 if order is None else order.n or 0
 
 
 def _recall(message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:

@@ -37,6 +37,7 @@ from duly.core.chains import CHAINS_KEPT, EVERY_GAP, Chain, Chains, HeldMessage
 from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
 from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
 from duly.core.messages import Message, Mode, Order
+from duly.core.operations import OpenDelivery
 from duly.core.units import MS, SECOND
 from duly.core.window import Outstanding, Window
 from duly.errors import Malformed
@@ -419,3 +420,23 @@ class Lanes:
         if lane is None:
             lane = lanes[key] = Lane(self._width(message))
         return lane
+
+
+def in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
+    """Return the deliveries with each sender's own in the order of its numbers. A ledger sorts what was
+    accepted in one moment by key, where 10 comes before 9."""
+    positions: dict[str, list[int]] = {}
+    for at, item in enumerate(open_):
+        if item.message.order is not None and item.message.order.n is not None:
+            positions.setdefault(item.message.scope, []).append(at)
+    sorted_ = list(open_)
+    for taken in positions.values():
+        items = sorted((open_[at] for at in taken), key=_number)
+        for at, item in zip(taken, items, strict=True):
+            sorted_[at] = item
+    return sorted_
+
+
+def _number(item: OpenDelivery) -> tuple[int, int]:
+    order = item.message.order
+    return item.message.made, 0 if order is None else order.n or 0
