@@ -104,7 +104,7 @@ class CachedRows:
         self.floor: Floor = self._tables.floor()
         self._top = self._tables.top() if top is None else top
         """no key above it is in the tables and not here"""
-        self._messages: dict[bytes, CachedMessage] = {}
+        self.messages: dict[bytes, CachedMessage] = {}
         self._gone: dict[bytes, None] = {}
         """messages that were withdrawn, while the tables may have them"""
         self._deliveries: dict[bytes, dict[tuple[str, str, int], w.Delivery]] = {}
@@ -125,7 +125,7 @@ class CachedRows:
 
     def forget(self) -> None:
         """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
-        tables = (self._messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
+        tables = (self.messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
         most = ROWS_KEPT
         if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
             if self._tail_count > most:
@@ -133,7 +133,7 @@ class CachedRows:
             return
         kept = TableChanges(self.changes)
         keys = {*kept.states, *kept.gone, *(names[0] for names in kept.deliveries)}
-        gone = _forget_half(self._messages, keys) + _forget_half(self._deliveries, keys)
+        gone = _forget_half(self.messages, keys) + _forget_half(self._deliveries, keys)
         self._top = max(self._top, max(gone, default=b""))
         self._bytes //= 2
         self._gone = dict.fromkeys(key for key in self._gone if key in kept.gone)
@@ -162,13 +162,13 @@ class CachedRows:
 
     def message(self, key: bytes) -> CachedMessage | None:
         """Return a message."""
-        found = self._messages.get(key)
+        found = self.messages.get(key)
         if found is None and key <= self._top and key not in self._gone:
             row = self._tables.message(key)
             if row is not None:
                 fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
                 found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at, 0)
-                self._messages[key] = found
+                self.messages[key] = found
                 self._bytes += len(row[9])
         return found
 
@@ -178,7 +178,7 @@ class CachedRows:
         if admit.until > _LARGEST or at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
         row = rows.fixed_row(admit)
-        self._messages[row[0]] = CachedMessage(row[1], state, None, row, at, self.flush)
+        self.messages[row[0]] = CachedMessage(row[1], state, None, row, at, self.flush)
         self._bytes += len(row[9])
         self._note((journal.ADMIT, row, rows.STATE_NUMBERS[state]))
 
@@ -186,26 +186,21 @@ class CachedRows:
         """Put a message into another state."""
         if at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        row = self._messages[key]
+        row = self.messages[key]
         row.state, row.answer, row.moved_at, row.flush = to, answer, at, self.flush
         packed = None if answer is None else pack_answer(answer)
         self._note((journal.MOVE, key, rows.STATE_NUMBERS[to], at, packed))
 
-    def recall(self, key: bytes, now: int) -> CachedMessage | None:
-        """Return a message that can still be accepted, if what is known here of it is on the disk."""
-        found = self._messages.get(key)
-        return found if found is not None and found.flush <= self.durable and found.row[4] > now else None
-
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
-        del self._messages[key]
+        del self.messages[key]
         self._deliveries[key] = {}
         self._gone[key] = None
         self._note((journal.WITHDRAW, key))
 
     def record(self, key: bytes) -> Record | Unread | None:
         """Return a message as it is given out, if that is known here."""
-        found = self._messages.get(key)
+        found = self.messages.get(key)
         if found is not None:
             return found.record()
         return None if key > self._top or key in self._gone else UNREAD

@@ -23,7 +23,7 @@ import apsw
 from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sql.ledger import as_duly
-from duly.storage.sqlite.cached_rows import CachedRows
+from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
 from duly.storage.sqlite.file import connect, translated
 from duly.storage.sqlite.journal import bodies_of
 from duly.storage.sqlite.session import SqliteSession
@@ -255,6 +255,13 @@ class Flushes:
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._asked.append((question, future))
         return await future
+
+    def recall(self, key: bytes, now: int) -> CachedMessage | None:
+        """Return a message that can still be accepted, if what memory holds of it is on the disk."""
+        found = self.rows.messages.get(key)
+        if found is None or found.flush > self.rows.durable or found.row[4] <= now:
+            return None
+        return found
 
     # ── what is done alone ───────────────────────────────────────────────────────────────────────
 

@@ -157,9 +157,7 @@ class SqliteLedger(SqlLedger):
 
     def recall(self, message: Message, now: int) -> Verdict | None:
         """Return the verdict on a repeat, if memory can tell."""
-        return (
-            None if self._flushes is None else repeat_of(message, self._flushes.rows.recall(message.key, now))
-        )
+        return None if self._flushes is None else repeat_of(message, self._flushes.recall(message.key, now))
 
     def _remember(self, committed: Iterable[w.Results]) -> None:
         """Do nothing: the rows in memory are what `recall` asks."""
