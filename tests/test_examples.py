@@ -74,6 +74,15 @@ async def line(program: Process, containing: str) -> str:
     raise AssertionError(f"it ended without saying {containing!r}: {seen}")
 
 
+RUN_ELSEWHERE = {
+    "idempotent_api.py": "test_guides",
+    "lamp_nsq.py": "clients/consumer/test_queues",
+    "lamp_rabbitmq.py": "clients/consumer/test_queues",
+    "lamp_redis.py": "clients/consumer/test_queues",
+}
+"""What needs a framework or a queue, and the test that runs it with one."""
+
+
 @pytest.fixture
 async def folder(tmp_path: Path) -> AsyncIterator[Folder]:
     it = Folder(tmp_path)
@@ -90,6 +99,10 @@ def test_every_example_is_listed_and_run_here() -> None:
     programs = {path.name for path in EXAMPLES.glob("*.py")}
     listed = set(re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
     run = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    for program, test in RUN_ELSEWHERE.items():
+        assert program.removesuffix(".py") in (Path(__file__).parent / f"{test}.py").read_text(
+            encoding="utf-8"
+        )
     assert programs == listed == run
 
 

@@ -26,7 +26,7 @@ from tests import servers
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STANDARD = {*sys.stdlib_module_names, "_typeshed", "duly"}
-FRAMEWORKS = {"asgiref", "django", "pydantic"}
+FRAMEWORKS = {"asgiref", "celery", "django", "dramatiq", "pydantic", "pytest", "taskiq"}
 """What a program that uses an integration has, and duly does not bring."""
 SLIM = {"aiohttp", "apsw", "msgspec"}
 
@@ -41,8 +41,8 @@ def built(folder: Path, kind: str) -> Path:
 def test_the_slim_installation_needs_few_packages_and_every_extra_is_a_part_of_all() -> None:
     assert {re.split(r"[>=]", each)[0] for each in PROJECT["dependencies"]} == SLIM
     optional = PROJECT["optional-dependencies"]
-    assert {"cli", "hub", "postgres", "redis", "alerts", "all"} <= optional.keys()
-    assert optional["all"] == ["duly[hub,postgres,redis,alerts]"]
+    assert {"cli", "hub", "postgres", "redis", "alerts", "otel", "all"} <= optional.keys()
+    assert optional["all"] == ["duly[hub,postgres,redis,alerts,otel]"]
     assert "duly[cli]" in optional["hub"]
 
 

@@ -17,6 +17,7 @@ done. Catch the branch that you can act on.
     │   │   ├── UnknownKey    signed with a key that is not trusted for this sender
     │   │   └── Forged        the signature does not fit this message
     │   ├── NotAllowed        the sender is known and may not do this
+    │   ├── NotFound          there is no such message, device or alert
     │   ├── NoProfile         no recipient would be notified of an alert
     │   └── Refused           the hub did not accept it; its code and word say why
     ├── OutcomeError          the message was accepted, and this is how it ended
@@ -157,6 +158,12 @@ class NotAllowed(SenderError):
     """The sender is known and may not do this; an operator has to grant it first."""
 
     word = "not_allowed"
+
+
+class NotFound(SenderError):
+    """There is no such message, device or alert."""
+
+    word = "not_found"
 
 
 class NoProfile(SenderError):

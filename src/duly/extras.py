@@ -19,6 +19,8 @@ EXTRA_OF: Final = {
     "bcrypt": "hub",
     "cryptography": "hub",
     "nats_server": "hub",
+    "opentelemetry": "otel",
+    "prometheus_client": "hub",
     "prompt_toolkit": "cli",
     "redis": "redis",
     "rich": "cli",

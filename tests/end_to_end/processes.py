@@ -100,7 +100,7 @@ class HubProcess(Killable):
         super().__init__(folder)
         port = quiet_port()
         self.url = f"http://127.0.0.1:{port}"
-        settings = {"data": folder, "port": port} | settings
+        settings = {"data": folder, "port": port, "log_level": "warning"} | settings
         if not settings.keys() & {"mqtt", "mqtt_port"}:
             settings["no_mqtt"] = "true"
         self.ledger_url = str(settings.get("ledger", f"sqlite:///{folder}/ledger.db"))

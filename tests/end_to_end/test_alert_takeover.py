@@ -95,6 +95,8 @@ def check(towers: Towers, deliveries: dict[str, Delivery]) -> None:
     first, again = (headers["webhook-id"] for headers, _ in towers.hook.requests)
     assert first == again, "a receiver that keeps ids can tell"
     bodies = towers.hook.taken[first]
+    links = [body["data"].pop("acknowledge").partition("/ack?")[2] for body in bodies]
+    assert links[0] == links[1], "the same link, at the hub that sends it"
     assert bodies[0]["data"] == bodies[1]["data"]
     subjects = [str(mail["Subject"]) for mail in towers.mailbox.mails]
     assert subjects == ["warning: smoke (gate)", "Repeat? warning: smoke (gate)"], "once more, marked"

@@ -111,6 +111,7 @@ async def test_a_hub_whose_ledger_is_removed_under_it_accepts_nothing_and_is_unh
         first = await phone.command("lock")
         assert (await phone.hear_of(first))["code"] == 0
         await lock.obey()
+        assert (await phone.hear_of(first))["state"] == "done"
         for file in local._folder.glob("ledger.db*"):
             file.unlink()
         assert (await curl(f"{local.url}/v1/health")).status == 503

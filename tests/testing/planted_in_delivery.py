@@ -76,7 +76,7 @@ def pushes_overtake_one_that_failed(patch: Patch) -> None:
 
 def restarts_sort_by_key(patch: Patch) -> None:
     """After a restart 10 comes before 9."""
-    patch.setattr("duly.core.inbox._in_senders_order", list)
+    patch.setattr("duly.core.inbox.in_senders_order", list)
 
 
 def presence_is_not_remembered(patch: Patch) -> None:

@@ -61,7 +61,7 @@ async def test_a_task_that_was_sent_says_how_far_it_is(at: Brokered) -> None:
     async with b, at.node(at.a) as a:
         task = await a.send(at.b, "wait", expires=60)
         assert task.state == "sent"
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(servers.GUARD):
             await task.delivered
             assert task.state == "delivered"
             async for update in task.updates():
@@ -75,7 +75,7 @@ async def test_a_task_waits_for_a_node_that_is_away(at: Brokered, tmp_path: Path
     done: list[str] = []
     async with at.node(at.a) as a:
         task = await a.send(at.b, "turn_on", {"lamp": 2}, expires=60)
-        async with lamp(at, done, tmp_path / "b.db"), asyncio.timeout(15):
+        async with lamp(at, done, tmp_path / "b.db"), asyncio.timeout(servers.GUARD):
             assert (await task.result)["lamp"] == 2
     assert done == [task.id]
 
@@ -88,7 +88,7 @@ async def test_a_task_outlives_its_sender(at: Brokered, tmp_path: Path) -> None:
         await task.result
     async with lamp(at, done), at.node(at.a, store=str(tmp_path / "a.db")) as a:
         again = await a.find(task.id)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(servers.GUARD):
             assert (await again.result)["on"]
     assert done == [task.id]
 
@@ -204,7 +204,7 @@ async def test_a_cancelled_task_is_no_longer_sent_and_can_be_sent_anew(at: Broke
             await a.cancel("nonsense")
         anew = await a.retry(task.id)
         assert anew.id != task.id
-        async with lamp(at, done), asyncio.timeout(15):
+        async with lamp(at, done), asyncio.timeout(servers.GUARD):
             assert (await anew.result)["lamp"] == 4
     assert anew.id in done
 

@@ -17,7 +17,7 @@ from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import FORGOTTEN, Answer, Message, Word
 from duly.core.units import HOUR
-from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed, Stopped
+from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed, MissingExtra, Stopped
 from duly.storage import open_ledger, sql
 from duly.storage.postgres.ledger import PostgresLedger
 from duly.testing import ManualClock
@@ -430,5 +430,5 @@ async def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "asyncpg", None)
     for module in ("postgres.ledger", "postgres.watch"):
         monkeypatch.delitem(sys.modules, f"duly.storage.{module}")
-    with pytest.raises(LedgerUnavailable, match=r"pip install duly\[postgres\]"):
+    with pytest.raises(MissingExtra, match=r"pip install 'duly\[postgres\]'"):
         await open_ledger("postgresql://duly@localhost/x")

@@ -23,7 +23,7 @@ from duly.apps.alerts.model import NOTHING_SAID, AlertState, AlertStatus, traits
 from duly.apps.alerts.operations import DEAD, AlertRecord, show, show_delivery
 from duly.core.messages import key_of
 from duly.core.units import MS
-from duly.errors import ChannelError, Malformed
+from duly.errors import ChannelError, Malformed, NotFound
 from duly.identity.accounts import Role
 from duly.server.dashboard.alert_counters import AlertCounters
 from duly.server.dashboard.requests import text_of
@@ -149,7 +149,7 @@ class AlertViews:
         alert = await self._hub.alerts.operations.get(key)
         shown = await self._hub.alerts.show(key)
         if alert is None or shown is None:
-            raise AlertMissing(f"nothing is known of the alert {sentinel}/{event} (any more)")
+            raise NotFound(f"nothing is known of the alert {sentinel}/{event} (any more)")
         episode = traits_of(alert.record.message).episode
         others: list[dict[str, object]] = []
         if episode:
@@ -235,12 +235,6 @@ class AlertViews:
         finally:
             await channel.close()
         return {"recipient": label, "fate": "arrived", "ms": round((monotonic() - began) * 1000)}
-
-
-class AlertMissing(Malformed):
-    """The ledger does not know this alert."""
-
-    word = "not_found"
 
 
 def _check_span(text: str) -> None:

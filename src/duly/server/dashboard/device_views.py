@@ -18,7 +18,7 @@ from msgspec import Raw
 
 from duly.apps.gateway.pushes import stream_of
 from duly.core.units import MS
-from duly.errors import Malformed
+from duly.errors import Malformed, NotFound
 from duly.identity.accounts import Account, Role
 from duly.server.dashboard.commands import PageCommands
 from duly.server.dashboard.requests import text_of
@@ -171,7 +171,7 @@ class DeviceViews:
         name = text_of(query, "name")
         account = next((one for one in self._hub.accounts.list() if one.name == name), None)
         if account is None or account.role not in (Role.DEVICE, Role.NODE):
-            raise DeviceMissing(f"there is no device or node {name!r}; 'duly add device {name}' makes one")
+            raise NotFound(f"there is no device or node {name!r}; 'duly add device {name}' makes one")
         (shown,) = await self._shown([account])
         return shown | {"pushes": await self._pushes(name), "types": sorted(COMMANDS)}
 
@@ -203,9 +203,3 @@ class DeviceViews:
             visitor, text_of(wanted, "id"), text_of(wanted, "device"), text_of(wanted, "type"),
             Raw(text.encode()), queue=wanted.get("queue") == "yes",
         )  # fmt: skip
-
-
-class DeviceMissing(Malformed):
-    """There is no such device or node."""
-
-    word = "not_found"

@@ -23,7 +23,7 @@ from duly.core.messages import Answer, Message, key_of
 from duly.core.monitor.signals import CANCEL, EVENT, UPDATE
 from duly.core.operations import Advance
 from duly.core.units import MS
-from duly.errors import Malformed
+from duly.errors import Malformed, NotFound
 from duly.server.dashboard.commands import SEES_ALL, PageCommands
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
@@ -231,7 +231,7 @@ class MessageViews:
             raise Malformed("name a message by its scope and its id")
         record = await self._hub.ledger.find(key_of(scope, id_))
         if record is None:
-            raise MessageMissing(f"nothing is known of {scope}/{id_} (any more)")
+            raise NotFound(f"nothing is known of {scope}/{id_} (any more)")
         return record
 
     # ── acting ───────────────────────────────────────────────────────────────────────────────────
@@ -281,12 +281,6 @@ class MessageViews:
 
     async def _asked(self, wanted: dict[str, str]) -> Record:
         return await self._record(text_of(wanted, "scope"), text_of(wanted, "id"))
-
-
-class MessageMissing(Malformed):
-    """The ledger does not know this message."""
-
-    word = "not_found"
 
 
 def _row(record: Record) -> dict[str, object]:
