@@ -100,7 +100,8 @@ def test_every_example_is_listed_and_run_here() -> None:
     listed = set(re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
     run = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
     for program, test in RUN_ELSEWHERE.items():
-        assert program.removesuffix(".py") in (Path(__file__).parent / f"{test}.py").read_text(
+        text = (Path(__file__).parent / f"{test}.py").read_text(encoding="utf-8")
+        assert program.removesuffix(".py") in text
             encoding="utf-8"
         )
     assert programs == listed == run
