@@ -102,8 +102,6 @@ def test_every_example_is_listed_and_run_here() -> None:
     for program, test in RUN_ELSEWHERE.items():
         text = (Path(__file__).parent / f"{test}.py").read_text(encoding="utf-8")
         assert program.removesuffix(".py") in text
-            encoding="utf-8"
-        )
     assert programs == listed == run
 
 
