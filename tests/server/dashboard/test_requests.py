@@ -202,6 +202,14 @@ async def test_the_actor_is_the_session_whatever_the_request_says(ann: PageVisit
     assert silence["by"] == "ann"
 
 
+async def test_a_command_that_the_hub_refused_is_recorded_as_refused(ann: PageVisitor) -> None:
+    status, said = await ann.act("command.send", id=mint(), device="lock", type="query", data="{}")
+    assert (status, said["server_ack"]["error"]) == (200, "offline")
+    entry = (await ann.get("/audit.json"))["entries"][0]
+    assert entry["action"] == "command.send"
+    assert entry["result"].startswith("refused: lock is offline")
+
+
 async def test_an_admin_ends_the_session_of_another(ann: PageVisitor, viewer: PageVisitor) -> None:
     sessions = (await ann.get("/sessions.json"))["sessions"]
     (his,) = [one["session"] for one in sessions if one["name"] == "vic"]

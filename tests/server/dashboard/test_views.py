@@ -234,6 +234,19 @@ async def test_an_unknown_one_is_settled_once_with_who_and_why(local: LocalHub, 
     assert "only what is unknown" in said["detail"]
 
 
+@pytest.mark.parametrize("state", [State.ACCEPTED, State.SENT, State.DELIVERED, State.DONE])
+async def test_only_an_unknown_one_is_settled(local: LocalHub, ann: PageVisitor, state: State) -> None:
+    """One that waits or is under way would take effect after its sender was told how it ended."""
+    await store(local, "1794900000000_1", state)
+    where = {"scope": "phone", "id": "1794900000000_1"}
+    status, said = await ann.act("message.settle", **where, **{"as": "failed"}, why="I think so")
+    assert (status, said["error"]) == (400, "malformed")
+    assert f"it is {state.word}; only what is unknown" in said["detail"]
+    record = await local.hub.ledger.find(key_of("phone", "1794900000000_1"))
+    assert record is not None
+    assert record.state is state
+
+
 async def _ended(ann: PageVisitor, id_: str) -> None:
     async with asyncio.timeout(10):
         while (await ann.get("/message.json", scope="dashboard", id=id_))["state"] != "done":

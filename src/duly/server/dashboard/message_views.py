@@ -267,6 +267,9 @@ class MessageViews:
         to = {"done": State.DONE, "failed": State.FAILED}.get(text_of(wanted, "as"))
         if to is None or not why:
             raise Malformed("say how it ended, done or failed, and why you know")
+        # Looked at first: an unknown message can only become what is asked for here, or be settled meanwhile.
+        if record.state is not State.UNKNOWN:
+            raise Malformed(f"it is {record.state.word}; only what is unknown can be settled")
         reason = f"settled by hand by {visitor.name}: {why}"
         ledger = self._hub.ledger
         answer = Answer(0 if to is State.DONE else 3, b"", reason)

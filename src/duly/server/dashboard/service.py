@@ -257,7 +257,7 @@ class Dashboard:
         except DulyError as problem:
             await self.audit.add(visitor.name, visitor.role.word, name, target, why, f"refused: {problem}")
             raise
-        await self.audit.add(visitor.name, visitor.role.word, name, target, why)
+        await self.audit.add(visitor.name, visitor.role.word, name, target, why, _result_of(done))
         return answer(done)
 
     async def _audit_page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
@@ -286,6 +286,14 @@ def _on_alerts(alerts: AlertViews, verb: str) -> Action:
         return await alerts.act(verb, visitor, wanted)
 
     return act
+
+
+def _result_of(done: object) -> str:
+    """What the audit chain says of an action that raised nothing: a command may have been refused."""
+    said = done.get("server_ack") if isinstance(done, dict) else None
+    if not isinstance(said, dict) or not said.get("error"):
+        return "done"
+    return f"refused: {said.get('detail') or said['error']}"
 
 
 def _refused(problem: DulyError) -> web.Response:
