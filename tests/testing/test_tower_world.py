@@ -14,11 +14,11 @@ from duly.testing.sim.plan import plan
 from duly.testing.sim.runner import _run
 
 
-def _unclaimed(self: Fanout, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
+def _unclaimed(self: Fanout, batch: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
     """Sends without claiming first."""
-    for item in parcel:
+    for item in batch:
         item.attempt += 1
-    return [self._carry(parcel, where[1])]
+    return [self._start(batch, where[1])]
 
 
 def _no_doubt(self: Attempts, item: QueuedDelivery, now: int) -> list[Todo]:

@@ -128,8 +128,8 @@ def test_many_alerts_in_one_notice_say_when_each_happened() -> None:
         return BatchItem(DeliveryRef(message.key, "alert", "hook", 0), 1, message)
 
     now = 1_794_786_893 * SECOND
-    parcel = StartAttempt("hook", (load(1, now - 2 * HOUR), load(2, now)))
-    first, second = notification(parcel, NotificationContext(now, {}, {}, {"home": "UTC"})).text.splitlines()
+    batch = StartAttempt("hook", (load(1, now - 2 * HOUR), load(2, now)))
+    first, second = notification(batch, NotificationContext(now, {}, {}, {"home": "UTC"})).text.splitlines()
     assert first.endswith("2026-11-15 21:54:53 UTC, 2 h ago")
     assert second.endswith("2026-11-15 23:54:53 UTC")
 

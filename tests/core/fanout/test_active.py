@@ -55,10 +55,10 @@ def test_the_open_deliveries_of_a_message_are_revived_as_one_message() -> None:
 def test_a_delivery_that_is_being_attempted_does_not_expire() -> None:
     under_way = active()
     live = ActiveMessage(MESSAGE, [], committed=True)
-    waiting, flying = delivery("ann", NOW + SECOND), delivery("bob", NOW + SECOND)
-    flying.flying = True
+    waiting, attempted = delivery("ann", NOW + SECOND), delivery("bob", NOW + SECOND)
+    attempted.under_way = True
     under_way.enter(live, waiting)
-    under_way.enter(live, flying)
+    under_way.enter(live, attempted)
     assert under_way.next_expiry() == NOW + SECOND
     assert [*under_way.expired(NOW)] == []
     assert [*under_way.expired(NOW + SECOND)] == [waiting]

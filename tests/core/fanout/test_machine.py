@@ -101,12 +101,12 @@ class FanoutTower:
 
     def went(
         self,
-        parcel: StartAttempt,
+        batch: StartAttempt,
         fate: AttemptResult = AttemptResult.ARRIVED,
         reason: str = "",
         rest: int = 0,
     ) -> list[Effect]:
-        return self.driver.give(MachineEvent(AttemptEnded(parcel, fate, reason, rest)))
+        return self.driver.give(MachineEvent(AttemptEnded(batch, fate, reason, rest)))
 
     def look(self, n: int) -> None:
         """Somebody has changed something about an event."""
@@ -124,7 +124,7 @@ class FanoutTower:
         return self.driver.state(self.event(n).key)
 
 
-def parcels(effects: list[Effect]) -> list[StartAttempt]:
+def batches(effects: list[Effect]) -> list[StartAttempt]:
     return [e.what for e in effects if isinstance(e, MachineEffect) and isinstance(e.what, StartAttempt)]
 
 
@@ -137,17 +137,17 @@ def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None
     effects = tower.report()
     assert verdicts(effects) == ["fresh"]
     assert isinstance(effects[0], Reply)
-    assert [(p.recipient, p.loads[0].attempt) for p in parcels(effects)] == [("mail", 1), ("hook", 1)]
+    assert [(p.recipient, p.items[0].attempt) for p in batches(effects)] == [("mail", 1), ("hook", 1)]
     assert tower.states() == {("mail", 0): "sent", ("hook", 0): "sent"}
     assert {d.worker for d in tower.disk.deliveries.values()} == {"me"}, "claimed"
 
 
 def test_the_same_event_again_is_one_event_and_gets_its_state() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     again = tower.report()
-    assert (verdicts(again), parcels(again)) == (["duplicate"], [])
-    tower.went(parcel)
+    assert (verdicts(again), batches(again)) == (["duplicate"], [])
+    tower.went(batch)
     assert verdicts(tower.report()) == ["duplicate"]
     assert tower.fanout.counts.accepted == 1
 
@@ -167,12 +167,12 @@ def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> Non
     tower.driver.carry_out(first)
     said = {reply.origin: reply.verdict.word for reply in only(Reply, tower.driver.effects)}
     assert said == {"a": Word.FRESH, "b": Word.DUPLICATE}
-    assert len(parcels(tower.driver.effects)) == 1
+    assert len(batches(tower.driver.effects)) == 1
 
 
 def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None:
     tower = FanoutTower("mail", "hook")
-    one, other = parcels(tower.report())
+    one, other = batches(tower.report())
     assert only(ReportOutcome, tower.went(one)) == []
     assert tower.state() == "delivered"
     (report,) = only(ReportOutcome, tower.went(other))
@@ -182,16 +182,16 @@ def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None
 
 def test_what_was_not_sent_is_tried_again_ever_more_slowly_until_it_expires() -> None:
     tower = FanoutTower("hook")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     waits: list[int] = []
     while True:
         began = tower.clock.now()
-        tower.went(parcel, AttemptResult.NOT_SENT, "HTTP status 500")
-        again = parcels(tower.driver.wait(3_601))
+        tower.went(batch, AttemptResult.NOT_SENT, "HTTP status 500")
+        again = batches(tower.driver.wait(3_601))
         if not again:
             break
         waits.append(max(d.due for d in tower.disk.deliveries.values()) - MINUTE - began)
-        (parcel,) = again
+        (batch,) = again
     assert [wait // SECOND for wait in waits[:5]] == [5, 10, 20, 40, 80]
     assert waits[-1] == HOUR
     tower.driver.wait(3_700)
@@ -202,57 +202,57 @@ def test_what_was_not_sent_is_tried_again_ever_more_slowly_until_it_expires() ->
 
 def test_after_the_last_allowed_attempt_it_is_a_dead_letter() -> None:
     tower = FanoutTower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=3, jitter=0))
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     for _ in range(2):
-        tower.went(parcel, AttemptResult.NOT_SENT, "no")
-        (parcel,) = parcels(tower.driver.wait(60))
-    assert parcel.loads[0].attempt == 3
-    tower.went(parcel, AttemptResult.NOT_SENT, "no")
+        tower.went(batch, AttemptResult.NOT_SENT, "no")
+        (batch,) = batches(tower.driver.wait(60))
+    assert batch.items[0].attempt == 3
+    tower.went(batch, AttemptResult.NOT_SENT, "no")
     assert (tower.state(), tower.states()) == ("failed", {("hook", 0): "failed"})
     assert tower.driver.wait(100_000) == []
 
 
 def test_what_the_other_side_will_never_take_is_not_tried_again() -> None:
     tower = FanoutTower("hook")
-    (parcel,) = parcels(tower.report())
-    (report,) = only(ReportOutcome, tower.went(parcel, AttemptResult.REFUSED, "HTTP status 410"))
+    (batch,) = batches(tower.report())
+    (report,) = only(ReportOutcome, tower.went(batch, AttemptResult.REFUSED, "HTTP status 410"))
     assert (report.state, report.answer.reason) == (State.FAILED, "HTTP status 410")
 
 
 def test_a_recipient_that_wants_to_be_left_alone_is() -> None:
     tower = FanoutTower("hook")
-    (parcel,) = parcels(tower.report())
-    tower.went(parcel, AttemptResult.NOT_SENT, "HTTP status 429", 120 * SECOND)
-    assert parcels(tower.driver.wait(119)) == []
-    assert len(parcels(tower.driver.wait(1))) == 1
+    (batch,) = batches(tower.report())
+    tower.went(batch, AttemptResult.NOT_SENT, "HTTP status 429", 120 * SECOND)
+    assert batches(tower.driver.wait(119)) == []
+    assert len(batches(tower.driver.wait(1))) == 1
 
 
 def test_a_channel_that_works_again_is_used_at_once_for_all_its_recipients() -> None:
     tower = FanoutTower("mail:host#1", "mail:host#2", "mail:other#3")
-    for parcel in parcels(tower.report()):
-        tower.went(parcel, AttemptResult.NOT_SENT, "down")
-    works, *others = parcels(tower.driver.wait(5))
-    for parcel in others:
-        tower.went(parcel, AttemptResult.NOT_SENT, "down")
-    assert parcels(tower.driver.wait(1)) == [], "they rest for ten seconds"
+    for batch in batches(tower.report()):
+        tower.went(batch, AttemptResult.NOT_SENT, "down")
+    works, *others = batches(tower.driver.wait(5))
+    for batch in others:
+        tower.went(batch, AttemptResult.NOT_SENT, "down")
+    assert batches(tower.driver.wait(1)) == [], "they rest for ten seconds"
     tower.went(works)
-    assert [parcel.recipient for parcel in parcels(tower.driver.wait(0))] == ["mail:host#2"]
+    assert [batch.recipient for batch in batches(tower.driver.wait(0))] == ["mail:host#2"]
 
 
 @pytest.mark.parametrize("doubt", [DoubtPolicy.RESEND, DoubtPolicy.REPEAT, DoubtPolicy.STOP])
 def test_an_attempt_that_a_crash_cut_off_is_handled_as_the_channel_declares(doubt: DoubtPolicy) -> None:
     before = FanoutTower("hook", doubt=doubt)
-    (parcel,) = parcels(before.report())
+    (batch,) = batches(before.report())
     after = FanoutTower("hook", doubt=doubt, disk=before.disk, clock=before.clock, worker="next")
-    again = parcels(after.driver.wait(0))
+    again = batches(after.driver.wait(0))
     if doubt is DoubtPolicy.STOP:
         assert again == []
         assert after.state() == "unknown"
         return
-    (load,) = again[0].loads
-    assert (load.ref, load.attempt) == (parcel.loads[0].ref, 2)
-    assert load.repeat is (doubt is DoubtPolicy.REPEAT)
-    late = after.went(parcel)
+    (item,) = again[0].items
+    assert (item.ref, item.attempt) == (batch.items[0].ref, 2)
+    assert item.repeat is (doubt is DoubtPolicy.REPEAT)
+    late = after.went(batch)
     assert only(ReportOutcome, late) == [], "the attempt of the dead one cannot finish a newer one"
     after.went(again[0])
     assert after.state() == "done"
@@ -262,66 +262,66 @@ def test_where_a_repeat_cannot_be_told_there_is_at_most_one_across_crashes() -> 
     tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT)
     tower.report()
     tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="second")
-    assert [load.repeat for p in parcels(tower.driver.wait(0)) for load in p.loads] == [True]
+    assert [item.repeat for p in batches(tower.driver.wait(0)) for item in p.items] == [True]
     tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT, disk=tower.disk, clock=tower.clock, worker="third")
-    assert parcels(tower.driver.wait(100)) == []
+    assert batches(tower.driver.wait(100)) == []
     assert tower.state() == "unknown"
 
 
 def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
     tower = FanoutTower("mail", doubt=DoubtPolicy.REPEAT)
-    (parcel,) = parcels(tower.report())
-    tower.went(parcel, AttemptResult.IN_DOUBT, "the connection broke")
+    (batch,) = batches(tower.report())
+    tower.went(batch, AttemptResult.IN_DOUBT, "the connection broke")
     (delivery,) = tower.disk.deliveries.values()
     assert (delivery.error, delivery.in_doubt) == ("in doubt: the connection broke", True)
-    (again,) = parcels(tower.driver.wait(60))
-    assert again.loads[0].repeat
+    (again,) = batches(tower.driver.wait(60))
+    assert again.items[0].repeat
     tower.went(again, AttemptResult.IN_DOUBT, "the connection broke")
     assert tower.state() == "unknown"
 
 
 def test_on_a_shared_ledger_a_claim_is_its_workers_until_its_lease_ends() -> None:
     one = FanoutTower("hook", sole=False)
-    (parcel,) = parcels(one.report())
+    (batch,) = batches(one.report())
     other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
-    assert parcels(other.driver.wait(59)) == []
-    (again,) = parcels(other.driver.wait(2))
-    assert (again.loads[0].ref, again.loads[0].attempt) == (parcel.loads[0].ref, 2)
-    assert only(ReportOutcome, one.went(parcel)) == [], "it was thought dead: its end does not count any more"
+    assert batches(other.driver.wait(59)) == []
+    (again,) = batches(other.driver.wait(2))
+    assert (again.items[0].ref, again.items[0].attempt) == (batch.items[0].ref, 2)
+    assert only(ReportOutcome, one.went(batch)) == [], "it was thought dead: its end does not count any more"
     other.went(again)
     assert other.state() == "done"
 
 
 def test_on_a_shared_ledger_only_one_takes_what_is_due() -> None:
     one = FanoutTower("hook", sole=False)
-    (parcel,) = parcels(one.report())
-    one.went(parcel, AttemptResult.NOT_SENT, "no")
+    (batch,) = batches(one.report())
+    one.went(batch, AttemptResult.NOT_SENT, "no")
     other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
-    (again,) = parcels(other.driver.wait(5))
-    assert parcels(one.driver.wait(0)) == []
+    (again,) = batches(other.driver.wait(5))
+    assert batches(one.driver.wait(0)) == []
     other.went(again)
     assert other.state() == "done"
 
 
 def test_a_restart_goes_on_with_what_waits_at_its_time() -> None:
     before = FanoutTower("hook")
-    (parcel,) = parcels(before.report())
-    before.went(parcel, AttemptResult.NOT_SENT, "no")
+    (batch,) = batches(before.report())
+    before.went(batch, AttemptResult.NOT_SENT, "no")
     after = FanoutTower("hook", disk=before.disk, clock=before.clock, worker="next")
-    assert parcels(after.driver.wait(4)) == []
-    (again,) = parcels(after.driver.wait(1))
-    assert again.loads[0].attempt == 2
+    assert batches(after.driver.wait(4)) == []
+    (again,) = batches(after.driver.wait(1))
+    assert again.items[0].attempt == 2
 
 
 def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
     tower = FanoutTower("mail")
     tower.later = (("boss", 10 * MINUTE),)
-    (first,) = parcels(tower.report())
+    (first,) = batches(tower.report())
     tower.went(first)
     assert tower.states() == {("mail", 0): "done", ("boss", 1): "accepted"}
     assert tower.state() == "delivered"
-    (second,) = parcels(tower.driver.wait(600))
-    assert (second.recipient, second.loads[0].ref.round) == ("boss", 1)
+    (second,) = batches(tower.driver.wait(600))
+    assert (second.recipient, second.items[0].ref.round) == ("boss", 1)
 
 
 def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
@@ -331,17 +331,17 @@ def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
     ref = DeliveryRef(tower.event().key, "alert", "boss", 1)
     del tower.disk.deliveries[ref]
     tower.driver.give(MachineEvent(DeliveriesChanged(tower.event().key, ())))
-    assert parcels(tower.driver.wait(3_600)) == []
+    assert batches(tower.driver.wait(3_600)) == []
 
 
 def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
     tower = FanoutTower("hook", "mail")
-    hook, mail = parcels(tower.report())
+    hook, mail = batches(tower.report())
     tower.went(mail, AttemptResult.NOT_SENT, "down")
-    tower.unwanted = {hook.loads[0].ref, mail.loads[0].ref}
+    tower.unwanted = {hook.items[0].ref, mail.items[0].ref}
     tower.went(hook, AttemptResult.NOT_SENT, "down")
     assert tower.states()["hook", 0] == "cancelled"
-    waiting = OpenDelivery(tower.event(), State.SENT, tower.disk.deliveries[mail.loads[0].ref])
+    waiting = OpenDelivery(tower.event(), State.SENT, tower.disk.deliveries[mail.items[0].ref])
     tower.driver.give(MachineEvent(DeliveriesChanged(tower.event().key, (waiting,))))
     assert tower.states()["mail", 0] == "cancelled"
     assert (tower.state(), tower.driver.wait(3_600)) == ("cancelled", [])
@@ -349,22 +349,22 @@ def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
 
 def test_a_delivery_that_somebody_added_goes_out() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
-    tower.went(parcel)
+    (batch,) = batches(tower.report())
+    tower.went(batch)
     ref = DeliveryRef(tower.event().key, "alert", "other", 200)
     tower.driver.ledger.execute((Deliver(ref, tower.clock.now()),))
     open_ = OpenDelivery(tower.event(), State.DONE, tower.disk.deliveries[ref])
     tower.driver.give(MachineEvent(DeliveriesChanged(ref.key, (open_,))))
-    (parcel,) = parcels(tower.driver.wait(0))
-    tower.went(parcel)
+    (batch,) = batches(tower.driver.wait(0))
+    tower.went(batch)
     assert (tower.states()["other", 200], tower.state()) == ("done", "done")
 
 
 def test_what_was_just_on_its_way_when_it_was_cancelled_is_followed_by_a_correction() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     tower.cancelled.add(tower.event().key)
-    effects = tower.went(parcel)
+    effects = tower.went(batch)
     assert tower.states() == {("mail", 0): "done", ("mail", FIRST_ROUND[DeliveryKind.CORRECTION]): "accepted"}
     assert any(isinstance(e, MachineEffect) and isinstance(e.what, DeliveryRef) for e in effects), (
         "somebody has to look"
@@ -412,22 +412,22 @@ def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
     assert repeat.verdict == Verdict(Word.DUPLICATE, State.FAILED, report.answer)
 
 
-def test_ten_thousand_events_in_a_minute_are_a_few_parcels_and_ten_thousand_ends() -> None:
+def test_ten_thousand_events_in_a_minute_are_a_few_batches_and_ten_thousand_ends() -> None:
     tower = FanoutTower("mail", most=10)
-    carried: list[int] = []
+    sizes: list[int] = []
 
     def deliver(effects: list[Effect]) -> None:
-        for parcel in parcels(effects):
-            carried.append(len(parcel.loads))
-            deliver(tower.went(parcel))
+        for batch in batches(effects):
+            sizes.append(len(batch.items))
+            deliver(tower.went(batch))
 
     for n in range(10_000):
         tower.clock.advance(0.006)
         deliver(tower.report(tower.event(n)))
     for _ in range(5):
         deliver(tower.driver.wait(60))
-    assert sum(carried) == 10_000
-    assert len(carried) <= 25
+    assert sum(sizes) == 10_000
+    assert len(sizes) <= 25
     assert {d.state for d in tower.disk.deliveries.values()} == {State.DONE}
     assert {r.state for r in tower.disk.messages.values()} == {State.DONE}
 
@@ -440,37 +440,37 @@ def test_what_is_urgent_is_never_held_back_by_a_limit(most: int, gaps: list[tupl
     """However many of whatever kind have gone before, as long as their recipient takes them."""
     tower = FanoutTower("mail", most=most)
     for n, (gap, urgent) in enumerate(gaps):
-        told = parcels(tower.driver.wait(gap)) if gap else []
+        told = batches(tower.driver.wait(gap)) if gap else []
         tower.traits = GroupingTraits(urgent=urgent)
-        told += parcels(tower.report(tower.event(n)))
+        told += batches(tower.report(tower.event(n)))
         if urgent:
             assert told[-1].urgent
-            assert [load.message.id for load in told[-1].loads] == [f"event-{n}"]
-        for parcel in told:
-            tower.went(parcel)
+            assert [item.message.id for item in told[-1].items] == [f"event-{n}"]
+        for batch in told:
+            tower.went(batch)
 
 
 def test_what_becomes_urgent_leaves_the_way_where_it_waits() -> None:
     tower = FanoutTower("mail", most=1)
-    (first,) = parcels(tower.report(tower.event(0)))
+    (first,) = batches(tower.report(tower.event(0)))
     tower.went(first)
-    assert parcels(tower.report(tower.event(1))) == [], "the limit"
+    assert batches(tower.report(tower.event(1))) == [], "the limit"
     tower.traits = GroupingTraits(urgent=True)
     tower.look(1)
-    (parcel,) = parcels(tower.driver.wait(0))
-    assert (parcel.urgent, [load.message.id for load in parcel.loads]) == (True, ["event-1"])
-    tower.went(parcel)
-    assert parcels(tower.driver.wait(120)) == [], "once"
+    (batch,) = batches(tower.driver.wait(0))
+    assert (batch.urgent, [item.message.id for item in batch.items]) == (True, ["event-1"])
+    tower.went(batch)
+    assert batches(tower.driver.wait(120)) == [], "once"
 
 
 def test_what_becomes_urgent_on_its_way_tries_again_on_the_other_way() -> None:
     tower = FanoutTower("mail", most=1)
-    (first,) = parcels(tower.report(tower.event(0)))
+    (first,) = batches(tower.report(tower.event(0)))
     tower.traits = GroupingTraits(urgent=True)
     tower.look(0)
-    assert parcels(tower.driver.wait(0)) == []
+    assert batches(tower.driver.wait(0)) == []
     tower.went(first, AttemptResult.NOT_SENT)
-    (again,) = parcels(tower.driver.wait(5))
+    (again,) = batches(tower.driver.wait(5))
     assert again.urgent
     tower.went(again)
     assert tower.state() == "done"
@@ -508,26 +508,26 @@ def test_it_says_what_is_open_and_answers_repeats_from_memory() -> None:
 
 def test_an_attempt_that_was_called_off_ends_as_cancelled_and_says_nothing_of_the_recipient() -> None:
     tower = FanoutTower("mail", "sms")
-    first, second = parcels(tower.report())
+    first, second = batches(tower.report())
     tower.went(first, AttemptResult.CALLED_OFF, "nobody is to be told")
     tower.went(second)
     assert set(tower.states().values()) == {"cancelled", "done"}
-    assert parcels(tower.report(tower.event(1))), "both are tried as before"
+    assert batches(tower.report(tower.event(1))), "both are tried as before"
 
 
 def test_what_expires_while_its_attempt_fails_ends_as_expired() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     tower.clock.advance(2 * 86_400)
-    tower.went(parcel, AttemptResult.NOT_SENT, "no answer")
+    tower.went(batch, AttemptResult.NOT_SENT, "no answer")
     assert tower.states() == {("mail", 0): "expired"}
     assert tower.state() == "expired"
 
 
 def test_a_clock_that_was_set_moves_the_next_attempt_with_it() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
-    tower.went(parcel, AttemptResult.NOT_SENT, "no answer")
+    (batch,) = batches(tower.report())
+    tower.went(batch, AttemptResult.NOT_SENT, "no answer")
     due = tower.fanout.next_wake()
     assert due is not None
     tower.fanout.shift(HOUR)
@@ -536,29 +536,29 @@ def test_a_clock_that_was_set_moves_the_next_attempt_with_it() -> None:
 
 def test_a_delivery_whose_due_was_moved_forward_is_tried_now() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
-    tower.went(parcel, AttemptResult.NOT_SENT, "no answer", HOUR)
+    (batch,) = batches(tower.report())
+    tower.went(batch, AttemptResult.NOT_SENT, "no answer", HOUR)
     for ref, one in tower.disk.deliveries.items():
         tower.disk.deliveries[ref] = replace(one, due=tower.clock.now())
     tower.look(0)
-    assert len(parcels(tower.driver.wait(1))) == 1
+    assert len(batches(tower.driver.wait(1))) == 1
 
 
 def test_an_attempt_goes_on_while_the_ledger_is_read_anew() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     open_ = tower.driver._open()
     tower.driver.carry_out(tower.fanout.restore(open_, (), {}, tower.clock.now()))
-    assert parcels(tower.driver.wait(60)) == [], "it is under way"
-    tower.went(parcel)
+    assert batches(tower.driver.wait(60)) == [], "it is under way"
+    tower.went(batch)
     assert tower.state() == "done"
 
 
 def test_what_is_not_wanted_any_more_is_cancelled_after_a_restart() -> None:
     first = FanoutTower("mail")
     first.later = (("sms", HOUR),)
-    (parcel,) = parcels(first.report())
-    first.went(parcel)
+    (batch,) = batches(first.report())
+    first.went(batch)
     unwanted = {ref for ref in first.disk.deliveries if ref.recipient == "sms"}
     second = FanoutTower("mail", disk=first.disk, clock=first.clock, unwanted=unwanted)
     assert second.states() == {("mail", 0): "done", ("sms", 1): "cancelled"}
@@ -567,7 +567,7 @@ def test_what_is_not_wanted_any_more_is_cancelled_after_a_restart() -> None:
 
 def test_a_repeat_of_what_some_have_heard_says_that_it_was_delivered() -> None:
     tower = FanoutTower("mail", "sms")
-    first, _ = parcels(tower.report())
+    first, _ = batches(tower.report())
     tower.went(first)
     (reply,) = only(Reply, tower.report())
     assert (reply.verdict.word, reply.verdict.state) == (Word.DUPLICATE, State.DELIVERED)
@@ -582,10 +582,10 @@ def test_an_amendment_that_comes_too_late_is_refused() -> None:
 
 def test_a_delivery_that_was_ended_in_the_ledger_ends_its_message_when_its_attempt_fails() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     for ref, one in tower.disk.deliveries.items():
         tower.disk.deliveries[ref] = replace(one, state=State.CANCELLED)
-    (end,) = only(ReportOutcome, tower.went(parcel, AttemptResult.NOT_SENT, "no answer"))
+    (end,) = only(ReportOutcome, tower.went(batch, AttemptResult.NOT_SENT, "no answer"))
     assert end.state is State.CANCELLED
     assert tower.fanout.keys == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from duly.core.fanout import recipient_queue
-from duly.core.fanout.recipient_queue import PARCEL, QueuedDelivery, RecipientPolicy, RecipientQueue
+from duly.core.fanout.recipient_queue import MOST_IN_A_BATCH, QueuedDelivery, RecipientPolicy, RecipientQueue
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
 from duly.core.units import MINUTE, SECOND
@@ -21,8 +21,8 @@ def item(n: int, *, due: int = NOW, episode: str = "", attempt: int = 0) -> Queu
     return made
 
 
-def sizes(parcels: list[list[QueuedDelivery]]) -> list[int]:
-    return [len(parcel) for parcel in parcels]
+def sizes(batches: list[list[QueuedDelivery]]) -> list[int]:
+    return [len(batch) for batch in batches]
 
 
 def test_what_is_due_goes_out_one_by_one_as_long_as_that_is_not_too_much() -> None:
@@ -35,7 +35,7 @@ def test_what_is_due_goes_out_one_by_one_as_long_as_that_is_not_too_much() -> No
     assert route.next_wake() == NOW + SECOND
 
 
-def test_of_ten_thousand_all_go_out_and_in_a_few_parcels() -> None:
+def test_of_ten_thousand_all_go_out_and_in_a_few_batches() -> None:
     route = RecipientQueue(RecipientPolicy(most=5))
     for n in range(10_000):
         route.add(item(n))
@@ -43,11 +43,11 @@ def test_of_ten_thousand_all_go_out_and_in_a_few_parcels() -> None:
     now = NOW
     while (wake := route.next_wake()) is not None:
         now = max(now, wake)
-        for parcel in route.collect(now):
-            sent.append(len(parcel))
+        for batch in route.collect(now):
+            sent.append(len(batch))
             route.arrived()
     assert sum(sent) == 10_000
-    assert max(sent) == PARCEL
+    assert max(sent) == MOST_IN_A_BATCH
     assert len(sent) == 2
     assert now == NOW
 
@@ -99,7 +99,7 @@ def test_two_failures_in_a_row_close_the_way_and_then_one_at_a_time_asks() -> No
     for _ in range(6):
         route.failed(NOW + 5 * SECOND)
         closed.append(route.closed)
-    assert not closed[0], "one failure may be the parcel's own fault"
+    assert not closed[0], "one failure may be the batch's own fault"
     assert closed[-1]
     for n in range(10, 14):
         route.add(item(n))

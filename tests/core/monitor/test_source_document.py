@@ -19,7 +19,7 @@ from duly.core.steps import MachineEffect, MachineEvent, Reachable, Transmit, Un
 from duly.core.units import DAY, HOUR, SECOND
 from duly.storage import open_ledger
 from tests.core.driving import only
-from tests.core.fanout.test_machine import FanoutTower, parcels, verdicts
+from tests.core.fanout.test_machine import FanoutTower, batches, verdicts
 from tests.core.monitor.watching import Watch
 
 AT_ONCE = SentinelPolicy(countdown=0)
@@ -68,7 +68,7 @@ def test_2_a_the_same_event_id_sent_again_is_processed_once() -> None:
     tower = FanoutTower("mail")
     first = tower.report()
     again = [effect for _ in range(5) for effect in tower.report()]
-    assert (len(parcels(first)), parcels(again)) == (1, [])
+    assert (len(batches(first)), batches(again)) == (1, [])
     assert verdicts(again) == ["duplicate"] * 5
 
 
@@ -98,11 +98,11 @@ async def test_2_c_concurrent_uploads_of_one_event_are_one_event(tmp_path: Path)
 
 def test_3_a_a_network_that_fails_is_tried_again_ever_more_slowly() -> None:
     tower = FanoutTower("hook")
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     for wait in (5, 10, 20, 40, 80):
-        tower.went(parcel, AttemptResult.NOT_SENT, "no network")
-        assert parcels(tower.driver.wait(wait - 0.001)) == []
-        (parcel,) = parcels(tower.driver.wait(0.001))
+        tower.went(batch, AttemptResult.NOT_SENT, "no network")
+        assert batches(tower.driver.wait(wait - 0.001)) == []
+        (batch,) = batches(tower.driver.wait(0.001))
 
 
 def test_3_b_the_queues_of_both_survive_a_restart() -> None:
@@ -111,19 +111,19 @@ def test_3_b_the_queues_of_both_survive_a_restart() -> None:
     watch = watch.restarted()
     assert [message.id for message in watch.sent()] == [event]
     before = FanoutTower("hook")
-    (parcel,) = parcels(before.report())
-    before.went(parcel, AttemptResult.NOT_SENT, "no network")
+    (batch,) = batches(before.report())
+    before.went(batch, AttemptResult.NOT_SENT, "no network")
     after = FanoutTower("hook", disk=before.disk, clock=before.clock, worker="next")
-    assert [one.loads[0].attempt for one in parcels(after.driver.wait(5))] == [2]
+    assert [one.items[0].attempt for one in batches(after.driver.wait(5))] == [2]
 
 
 def test_3_c_after_the_last_allowed_attempt_it_stops_and_says_so() -> None:
     tower = FanoutTower("hook", retry=RetryPolicy.exponential(5 * SECOND, HOUR, tries=10, jitter=0))
-    (parcel,) = parcels(tower.report())
+    (batch,) = batches(tower.report())
     for _ in range(9):
-        tower.went(parcel, AttemptResult.NOT_SENT, "no network")
-        (parcel,) = parcels(tower.driver.wait(3_600))
-    tower.went(parcel, AttemptResult.NOT_SENT, "no network")
+        tower.went(batch, AttemptResult.NOT_SENT, "no network")
+        (batch,) = batches(tower.driver.wait(3_600))
+    tower.went(batch, AttemptResult.NOT_SENT, "no network")
     assert tower.state() == "failed"
     assert tower.driver.wait(100_000) == []
 
@@ -154,12 +154,12 @@ def test_4_fm_d1_a_crash_on_either_side_of_the_answer_leaves_both_in_agreement()
     watch, tower = Watch(AT_ONCE), FanoutTower("mail")
     watch.signal()
     (message,) = watch.sent()
-    (parcel,) = parcels(tower.report(message))
+    (batch,) = batches(tower.report(message))
     tower = FanoutTower("mail", disk=tower.disk, clock=tower.clock, worker="next")
     watch = watch.restarted()
     assert [verdicts(tower.report(one)) for one in watch.sent()] == [["duplicate"]]
-    (again,) = parcels(tower.driver.wait(0))
-    assert again.loads[0].ref == parcel.loads[0].ref, "the same key, so that the receiver can tell"
+    (again,) = batches(tower.driver.wait(0))
+    assert again.items[0].ref == batch.items[0].ref, "the same key, so that the receiver can tell"
     tower.went(again)
     watch.take(message)
     assert tower.states() == {("mail", 0): "done"}
@@ -181,8 +181,8 @@ def test_5_sentinel_c2_an_event_keeps_the_id_it_was_made_with_until_the_tower_ha
 
 def test_5_tower_c2_what_comes_again_gets_the_state_it_has_come_to() -> None:
     tower = FanoutTower("mail")
-    (parcel,) = parcels(tower.report())
-    tower.went(parcel)
+    (batch,) = batches(tower.report())
+    tower.went(batch)
     assert (tower.state(), verdicts(tower.report())) == ("done", ["duplicate"])
 
 
@@ -192,9 +192,9 @@ def test_5_r4_over_a_bad_network_each_of_five_alarms_is_told_once_and_in_order()
     told: list[str] = []
     for taken in range(5):  # each time the network holds for one answer only
         for one in only(Transmit, watch.give(Reachable(""))):
-            for parcel in parcels(tower.report(one.message)):
-                told += (load.message.id for load in parcel.loads)
-                tower.went(parcel)
+            for batch in batches(tower.report(one.message)):
+                told += (item.message.id for item in batch.items)
+                tower.went(batch)
         watch.take(watch.sent()[taken])
         watch.give(Unreachable(""))
     assert told == ids

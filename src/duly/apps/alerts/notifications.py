@@ -91,26 +91,26 @@ def span(length: int) -> str:
 
 def notification(attempt: StartAttempt, known: NotificationContext) -> Notification:
     """The notification that an attempt sends to its recipient."""
-    loads = attempt.loads
-    if len(loads) > 1:
+    items = attempt.items
+    if len(items) > 1:
         return _digest(attempt, known)
-    (load,) = loads
-    status = known.status(load.message)
-    correction, raised = load.ref.kind is DeliveryKind.CORRECTION, load.ref.kind is DeliveryKind.RAISED
-    silent = read_event(load.message.body).trigger_reason == SILENT
+    (item,) = items
+    status = known.status(item.message)
+    correction, raised = item.ref.kind is DeliveryKind.CORRECTION, item.ref.kind is DeliveryKind.RAISED
+    silent = read_event(item.message.body).trigger_reason == SILENT
     first = ("Heard again: " if silent else "Cancelled: ") if correction else "Now " if raised else ""
-    mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
+    mark = "This may be a repeat: an earlier attempt may have arrived.\n" if item.repeat else ""
     if correction:
         mark += f"{status.note}.\n" if silent else "The alert you were sent has been taken back.\n"
-    words = "\n".join([text(load.message, status), *known.times(load.message), *_link(load, known)])
+    words = "\n".join([text(item.message, status), *known.times(item.message), *_link(item, known)])
     return Notification(
-        delivery_id(load.ref),
-        f"{'Repeat? ' if load.repeat else ''}{first}{line(load.message, status)}",
+        delivery_id(item.ref),
+        f"{'Repeat? ' if item.repeat else ''}{first}{line(item.message, status)}",
         mark + words,
         {
             "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
-            "timestamp": iso(load.message.time),
-            "data": _shown(load, known),
+            "timestamp": iso(item.message.time),
+            "data": _shown(item, known),
         },
         attempt.urgent,
     )
@@ -118,55 +118,55 @@ def notification(attempt: StartAttempt, known: NotificationContext) -> Notificat
 
 def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
     """A notification about many alerts: people get figures and the first alerts, programs get all of them."""
-    loads = attempt.loads
-    reasons = Counter(read_event(load.message.body).trigger_reason for load in loads)
-    lines = [_line(load, known) for load in loads[:NAMED]]
-    more = f"\n… and {len(loads) - NAMED} more: duly alert list" if len(loads) > NAMED else ""
+    items = attempt.items
+    reasons = Counter(read_event(item.message.body).trigger_reason for item in items)
+    lines = [_line(item, known) for item in items[:NAMED]]
+    more = f"\n… and {len(items) - NAMED} more: duly alert list" if len(items) > NAMED else ""
     figures = ", ".join(f"{count} × {reason}" for reason, count in reasons.most_common(10))
-    id_ = blake2b(b"\0".join(delivery_id(load.ref).encode() for load in loads), digest_size=12).hexdigest()
-    mark = "Some of this may be a repeat.\n" if any(load.repeat for load in loads) else ""
+    id_ = blake2b(b"\0".join(delivery_id(item.ref).encode() for item in items), digest_size=12).hexdigest()
+    mark = "Some of this may be a repeat.\n" if any(item.repeat for item in items) else ""
     return Notification(
         f"alerts_{id_}",
-        f"{len(loads)} alerts: {figures}",
+        f"{len(items)} alerts: {figures}",
         mark + "\n".join(lines) + more,
         {
             "type": "alert.digest",
-            "timestamp": iso(max(load.message.time for load in loads)),
+            "timestamp": iso(max(item.message.time for item in items)),
             "data": {
-                "count": len(loads),
+                "count": len(items),
                 "reasons": dict(reasons),
-                "events": [_shown(load, known) for load in loads],
+                "events": [_shown(item, known) for item in items],
             },
         },
         attempt.urgent,
     )
 
 
-def _line(load: BatchItem, known: NotificationContext) -> str:
-    message = load.message
-    first = "cancelled: " if load.ref.kind is DeliveryKind.CORRECTION else ""
+def _line(item: BatchItem, known: NotificationContext) -> str:
+    message = item.message
+    first = "cancelled: " if item.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
     words = f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
-    return "\n  ".join([words, *_link(load, known)])
+    return "\n  ".join([words, *_link(item, known)])
 
 
-def _link(load: BatchItem, known: NotificationContext) -> list[str]:
+def _link(item: BatchItem, known: NotificationContext) -> list[str]:
     """A line with the link by which an alert is acknowledged; none for one that was taken back."""
-    link = "" if load.ref.kind is DeliveryKind.CORRECTION else known.links.get(load.message.key, "")
+    link = "" if item.ref.kind is DeliveryKind.CORRECTION else known.links.get(item.message.key, "")
     return [f"Acknowledge: {link}"] if link else []
 
 
-def _shown(load: BatchItem, known: NotificationContext) -> dict[str, object]:
-    message = load.message
-    seen = shown(message, known.status(message), load.ref) | {"delivery": delivery_id(load.ref)}
+def _shown(item: BatchItem, known: NotificationContext) -> dict[str, object]:
+    message = item.message
+    seen = shown(message, known.status(message), item.ref) | {"delivery": delivery_id(item.ref)}
     seen["happened"] = iso(message.time)
     received = known.received.get(message.key)
     if received is not None:
         seen["received"] = received // MS
     link = known.links.get(message.key, "")
-    if link and load.ref.kind is not DeliveryKind.CORRECTION:
+    if link and item.ref.kind is not DeliveryKind.CORRECTION:
         seen["acknowledge"] = link
-    return seen | {"repeat": True} if load.repeat else seen
+    return seen | {"repeat": True} if item.repeat else seen
 
 
 def delivery_id(ref: DeliveryRef) -> str:

@@ -63,7 +63,7 @@ class NotificationSender:
                 return SendResult(AttemptResult.CALLED_OFF, NOT_WANTED)
             context = await self._context(attempt)
             # A text about thousands of alerts takes a while: it must not keep the event loop busy.
-            many = len(attempt.loads) > NAMED
+            many = len(attempt.items) > NAMED
             content = (
                 await asyncio.to_thread(notification, attempt, context)
                 if many
@@ -91,18 +91,18 @@ class NotificationSender:
     async def _context(self, attempt: StartAttempt) -> NotificationContext:
         """What a notification needs to know. The time of receipt is read from the ledger for a few alerts
         only."""
-        if len(attempt.loads) <= NAMED:
+        if len(attempt.items) <= NAMED:
             if len(self._received) >= TIMES_KEPT:
                 self._received.clear()
-            for load in attempt.loads:
-                key = load.message.key
+            for item in attempt.items:
+                key = item.message.key
                 if key not in self._received:
                     with contextlib.suppress(DulyError):
                         record = await self._ledger.find(key)
                         if record is not None:
                             self._received[key] = record.accepted_at
-        keys = [load.message.key for load in attempt.loads]
-        names = {load.message.recipient for load in attempt.loads}
+        keys = [item.message.key for item in attempt.items]
+        names = {item.message.recipient for item in attempt.items}
         profiles = {name: self._profiles.get(name) for name in names}
         return NotificationContext(
             self._ledger.clock.now(),
@@ -117,7 +117,7 @@ class NotificationSender:
         links, now = self.links, self._ledger.clock.now()
         if links is None:
             return {}
-        keys = [load.message.key for load in attempt.loads[:NAMED]]
+        keys = [item.message.key for item in attempt.items[:NAMED]]
         return {key: links.make(key, attempt.recipient, self._received.get(key, now)) for key in keys}
 
     async def _channel(self, label: str) -> Channel:

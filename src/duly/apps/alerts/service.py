@@ -185,7 +185,7 @@ class AlertService:
             "retry_successes": counts.retried_well,
             "average_retries": round(average, 2),
             "attempts": counts.attempts,
-            "messages": counts.parcels,
+            "messages": counts.batches,
             "arrived": counts.arrived,
             "failed": counts.failed,
             "in_doubt": counts.in_doubt,
@@ -457,15 +457,15 @@ class AlertService:
         """Make one attempt and store how it went."""
         sent = await self._sender.send(attempt)
         why = f"{attempt.recipient}: {sent.reason}" if sent.reason else attempt.recipient
-        for load in attempt.loads:
-            self._trail.note(load.message.key, sent.result.value, load.attempt, why)
+        for item in attempt.items:
+            self._trail.note(item.message.key, sent.result.value, item.attempt, why)
         self._note_channel(attempt.recipient, sent)
         if self._audit.watchers:
-            for load in attempt.loads:
+            for item in attempt.items:
                 self._audit.see(
                     "told",
-                    scope=load.message.scope,
-                    id=load.message.id,
+                    scope=item.message.scope,
+                    id=item.message.id,
                     to=attempt.recipient,
                     fate=sent.result.value,
                 )
@@ -485,13 +485,13 @@ class AlertService:
     async def _is_attempt_wanted(self, attempt: StartAttempt) -> bool:
         with contextlib.suppress(DulyError):  # without the ledger, memory decides
             await self._catch_up_on(attempt)
-        return any(self.planner.is_wanted(load.ref) for load in attempt.loads)
+        return any(self.planner.is_wanted(item.ref) for item in attempt.items)
 
     async def _catch_up_on(self, attempt: StartAttempt) -> list[bytes]:
         """Read what other hubs have changed about these alerts; returns those that were cancelled."""
         if self._ledger.sole:
             return []
-        names = {name_in_bucket(load.message.key): load.message.key for load in attempt.loads}
+        names = {name_in_bucket(item.message.key): item.message.key for item in attempt.items}
         if len(names) > NAMED:
             stored = await self._ledger.bucket(STATUSES)
         else:

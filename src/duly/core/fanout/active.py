@@ -85,7 +85,7 @@ class ActiveMessages:
     def expired(self, now: int) -> Iterator[QueuedDelivery]:
         """Yield the deliveries that have expired. One whose attempt is under way may still arrive."""
         for item in self._expiries.due(now):
-            if not item.flying:
+            if not item.under_way:
                 yield item
 
     def next_expiry(self) -> int | None:

@@ -94,31 +94,31 @@ class Attempts:
         self._asks = asks
         self._sole = sole
 
-    def carried(self, carried: AttemptEnded, now: int) -> list[Todo]:
+    def ended(self, ended: AttemptEnded, now: int) -> list[Todo]:
         """End or repeat the deliveries of an attempt, by how it went."""
-        parcel, fate, reason = carried.parcel, carried.fate, carried.reason
-        where = (parcel.recipient, parcel.urgent)
+        batch, result, reason = ended.batch, ended.result, ended.reason
+        where = (batch.recipient, batch.urgent)
         queue = self._active.queues[where]
         items = [
             item
-            for load in parcel.loads
-            if (item := self._active.items.get(load.ref)) is not None
-            and item.flying
-            and item.attempt == load.attempt
+            for sent in batch.items
+            if (item := self._active.items.get(sent.ref)) is not None
+            and item.under_way
+            and item.attempt == sent.attempt
         ]
         todo: list[Todo] = []
-        if fate in (AttemptResult.ARRIVED, AttemptResult.REFUSED):
+        if result in (AttemptResult.ARRIVED, AttemptResult.REFUSED):
             # A refusal is an answer, too: the recipient can be reached.
             if queue.arrived():
-                self._active.queues.hurry(parcel.recipient, now)
-        elif fate is AttemptResult.CALLED_OFF:
+                self._active.queues.hurry(batch.recipient, now)
+        elif result is AttemptResult.CALLED_OFF:
             queue.abandoned()
         else:
-            queue.failed(now + max(carried.rest, self._delay(items)))
+            queue.failed(now + max(ended.rest, self._delay(items)))
         ends: Ends = []
         for item in items:
-            item.flying = False
-            match fate:
+            item.under_way = False
+            match result:
                 case AttemptResult.ARRIVED:
                     self._counts.arrived += 1
                     self._counts.retried_well += item.attempt > 1
@@ -129,9 +129,9 @@ class Attempts:
                 case AttemptResult.CALLED_OFF:
                     ends.append(given_up(item, State.CANCELLED, reason))
                 case AttemptResult.NOT_SENT:
-                    todo += self._again(item, reason, carried.rest, now, ends)
+                    todo += self._again(item, reason, ended.rest, now, ends)
                 case AttemptResult.IN_DOUBT:  # pragma: no branch
-                    todo += self._in_doubt(item, reason, carried.rest, now, ends)
+                    todo += self._in_doubt(item, reason, ended.rest, now, ends)
         todo += self.end_all(ends, now)
         self._active.queues.schedule(where)
         return todo

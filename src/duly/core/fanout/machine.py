@@ -112,8 +112,8 @@ class Fanout:
         match event:
             case Arrived():
                 return self._receive(event.message, event.origin, now)
-            case MachineEvent(what=AttemptEnded() as carried):
-                return self._attempts.carried(carried, now)
+            case MachineEvent(what=AttemptEnded() as ended):
+                return self._attempts.ended(ended, now)
             case MachineEvent(what=Amendment() as amend):
                 return [self._amend(amend, now)]
             case MachineEvent(what=DeliveriesChanged() as changed):
@@ -211,7 +211,7 @@ class Fanout:
                 self._active.queues.schedule(item.where)
             for item in launched:
                 self._active.enter(live, item)
-                todo.append(self._carry([item], item.urgent))
+                todo.append(self._start([item], item.urgent))
             return todo
 
         admit = Admit(message, self._until(message, now), now, state, tuple(writes), listed=True)
@@ -249,25 +249,25 @@ class Fanout:
         urgent = traits.urgent or ref.kind is DeliveryKind.RAISED
         return QueuedDelivery(ref, message, due, expires, "" if alone else traits.episode, urgent)
 
-    def _carry(self, parcel: Sequence[QueuedDelivery], urgent: bool) -> MachineEffect:
-        self.counts.parcels += 1
-        self.counts.attempts += len(parcel)
-        self.counts.retries += sum(item.attempt > 1 for item in parcel)
-        marked = self._asks.doubt(parcel[0].ref.recipient) is DoubtPolicy.REPEAT
-        loads = tuple(
-            BatchItem(item.ref, item.attempt, item.message, marked and item.in_doubt) for item in parcel
+    def _start(self, batch: Sequence[QueuedDelivery], urgent: bool) -> MachineEffect:
+        self.counts.batches += 1
+        self.counts.attempts += len(batch)
+        self.counts.retries += sum(item.attempt > 1 for item in batch)
+        marked = self._asks.doubt(batch[0].ref.recipient) is DoubtPolicy.REPEAT
+        items = tuple(
+            BatchItem(item.ref, item.attempt, item.message, marked and item.in_doubt) for item in batch
         )
-        return MachineEffect(StartAttempt(parcel[0].ref.recipient, loads, urgent))
+        return MachineEffect(StartAttempt(batch[0].ref.recipient, items, urgent))
 
-    def _launch(self, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
+    def _launch(self, batch: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
         """Claim the deliveries of an attempt, some at a time, and send those that this worker got."""
-        if not parcel:
+        if not batch:
             self._active.queues[where].abandoned()
             return []
         ours: list[QueuedDelivery] = []
 
         def claim(start: int, now: int) -> Step:
-            some = parcel[start : start + AT_ONCE]
+            some = batch[start : start + AT_ONCE]
             writes = tuple(
                 Take(item.ref, item.attempt, self.worker, now + self.policy.lease) for item in some
             )
@@ -280,10 +280,10 @@ class Fanout:
                         ours.append(item)
                     else:
                         todo += self._attempts.lose(item, now)
-                if start + AT_ONCE < len(parcel):
+                if start + AT_ONCE < len(batch):
                     return [*todo, claim(start + AT_ONCE, now)]
                 if ours:
-                    return [*todo, self._carry(ours, where[1])]
+                    return [*todo, self._start(ours, where[1])]
                 self._active.queues[where].abandoned()
                 self._active.queues.schedule(where)
                 return todo
@@ -306,7 +306,7 @@ class Fanout:
         for ref in known:
             item = self._active.items[ref]
             self._hasten(item)
-            if item.flying:
+            if item.under_way:
                 continue
             if ref not in still:
                 todo += self._attempts.lose(item, now)
@@ -324,11 +324,11 @@ class Fanout:
         there with its next attempt."""
         if item.urgent or not self._asks.traits(item.message).urgent:
             return
-        if not item.flying:
+        if not item.under_way:
             self._active.queues[item.where].drop(item)
             self._active.queues.schedule(item.where)
         item.urgent, item.episode, item.bundle = True, "", None
-        if not item.flying:
+        if not item.under_way:
             self._active.queues[item.where].add(item)
             self._active.queues.schedule(item.where)
 
@@ -341,12 +341,12 @@ class Fanout:
     ) -> list[Todo]:
         """Start from what the ledger holds: continue open deliveries, report messages that have ended."""
         before, known = self._active.begin_anew()
-        flying = {ref: item for ref, item in known.items() if item.flying}
+        under_way = {ref: item for ref, item in known.items() if item.under_way}
         todo: list[Todo] = [
             ReportOutcome(end.key, end.state, end.answer, tuple(before[end.key].origins)) for end in ended
         ]
         for one in open_:
-            old = flying.get(one.delivery.ref)
+            old = under_way.get(one.delivery.ref)
             if old is not None and one.delivery.worker == self.worker and old.attempt == one.delivery.attempt:
                 # Our attempt goes on; its result is still to come.
                 live = self._active.revive(one, before)
@@ -385,12 +385,12 @@ class Fanout:
             why = f"; the last attempt: {item.error}" if item.error else ""
             late.append(given_up(item, State.EXPIRED, EXPIRED.reason + why))
         todo += self._attempts.end_all(late, now)
-        for where, parcel in self._active.queues.collect(now):
-            dead = [item for item in parcel if item.leased]
+        for where, batch in self._active.queues.collect(now):
+            dead = [item for item in batch if item.leased]
             for item in dead:
-                item.flying = False
+                item.under_way = False
                 todo += self._attempts.cut_off(item, now)
-            todo += self._launch([item for item in parcel if item not in dead], where, now)
+            todo += self._launch([item for item in batch if item not in dead], where, now)
         return todo
 
     def next_wake(self) -> int | None:

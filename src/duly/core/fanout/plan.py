@@ -118,15 +118,15 @@ class StartAttempt(Struct, frozen=True):
     """Effect: send these deliveries to their recipient together, and report the result as `AttemptEnded`."""
 
     recipient: str
-    loads: tuple[BatchItem, ...]
+    items: tuple[BatchItem, ...]
     urgent: bool = False
 
 
 class AttemptEnded(Struct, frozen=True):
     """Event: how an attempt ended. `rest` is how long the recipient asked to be left alone, if it did."""
 
-    parcel: StartAttempt
-    fate: AttemptResult
+    batch: StartAttempt
+    result: AttemptResult
     reason: str = ""
     rest: int = 0
 
@@ -170,7 +170,7 @@ class FanoutCounts(Struct):
     arrived: int = 0
     failed: int = 0
     in_doubt: int = 0
-    parcels: int = 0
+    batches: int = 0
 
 
 def correction(ref: DeliveryRef, now: int, expires: int) -> Deliver:

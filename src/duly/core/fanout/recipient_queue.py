@@ -26,7 +26,7 @@ from duly.errors import Malformed
 CLOSED_AFTER: Final = 2
 """Failed attempts in a row that close a recipient: a single one may be the fault of its deliveries."""
 
-PARCEL: Final = 5_000
+MOST_IN_A_BATCH: Final = 5_000
 """Most deliveries in one batch."""
 
 EPISODES: Final = 10_000
@@ -62,8 +62,8 @@ class QueuedDelivery:
     """An open delivery: its attempt, when it is due, and what decides which others go with it."""
 
     __slots__ = (
-        "attempt", "bundle", "due", "episode", "error", "expires", "flying", "gone", "in_doubt", "leased",
-        "message", "ref", "urgent",
+        "attempt", "bundle", "due", "episode", "error", "expires", "gone", "in_doubt", "leased",
+        "message", "ref", "under_way", "urgent",
     )  # fmt: skip
 
     def __init__(
@@ -82,7 +82,7 @@ class QueuedDelivery:
         self.error = ""
         self.in_doubt = False
         """whether an attempt of it may have arrived"""
-        self.flying = False
+        self.under_way = False
         self.leased = False
         """another worker has claimed it until it is due: then that attempt is in doubt"""
         self.gone = False
@@ -145,21 +145,21 @@ class RecipientQueue:
             room = 0 if self._under_way or now < self._rest else min(room, 1)
         if room < 1:
             return []
-        parcels = self._pack(now, 1 if self.closed else None)
-        if len(parcels) > room:
+        batches = self._pack(now, 1 if self.closed else None)
+        if len(batches) > room:
             allowance = self._allowance(now)
-            if allowance is not None and allowance < len(parcels):
-                parcels = [[item for parcel in parcels for item in parcel]]
-            for parcel in parcels[room:]:
-                for item in parcel:
+            if allowance is not None and allowance < len(batches):
+                batches = [[item for batch in batches for item in batch]]
+            for batch in batches[room:]:
+                for item in batch:
                     self.add(item)
-            del parcels[room:]
-        for parcel in parcels:
-            for item in parcel[PARCEL:]:
+            del batches[room:]
+        for batch in batches:
+            for item in batch[MOST_IN_A_BATCH:]:
                 self.add(item)
-            del parcel[PARCEL:]
-            self._begin(parcel, now)
-        return parcels
+            del batch[MOST_IN_A_BATCH:]
+            self._begin(batch, now)
+        return batches
 
     def abandoned(self) -> None:
         """Stop counting a batch that was not sent, or whose result does not count."""
@@ -230,25 +230,25 @@ class RecipientQueue:
 
     def _pack(self, now: int, most: int | None) -> list[list[QueuedDelivery]]:
         """Return the deliveries that are due, in that order, with those of one episode together."""
-        parcels: dict[object, list[QueuedDelivery]] = {}
-        while len(parcels) != most and (item := self._waiting.pop(now)) is not None:
-            if item.flying:
+        batches: dict[object, list[QueuedDelivery]] = {}
+        while len(batches) != most and (item := self._waiting.pop(now)) is not None:
+            if item.under_way:
                 continue
             if until := self._held(item, now):
                 item.due = until
                 self.add(item)
                 continue
             alone = (item.episode, item.ref.round) if item.episode else item
-            parcels.setdefault(item.bundle or alone, []).append(item)
-        return list(parcels.values())
+            batches.setdefault(item.bundle or alone, []).append(item)
+        return list(batches.values())
 
-    def _begin(self, parcel: list[QueuedDelivery], now: int) -> None:
+    def _begin(self, batch: list[QueuedDelivery], now: int) -> None:
         self._under_way += 1
         if self.policy.most:
             self._sent.append(now)
-        bundle = object() if len(parcel) > 1 else None
-        for item in parcel:
-            item.flying = True
+        bundle = object() if len(batch) > 1 else None
+        for item in batch:
+            item.under_way = True
             item.bundle = bundle
             if item.episode and self.policy.together:
                 if len(self._episodes) >= EPISODES:
@@ -302,11 +302,11 @@ class RecipientQueues:
 
     def collect(self, now: int) -> list[tuple[Where, list[QueuedDelivery]]]:
         """Return the batches that go out now, of all queues."""
-        parcels: list[tuple[Where, list[QueuedDelivery]]] = []
+        batches: list[tuple[Where, list[QueuedDelivery]]] = []
         for where in self._wakes.due(now):
-            parcels += ((where, parcel) for parcel in self._queues[where].collect(now))
+            batches += ((where, batch) for batch in self._queues[where].collect(now))
             self.schedule(where)
-        return parcels
+        return batches
 
     def next_wake(self) -> int | None:
         """Return when `collect` may have a batch."""

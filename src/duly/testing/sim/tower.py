@@ -57,7 +57,7 @@ class ChannelArrival(Struct, frozen=True):
     """A notification that has arrived."""
 
     recipient: str
-    load: BatchItem
+    item: BatchItem
 
 
 class SimTower(SimProcess):
@@ -103,9 +103,9 @@ class SimTower(SimProcess):
         elif world.faulty and draw() < world.plan.drop / 2:
             result = AttemptResult.IN_DOUBT
         if result is AttemptResult.ARRIVED or (result is AttemptResult.IN_DOUBT and draw() < 0.5):
-            for load in attempt.loads:
-                world.told.append(ChannelArrival(attempt.recipient, load))
-                world.log.effect(self, load.message, load.attempt)
+            for item in attempt.items:
+                world.told.append(ChannelArrival(attempt.recipient, item))
+                world.log.effect(self, item.message, item.attempt)
         await asyncio.sleep(draw() * 0.2)
         await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
 
@@ -149,20 +149,20 @@ def told_once(world: World) -> Iterator[Finding]:
     assert isinstance(world, TowerWorld)
     told: dict[tuple[bytes, str], list[BatchItem]] = {}
     for arrival in world.told:
-        told.setdefault((arrival.load.ref.key, arrival.recipient), []).append(arrival.load)
-    for (key, recipient), loads in told.items():
+        told.setdefault((arrival.item.ref.key, arrival.recipient), []).append(arrival.item)
+    for (key, recipient), items in told.items():
         match DOUBTS[recipient]:
-            case DoubtPolicy.STOP if len(loads) > 1:
-                yield f"{recipient} was told {len(loads)} times, though doubt means stop", key
-            case DoubtPolicy.REPEAT if len(loads) > 2:
-                yield f"{recipient} was told {len(loads)} times", key
-            case DoubtPolicy.REPEAT if any(not load.repeat for load in loads[1:]):
+            case DoubtPolicy.STOP if len(items) > 1:
+                yield f"{recipient} was told {len(items)} times, though doubt means stop", key
+            case DoubtPolicy.REPEAT if len(items) > 2:
+                yield f"{recipient} was told {len(items)} times", key
+            case DoubtPolicy.REPEAT if any(not item.repeat for item in items[1:]):
                 yield f"{recipient} was told again without a word that it is a repeat", key
-            case DoubtPolicy.RESEND if len({load.ref for load in loads}) > 1:
+            case DoubtPolicy.RESEND if len({item.ref for item in items}) > 1:
                 yield f"{recipient} was told under two keys", key
             case _:
                 pass
-        attempts = [load.attempt for load in loads]
+        attempts = [item.attempt for item in items]
         if len(set(attempts)) != len(attempts):
             yield f"{recipient} was told twice in one attempt", key
 
@@ -170,7 +170,7 @@ def told_once(world: World) -> Iterator[Finding]:
 def truthful(world: World) -> Iterator[Finding]:
     """[P5] A delivery is stored as done only if it arrived, and as failed or expired only if it did not."""
     assert isinstance(world, TowerWorld)
-    arrived = {(arrival.load.ref.key, arrival.recipient) for arrival in world.told}
+    arrived = {(arrival.item.ref.key, arrival.recipient) for arrival in world.told}
     for ref, delivery in world.settled_disks["hub"].deliveries.items():
         there = (ref.key, ref.recipient) in arrived
         if delivery.state is State.DONE and not there:
