@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import pytest
 from aiohttp import web_app
 from argon2 import PasswordHasher
+from hypothesis import settings as hypothesis_settings
 
 from duly.identity.accounts import Role
 from duly.server.hub import COLLECT_AFTER
@@ -19,6 +20,11 @@ from tests.local_hub import LocalHub
 Server = TypeVar("Server", bound=servers.MqttServer)
 
 fork_server.install()
+
+# Hypothesis would measure each example by the clock on the wall, and that measures the machine: a test ends
+# at its own limit (tests/time_limit.py), which leaves starved time out.
+hypothesis_settings.register_profile("duly", deadline=None)
+hypothesis_settings.load_profile("duly")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -248,7 +248,7 @@ async def test_a_list_that_cannot_be_had_says_why(tower: Tower, query: str) -> N
 
 
 async def test_nobody_else_is_woken_once_somebody_takes_care(tower: Tower, hook: Receiver) -> None:
-    await tower.profile("home", hook.url, escalate=((0.2, hook.url + "/boss"), (0.4, hook.url + "/ceo")))
+    await tower.profile("home", hook.url, escalate=((0.2, hook.url + "/boss"), (60, hook.url + "/ceo")))
     await tower.post(event())
     await hook.got(2)
     told = await tower.do("alert.ack", event="event-1", by="ann", note="on my way")
@@ -446,9 +446,8 @@ async def test_a_storm_is_a_few_messages_and_nothing_is_missing_in_them(tower: T
 
 
 async def test_later_events_of_one_episode_come_together(tower: Tower, hook: Receiver) -> None:
-    await tower.profile("home", hook.url, together=0.3)
-    for n in range(5):
-        await tower.post(event(f"event-{n}", session_id="walk"))
+    await tower.profile("home", hook.url, together=0.5)
+    await asyncio.gather(*(tower.post(event(f"event-{n}", session_id="walk")) for n in range(5)))
     await tower.until(lambda: len(hook.events) == 5)
     assert len(hook.requests) == 2
     assert json.loads(hook.requests[1][1])["data"]["count"] == 4
