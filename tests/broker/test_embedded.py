@@ -383,8 +383,15 @@ async def test_sessions_and_retained_messages_survive_a_restart(tmp_path: Path, 
             os.kill(broker.pid, how)
     again = EmbeddedBroker(tmp_path)
     await again.set_users([HUB])
-    async with running(again), Client(again, "hub", "h", "t", "r", client_id="bob") as bob:
-        await until(lambda: sorted(bob.heard) == [b"kept", b"retained"])
+    async with running(again), Client(again, "hub", "h", "t", client_id="bob") as bob:
+        await until(lambda: bob.heard == [b"kept"])
+        async with asyncio.timeout(GUARD):
+            while b"retained" not in bob.heard:
+                # One subscription in a hundred, made while nats-server still reads what it retains, is not
+                # told of it; the next one is. Seen with paho as well.
+                await bob.link.subscribe("r")
+                await asyncio.sleep(0.1)
+    assert set(bob.heard) == {b"kept", b"retained"}
 
 
 def restarted(broker: EmbeddedBroker, times: int) -> bool:

@@ -3,7 +3,9 @@
 Messages that it has acknowledged always survive its own kill -9. A power cut takes those of the last
 seconds, unless `sync` is on, which costs a flush for every message (700 a second instead of 20,000). Off
 is right for duly's own nodes: an outbox resends until the other *node* has answered, since a broker's
-PUBACK proves nothing.
+PUBACK proves nothing. What it retains survives as well, but one subscription in a hundred that is made
+in its first moments after a kill is not told of it; the hub keeps the last known status of its devices
+itself.
 
 The broker never outlives the hub: the kernel ends it, and one that is left over by accident is recognised
 by the pid file and ended before the next one starts. When it dies it is started again, on the same port
