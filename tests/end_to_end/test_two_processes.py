@@ -183,3 +183,32 @@ async def test_a_process_held_up_between_looking_and_connecting_steps_back(
     finally:
         await second.stop()
     assert len(began) == len(set(began)) == 6
+
+
+@pytest.mark.parametrize("broker", ["mosquitto", "embedded"])
+async def test_a_process_of_which_the_broker_retains_nothing_is_asked(
+    request: pytest.FixtureRequest, broker: str
+) -> None:
+    """A broker may have lost what it retains, or be slow to show it."""
+    server: servers.MqttServer = request.getfixturevalue(f"{broker}_server")
+    name = own_name("B")
+
+    def node() -> Node:
+        made = Node(server.url(name), name=name)
+
+        @made.task("work")
+        async def work(task: Task) -> str:
+            return "done"
+
+        return made
+
+    async with node() as first:
+        await until(lambda: first.situation == "online")
+        await first._mailbox.link.publish(first._mailbox.own_status.topic, b"", retain=True)
+        second = node()
+        await second.start()
+        try:
+            await until(lambda: "standing by" in second.situation, 15)
+            assert first.situation == "online"
+        finally:
+            await second.stop()

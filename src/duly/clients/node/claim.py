@@ -25,8 +25,9 @@ from duly.wire.fd import FdStatus
 from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
-RETAINED_WITHIN: Final = 0.3
-"""Seconds a broker has to show a retained status after the subscription is in force."""
+ANSWER_AFTER_ECHO: Final = 0.3
+"""Seconds that another process has to answer once the broker has passed the question on, when no retained
+status tells of that process."""
 ANSWER_WITHIN: Final = 3.0
 """Seconds that another process has to answer; without an answer it is dead, whatever the broker retains."""
 RETURN_WITHIN: Final = 5.0
@@ -96,7 +97,10 @@ class MailboxClaim:
     ) -> None:
         there, self.rival, self.was_ours = self.rival, False, False
         """another process reads it, or its status says so"""
-        wait = RETURN_WITHIN if there else RETAINED_WITHIN
+        # A broker shows a retained status before it passes on what was published later, and may be slow or
+        # have forgotten the status: the question is heard back, and the process that reads answers it.
+        asked = await self._ask(observer)
+        wait = RETURN_WITHIN if there else ANSWER_WITHIN
         while True:
             try:
                 async with asyncio.timeout(wait):
@@ -110,6 +114,8 @@ class MailboxClaim:
                 wait = ANSWER_WITHIN
                 continue
             if status is not None and fd.is_question(status):
+                if status.session == asked and not there:
+                    wait = ANSWER_AFTER_ECHO
                 continue
             self._seen = "" if status is None else status.session
             ours = status is not None and self._own.is_ours(status)
@@ -133,8 +139,9 @@ class MailboxClaim:
                     self._changes.tell()
                     wait = ASK_EVERY
 
-    async def _ask(self, observer: MqttLink) -> None:
-        """Make the process that reads this mailbox report its status now."""
+    async def _ask(self, observer: MqttLink) -> str:
+        """Make the process that reads this mailbox report its status now; returns the question's session."""
+        question = FdStatus(session=fd.question(secrets.token_hex(4)))
         with suppress(DulyError):
-            question = FdStatus(session=fd.question(secrets.token_hex(4)))
             await observer.publish(self._own.topic, self._signatures.encode(question))
+        return question.session
