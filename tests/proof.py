@@ -8,3 +8,6 @@ TWO_SIZES = pytest.mark.parametrize(
     "whole", [pytest.param(False, id="one round"), pytest.param(True, id="whole", marks=pytest.mark.proof)]
 )
 """The test takes `whole: bool`: whether it goes through all of it."""
+
+WHOLE = pytest.mark.parametrize("whole", [pytest.param(True, id="whole", marks=pytest.mark.proof)])
+"""The same, where other tests of `make test` show one round already."""

@@ -29,7 +29,7 @@ from duly.storage import open_ledger
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import ROOT, DeviceProcess
 from tests.end_to_end.raw import curl, join
-from tests.proof import TWO_SIZES
+from tests.proof import TWO_SIZES, WHOLE
 
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "12"))
 BEGUN = 20
@@ -117,7 +117,7 @@ async def test_hubs_die_one_after_the_other(tmp_path: Path, whole: bool) -> None
         await it.judge()
 
 
-@TWO_SIZES
+@WHOLE
 @pytest.mark.timeout(120)
 async def test_redis_is_killed_paused_and_flushed(tmp_path: Path, whole: bool) -> None:
     async with scene(tmp_path) as it:
@@ -138,7 +138,7 @@ async def test_redis_is_killed_paused_and_flushed(tmp_path: Path, whole: bool) -
         await it.judge()
 
 
-@TWO_SIZES
+@WHOLE
 @pytest.mark.timeout(120)
 async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: Path, whole: bool) -> None:
     async with scene(tmp_path, notifier="postgres") as it:
@@ -164,7 +164,7 @@ async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: 
         await it.judge()
 
 
-@TWO_SIZES
+@WHOLE
 @pytest.mark.timeout(120)
 async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(
     tmp_path: Path, whole: bool

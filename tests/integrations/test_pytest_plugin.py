@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ["docs/testing.md", "docs/zh/testing.md"]
+GUIDES = ["docs/testing.md", pytest.param("docs/zh/testing.md", marks=pytest.mark.proof)]
 
 
 def programs(guide: str) -> list[str]:

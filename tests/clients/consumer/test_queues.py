@@ -217,6 +217,7 @@ async def test_a_consumer_that_is_killed_in_the_middle_repeats_and_loses_nothing
     assert all_in_order(lamps)
 
 
+@pytest.mark.proof
 @pytest.mark.timeout(120)
 async def test_where_only_the_latest_counts_every_lamp_ends_on(lamps: Lamps) -> None:
     first = await lamps.consumer(order="latest", dies_after=HALF // 4)

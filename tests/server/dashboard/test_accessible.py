@@ -17,8 +17,12 @@ from tests.server.dashboard.populated import PopulatedHub
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOOKS = [
-    ("light", "en-GB", 1280), ("dark", "zh-CN", 1280), ("light", "zh-CN", 360), ("dark", "en-GB", 360),
-]  # fmt: skip
+    ("light", "en-GB", 1280),
+    ("dark", "zh-CN", 360),
+    pytest.param("dark", "en-GB", 1280, marks=pytest.mark.proof),
+    pytest.param("light", "zh-CN", 360, marks=pytest.mark.proof),
+]
+"""Of the four that are left out each page differs in one thing from two of these."""
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

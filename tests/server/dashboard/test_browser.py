@@ -136,6 +136,7 @@ async def test_a_link_lets_in_once_and_messages_appear_as_they_happen(
     await page.wait_for_selector("td:has-text('lock_control')")
 
 
+@pytest.mark.proof
 async def test_a_link_that_was_used_is_refused_in_words(local: LocalHub, visitor: Visitor) -> None:
     token = await local.hub.dashboard.access.make_link()
     await local.hub.dashboard.access.follow_link(token, "127.0.0.1")
@@ -143,6 +144,7 @@ async def test_a_link_that_was_used_is_refused_in_words(local: LocalHub, visitor
     await page.wait_for_selector(".notice.bad:has-text('duly dashboard link')")
 
 
+@pytest.mark.proof
 async def test_a_password_lets_in_and_logging_out_ends_it(local: LocalHub, visitor: Visitor) -> None:
     await local.hub.dashboard.access.set_password("ann", "correct horse", DashboardRole.OPERATOR)
     page = await visitor.tab("/devices")
@@ -176,6 +178,7 @@ async def test_a_double_click_is_one_effect(local: LocalHub, lock: SlowLock, vis
     await until(lambda: len(lock.effects) == 2)
 
 
+@pytest.mark.proof
 async def test_a_reload_in_the_middle_loses_and_repeats_nothing(
     local: LocalHub, lock: SlowLock, visitor: Visitor
 ) -> None:
@@ -228,6 +231,7 @@ async def test_a_message_is_found_by_its_id_after_a_restart(
 # ── alerts ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.proof
 async def test_a_dead_letter_is_sent_to_another_address(
     local: LocalHub, visitor: Visitor, tmp_path: Path
 ) -> None:
@@ -246,6 +250,7 @@ async def test_a_dead_letter_is_sent_to_another_address(
     await page.wait_for_selector("tr:has-text('file:told') .badge:has-text('done')")
 
 
+@pytest.mark.proof
 async def test_an_alert_is_acknowledged_and_silenced(local: LocalHub, visitor: Visitor) -> None:
     await local.hub.alerts.profiles.set("home", verbs.draft_of({"nobody": True}))
     await report(local, "b" * 64, "smoke")
@@ -379,6 +384,7 @@ async def test_two_tabs_chat_see_receipts_and_come_back_after_a_cut(
     assert await second.locator(".bubble:has-text('said while it was away')").count() == 1
 
 
+@pytest.mark.proof
 async def test_a_group_talks_together(local: LocalHub, visitor: Visitor) -> None:
     first = await visitor.open()
     await first.click("nav a[href='/chat']")
@@ -398,6 +404,7 @@ async def test_a_group_talks_together(local: LocalHub, visitor: Visitor) -> None
 # ── the API ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@pytest.mark.proof
 async def test_the_openapi_document_can_be_read(local: LocalHub, visitor: Visitor) -> None:
     page = await visitor.open()
     await page.click("nav a[href='/api']")
@@ -408,6 +415,7 @@ async def test_the_openapi_document_can_be_read(local: LocalHub, visitor: Visito
     assert await page.locator(".operation .method").count() == sum(map(len, paths.values()))
 
 
+@pytest.mark.proof
 async def test_language_and_theme_are_remembered(local: LocalHub, visitor: Visitor) -> None:
     page = await visitor.open()
     await page.click("button:has-text('中文')")
