@@ -49,8 +49,8 @@ class Firmware:
         self._client.connect(host, int(port))
         self._client.loop_start()
 
-    def say(self, topic: str, what: dict[str, Any], *, retain: bool = False) -> None:
-        self._client.publish(topic, json.dumps(what), qos=1, retain=retain)
+    def say(self, topic: str, what: dict[str, Any], *, retain: bool = False) -> mqtt.MQTTMessageInfo:
+        return self._client.publish(topic, json.dumps(what), qos=1, retain=retain)
 
     def stop(self) -> None:
         self._client.disconnect()

@@ -348,6 +348,11 @@ class GatewayService:
         return True
 
     @property
+    def ledger(self) -> Ledger:
+        """The ledger of this gateway."""
+        return self._ledger
+
+    @property
     def clock(self) -> Clock:
         """The clock of the ledger."""
         return self._ledger.clock
