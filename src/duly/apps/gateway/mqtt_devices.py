@@ -166,7 +166,8 @@ class MqttDevices:
         try:
             self._sort(topic, payload, old, again, ack)
         except (SenderError, RateLimited) as problem:
-            self.refusals.note(HUB, topic, problem.word, str(problem))
+            scope, id_ = self._task_answers.named_in(payload) or (HUB, topic)
+            self.refusals.note(scope, id_, problem.word, str(problem))
             ack()
         except Stopped:
             return  # not acknowledged: it comes again
@@ -230,8 +231,10 @@ class MqttDevices:
         if isinstance(problem, Stopped):
             return  # not acknowledged: it comes again
         if isinstance(problem, SenderError):
-            scope = sender if self._accounts.role_of(sender) is Role.DEVICE else HUB
-            self.refusals.note(scope, heard.topic, problem.word, str(problem))
+            scope, id_ = sender, heard.topic
+            if self._accounts.role_of(sender) is not Role.DEVICE:
+                scope, id_ = self._task_answers.named_in(heard.payload) or (HUB, heard.topic)
+            self.refusals.note(scope, id_, problem.word, str(problem))
         else:
             self._broken(sender, heard.topic, problem)
         heard.ack()
