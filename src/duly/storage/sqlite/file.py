@@ -139,7 +139,7 @@ class LedgerFile:
         close_to_others((self.path, self._wal, self._shm, self._lock_path))
         self._write_note(replace(self._note, pid=os.getpid()))
 
-    def look(self) -> None:
+    def read_note(self) -> None:
         """Read the note as a process that only reads. Of a file that another process holds it says nothing:
         its log is being written, and that process has inspected it."""
         if _inode_at(self.path) in _held:

@@ -84,7 +84,7 @@ class SqliteLedger(SqlLedger):
         file = self._file
         with translated(self.path):
             if self._readonly:
-                file.look()
+                file.read_note()
                 if not self.path.exists():
                     raise LedgerUnavailable(f"there is no ledger at {self.path}; check the path")
             else:
