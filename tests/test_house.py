@@ -99,6 +99,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "transports/mqtt/link.py": (2, "waits for several things, whichever is first"),
     "transports/mqtt/session.py": (1, "the keepalive of one connection"),
     "transports/websocket.py": (3, "the writer of one connection, and the limit for its close"),
+    "storage/sqlite/file.py": (1, "a process that only looks whether a file is held does so for a moment"),
 }
 """Where tasks and timers are made outside of `testing/`, how many, and why not by the engine or the
 supervisor."""

@@ -44,6 +44,11 @@ def test_what_is_done_without_a_hub_is_recorded_and_verified(tmp_path: Path) -> 
     assert duly(folder, "audit", "verify", "--head", head).returncode == 0
     assert duly(folder, "audit", "verify", "--head", "0" * 64).returncode == 1
 
+    for mistyped in (head[:12], head + "0", "HEAD"):
+        refused = duly(folder, "audit", "verify", "--head", mistyped)
+        assert refused.returncode == 2
+        assert "64 digits 0-9 and a-f" in " ".join(refused.stderr.split())
+
     asyncio.run(forge(folder))
     broken = duly(folder, "audit", "verify")
     assert broken.returncode == 1
@@ -54,6 +59,13 @@ async def forge(folder: Path) -> None:
     async with await open_ledger(file_url(folder / "ledger.db")) as ledger:
         (entry,) = await ledger.entries(STREAM, 0, 1)
         await ledger.write(RewriteEntry(STREAM, 1, entry.body.replace(b"lock", b"door")))
+
+
+def test_a_mistyped_folder_is_not_made(tmp_path: Path) -> None:
+    refused = duly(tmp_path / "dta", "dashboard", "link")
+    assert refused.returncode == 3
+    assert "there is no ledger in" in refused.stderr
+    assert not (tmp_path / "dta").exists()
 
 
 def test_a_password_that_is_too_short_is_refused(tmp_path: Path) -> None:

@@ -42,6 +42,12 @@ def test_live_it_goes_on_until_it_is_stopped(home: CommandLine) -> None:
     assert live.stop(signal.SIGINT) == 130
 
 
+def test_it_does_not_ask_without_pause(home: CommandLine) -> None:
+    done = home.duly("top", "--every", "0s")
+    assert done.returncode == 2
+    assert "at least 0.1s" in done.stderr
+
+
 def test_without_a_hub_it_says_how_to_start_one(cli: CommandLine) -> None:
     done = cli.duly("top", "--once")
     assert done.returncode == 3

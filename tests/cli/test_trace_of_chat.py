@@ -36,6 +36,8 @@ def test_a_line_is_followed_to_its_recipients_with_and_without_the_hub(cli: Comm
     assert shown.returncode == 0
     assert "line 1 of ann+bob: 0 of 1 have it, 0 of 1 have read it" in shown.stdout
     assert "waits for bob" in shown.stdout
+    assert ", line 1\n" in shown.stdout
+    assert "  1\n" not in shown.stdout, "a number alone says nothing"
     (record,) = cli.ask("trace", id_)["messages"]
     assert record["line"]["recipients"][0]["state"] == "waiting"
     (cli.folder / "nothing").write_text("")

@@ -98,6 +98,18 @@ async def test_metrics_are_free_on_this_machine_only(local: HubUnderTest) -> Non
     assert (refused.status, refused.json["error"]) == (403, "not_allowed")
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-Forwarded-Proto: https", "X-Forwarded-Host: hub.example", "CF-Connecting-IP: 192.0.2.7",
+        "True-Client-IP: 192.0.2.7", "Via: 1.1 proxy", "Forwarded: for=192.0.2.7",
+    ],
+)  # fmt: skip
+async def test_metrics_are_not_free_behind_a_proxy(local: HubUnderTest, header: str) -> None:
+    """All that comes through a proxy on this machine comes from this machine."""
+    assert (await curl(f"{local.url}/metrics", None, "-H", header)).status == 401
+
+
 async def test_figures_are_for_admins_and_monitors(local: HubUnderTest) -> None:
     await command(local, Ids())
     assert (await curl(f"{local.url}/v1/figures")).status == 401

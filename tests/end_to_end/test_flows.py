@@ -277,13 +277,16 @@ async def test_only_the_addressed_device_can_answer(local: HubUnderTest) -> None
         command = await lock.hear()
         assert (await phone.hear())["code"] == 0
         await lamp.ack(command, 3)
+        told = await lamp.hear()
+        assert (told["type"], told["seq_id"], told["error"]) == ("server_ack", seq_id, "not_allowed")
         assert await phone.hears_nothing()
         await lock.ack(command, 0)
         assert (await phone.hear())["code"] == 0
         await lamp.ack(command, 3)  # late, too
+        assert (await lamp.hear())["error"] == "not_allowed"
         assert await phone.hears_nothing()
         assert await local.state("phone", seq_id) == "done"
-    assert await local.refused() == [("lamp", "not_yours"), ("lamp", "not_yours")]
+    assert await local.refused() == [("lamp", "not_allowed"), ("lamp", "not_allowed")]
 
 
 async def test_another_devices_answer_cannot_end_a_command_that_waits_for_its_device(
@@ -299,7 +302,7 @@ async def test_another_devices_answer_cannot_end_a_command_that_waits_for_its_de
         async with local.join("lock") as lock:
             await lock.obey()
             assert (await phone.first(lambda f: f["type"] == "ack"))["from"] == "lock"
-    assert [word for who, word in await local.refused() if who == "lamp"] == ["not_yours", "not_yours"]
+    assert [word for who, word in await local.refused() if who == "lamp"] == ["not_allowed", "not_allowed"]
 
 
 async def test_a_second_connection_of_a_device_replaces_the_first(local: HubUnderTest) -> None:

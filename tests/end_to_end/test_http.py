@@ -238,6 +238,30 @@ async def test_why_nothing_happened_can_be_asked(local: HubUnderTest) -> None:
     assert (await get(local, "/v1/refusals", "tablet")).json["refusals"] == []
 
 
+async def test_refusals_come_by_page(local: HubUnderTest) -> None:
+    ids = Ids()
+    for _ in range(5):
+        await post(local, frame(ids))
+    for who in ("phone", "root"):
+        everything = (await get(local, "/v1/refusals", who)).json
+        assert everything["next"] is None
+        seen, place = [], ""
+        while True:
+            page = (await get(local, f"/v1/refusals?limit=2{place}", who)).json
+            seen += page["refusals"]
+            if page["next"] is None:
+                break
+            place = f"&before={page['next']}"
+        assert seen == everything["refusals"]
+        assert len(seen) == 5
+    foreign = place.removeprefix("&before=")
+    of_messages = (await get(local, "/v1/messages?limit=1", "root")).json["next"] or "zz"
+    for cursor in ("", "zz", "%C3%A9", foreign, of_messages):
+        assert (await get(local, f"/v1/refusals?before={cursor}")).status == 400, cursor
+    documented = (await get(local, "/v1/openapi.json")).json["paths"]["/v1/refusals"]["get"]["parameters"]
+    assert [one["name"] for one in documented] == ["limit", "before"]
+
+
 async def test_openapi_describes_what_is_there(local: HubUnderTest) -> None:
     answer = await curl(f"{local.url}/v1/openapi.json")
     assert answer.status == 200

@@ -49,8 +49,8 @@ class Firmware:
         self._client.connect(host, int(port))
         self._client.loop_start()
 
-    def say(self, topic: str, what: dict[str, Any], *, retain: bool = False) -> None:
-        self._client.publish(topic, json.dumps(what), qos=1, retain=retain)
+    def say(self, topic: str, what: dict[str, Any], *, retain: bool = False) -> mqtt.MQTTMessageInfo:
+        return self._client.publish(topic, json.dumps(what), qos=1, retain=retain)
 
     def stop(self) -> None:
         self._client.disconnect()
@@ -199,3 +199,20 @@ async def test_one_that_comes_back_in_time_stays_online_without_a_word(
             await asyncio.sleep(0.01)
     again.stop()
     assert running.gateway.online("lock")
+
+
+async def test_a_forged_answer_is_recorded_at_once_under_the_command_it_was_meant_for(
+    hub: tuple[Hub, str, Firmware],
+) -> None:
+    running, token, firmware = hub
+    async with join(running.url, token) as phone:
+        seq_id = await phone.command("lock")
+        await asyncio.wait_for(firmware.tasks.get(), 5)
+        for n in range(3):  # only the first is recorded at once
+            firmware.say("nodes/hub/complete", {"msg_id": f"phone:{seq_id}:{'A' * 23}{n}"})
+        async with asyncio.timeout(3):
+            refused: list[dict[str, Any]] = []
+            while len(refused) < 2:
+                refused = (await curl(f"{running.url}/v1/refusals", token)).json["refusals"]
+                await asyncio.sleep(0.02)
+    assert {(one["scope"], one["id"], one["word"]) for one in refused} == {("phone", seq_id, "forged")}

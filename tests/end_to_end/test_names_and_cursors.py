@@ -171,7 +171,7 @@ async def test_an_app_of_a_name_that_was_anothers_sees_nothing_of_it(local: HubU
         waiting = await lock.hear()
         token = await anew(local, Role.APP, "phone")
         assert (await get(local, "/v1/messages", token)) == {"messages": [], "next": None}
-        assert (await get(local, "/v1/refusals", token)) == {"refusals": []}
+        assert (await get(local, "/v1/refusals", token)) == {"refusals": [], "next": None}
         assert (await curl(f"{local.url}/v1/messages/phone/{first}", token)).status == 404
         await admin(local, "grant", app="phone", device="lock")
         async with join(local.url, token) as again:

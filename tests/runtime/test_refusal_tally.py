@@ -7,6 +7,7 @@ import asyncio
 from duly.runtime.audit import AuditLog
 from duly.runtime.refusal_tally import KINDS, REASONS, RefusalTally
 from duly.storage.memory import MemoryLedger
+from duly.testing import ManualClock
 
 
 async def test_alike_refusals_become_one_row_that_says_how_many() -> None:
@@ -24,6 +25,21 @@ async def test_alike_refusals_become_one_row_that_says_how_many() -> None:
         ("bad", "nodes/hub/ack", "no"),
     ]
     assert tally.total == 1_001
+
+
+async def test_what_is_counted_is_recorded_before_it_is_shown_with_its_own_time() -> None:
+    clock = ManualClock(1_000)
+    ledger = MemoryLedger(clock)
+    audit = AuditLog(ledger)
+    tally = RefusalTally(audit, period=60)
+    tally.note("bad", "1", "forged", "no")
+    await asyncio.sleep(0.01)
+    clock.set(1_005)
+    tally.note("bad", "2", "forged", "no")
+    clock.set(1_010)
+    await audit.settle()
+    assert [(one.id, one.at) for one in await ledger.refusals()] == [("2", 1_005), ("1", 1_000)]
+    await tally.stop()
 
 
 async def test_a_flood_of_kinds_is_bounded_and_the_rest_counted_together() -> None:

@@ -336,19 +336,26 @@ def need_hub(folder: str | None, url: str | None = None, token: str | None = Non
     return hub
 
 
-async def open_to_read(folder: str | None, ledger: str | None) -> Ledger:
-    """Opens the ledger for reading, also while another process writes it."""
+def need_ledger(settings: Settings) -> None:
+    """Raises if there is no ledger in the data folder, and none is named either."""
     from pathlib import Path
 
-    from duly.storage import open_ledger
-
-    settings = settings_of(folder, ledger)
-    url = settings.ledger_url
-    if not settings.ledger and not (Path(settings.data) / "ledger.db").exists():
+    path = Path(settings.data) / "ledger.db"
+    was_there = path.with_name(path.name + ".lock")  # then the ledger's own error says what is missing
+    if not settings.ledger and not path.exists() and not was_there.exists():
         raise CommandFailed(
             Exit.UNREACHABLE,
             f"there is no ledger in {settings.data} yet; start a hub with 'duly up', or use --data",
         )
+
+
+async def open_to_read(folder: str | None, ledger: str | None) -> Ledger:
+    """Opens the ledger for reading, also while another process writes it."""
+    from duly.storage import open_ledger
+
+    settings = settings_of(folder, ledger)
+    url = settings.ledger_url
+    need_ledger(settings)
     if url.startswith("sqlite:") and "mode=" not in url:
         url += "&mode=ro" if "?" in url else "?mode=ro"
     return await open_ledger(url)

@@ -185,6 +185,11 @@ def verify(
     Keep the hash that it prints somewhere else, and give it as --head the next time: then a chain that was
     cut off or written anew is noticed, too. Exits with 1 if something is wrong.
     """
+    from duly.server.audit_chain import NOT_A_HASH, is_hash
+
+    head = head.strip().lower()
+    if head and not is_hash(head):
+        raise typer.BadParameter(NOT_A_HASH, param_hint="--head")
     found = _do("audit.verify", {"head": head} if head else {}, at)
     if json:
         print_json(found)

@@ -35,6 +35,7 @@ from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, grouped
 if TYPE_CHECKING:
     from duly.storage.ledger import Ledger
 
+CHAT_LINES: Final = frozenset({"one_chat", "group_chat"})
 ATTEMPTS: Final = ("sent", "arrived", "not sent", "in doubt", "refused")
 """Hops that are attempts to hand a message over."""
 
@@ -277,7 +278,7 @@ def _headline(record: JsonObject) -> str:
     ack = record.get("ack")
     return (
         f"{record['id']}  {record['scope']} → {record['to']}  {record['type']}  "
-        f"{tint(record['state'])}{_how(ack)}{_data(ack)}"
+        f"{tint(record['state'])}{_how(ack)}{_result(record)}"
     )
 
 
@@ -285,10 +286,19 @@ def _how(ack: JsonObject | None) -> str:
     return "" if ack is None else f", code {ack['code']}" + (f": {ack['detail']}" if ack["detail"] else "")
 
 
-def _data(ack: JsonObject | None) -> str:
+def _result(record: JsonObject) -> str:
+    """What a message has brought about: of a line of chat its number, of any other the data of its answer."""
+    ack = record.get("ack") or {}
+    data = ack.get("data")
+    if record["type"] in CHAT_LINES and isinstance(data, int):
+        return f", line {data}"
+    return _data(ack)
+
+
+def _data(ack: JsonObject) -> str:
     import msgspec
 
-    data = (ack or {}).get("data")
+    data = ack.get("data")
     return "" if data is None else "  " + msgspec.json.encode(data).decode()
 
 
@@ -299,7 +309,7 @@ def _hops(record: JsonObject, made: float | None) -> list[str]:
     told: list[tuple[float, int, str]] = [(accepted, 0, "accepted: stored by the hub")]
     if record["state"] != "accepted":
         ack = record.get("ack")
-        told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_data(ack)}"))
+        told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_result(record)}"))
     # Within a millisecond: stored, sent, ended, and then the sender was told.
     told += [
         (hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record) + _at(hop))

@@ -25,6 +25,7 @@ from duly.cli.common import (
     JsonObject,
     find_hub,
     need_hub,
+    need_ledger,
     open_to_read,
     settings_of,
 )
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from duly.settings import Settings
     from duly.storage.ledger import Ledger
 
+_BEGINNING: Final = frozenset({"add", "profile.set", "dashboard.password"})
+"""The verbs by which a ledger may begin, before its hub runs for the first time."""
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
@@ -122,6 +125,8 @@ class LedgerOptions:
         if not reads and not self.settings.ledger:
             from duly.runtime.files import private_folder
 
+            if verb not in _BEGINNING:
+                need_ledger(self.settings)
             private_folder(Path(self.settings.data))
         done = asyncio.run(in_ledger())
         if not reads:

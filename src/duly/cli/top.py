@@ -26,6 +26,7 @@ from duly.cli.options import HubOptions, Json, grouped, length
 from duly.cli.output import rendered
 
 EVERY: Final = 1.0
+SHORTEST: Final = 0.1
 KINDS_SHOWN: Final = 12
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 RATES: Final = ("accepted", "done", "duplicate", "retries", "superseded", "refused", "unknown", "failed")
@@ -53,7 +54,9 @@ def top(
     elif once:
         say(*overview(*_read(hub)))
     else:
-        _live(at, hub, EVERY if every is None else max(every, 0.1))
+        if every is not None and every < SHORTEST:
+            raise typer.BadParameter(f"at least {SHORTEST:g}s", param_hint="--every")
+        _live(at, hub, EVERY if every is None else every)
 
 
 def _read(hub: HubClient) -> tuple[JsonObject, list[list[float]]]:

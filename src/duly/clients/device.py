@@ -153,7 +153,12 @@ class Device(Client):
         from duly.clients.mqtt_link import MqttDeviceLink
 
         link = MqttDeviceLink(
-            self._url, up=self._up, heard=self._heard, name=self._mqtt_name, keys=self._keys
+            self._url,
+            up=self._up,
+            heard=self._heard,
+            now=self._ledger.clock.now,
+            name=self._mqtt_name,
+            keys=self._keys,
         )
         self.name = link.name  # tasks of a session that the broker kept come before the welcome
         return link

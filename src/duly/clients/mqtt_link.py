@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Final
 import msgspec
 
 from duly.core.signing import Keyring
-from duly.core.units import MS, SECOND, seconds
+from duly.core.units import MS, seconds
 from duly.errors import ConnectionRefused, DulyError, Malformed, NotAuthenticated, SenderError
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
@@ -50,6 +49,7 @@ class MqttDeviceLink:
         *,
         up: Callable[[Frame], None],
         heard: Callable[[Frame, Callable[[], None]], None],
+        now: Callable[[], int],
         name: str = "",
         prefix: str = fd.PREFIX,
         keys: Keyring | None = None,
@@ -58,6 +58,7 @@ class MqttDeviceLink:
         self.name = fd.check_username(name or address.username)
         self._up = up
         self._heard = heard
+        self._now = now
         self._prefix = prefix
         self._session = ""
         self.tasks = Supervisor()
@@ -208,9 +209,8 @@ class MqttDeviceLink:
         return fd.topic_of(self._prefix, username, kind)
 
     def _status(self, *, online: bool, data: bytes = b"") -> bytes:
-        now = round(time.time()) * SECOND
         status = fd.FdStatus(
-            now,
+            self._now(),
             online,
             session=self._session,
             data=fd.Content(data),

@@ -7,6 +7,7 @@ reason, and admins who watch see everything as it happens.
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from duly.core.operations import RecordRefusal
@@ -29,12 +30,23 @@ class AuditLog:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.watchers: list[Session] = []
+        self.unrecorded: list[Callable[[], Awaitable[None]]] = []
+        """what records the refusals that are counted first and recorded now and then"""
 
-    async def refuse(self, scope: str, id_: str, word: str, reason: str) -> None:
-        """Records that a message was refused, and shows it to the watchers."""
+    async def refuse(self, scope: str, id_: str, word: str, reason: str, at: int = 0) -> None:
+        """Records that a message was refused, now or `at` a time before, and shows it to the watchers."""
         self.see("refused", scope=scope, id=id_, word=word, reason=reason)
         LOG.info("refused: %s", reason, extra={"scope": scope, "id": id_[:ID_SHOWN], "word": word})
-        await self._ledger.write(RecordRefusal(scope, id_[:ID_SHOWN], word, reason, self._ledger.clock.now()))
+        await self._ledger.write(RecordRefusal(scope, id_[:ID_SHOWN], word, reason, at or self.now()))
+
+    def now(self) -> int:
+        """The time of the ledger's clock."""
+        return self._ledger.clock.now()
+
+    async def settle(self) -> None:
+        """Records what was refused and is not recorded yet."""
+        for record in self.unrecorded:
+            await record()
 
     def see(self, what: str, **more: object) -> None:
         """Shows an event to the watchers; with none it costs nothing."""

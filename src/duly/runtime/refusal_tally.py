@@ -1,8 +1,9 @@
 """Counts refusals that may come in floods, and records them now and then.
 
 Every refusal is counted, and its kind is recorded with its reasons [P5]. A flood of refusals fills no disk
-and delays nothing: it becomes about `KINDS` rows in `PERIOD` seconds, each with the number of times it
-happened.
+and delays nothing: it becomes about `KINDS` rows in `PERIOD` seconds, each with the time at which it last
+happened and the number of times. Before refusals are shown, those that were counted are recorded
+(`AuditLog.settle`).
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class RefusalTally:
         self._audit = audit
         self._period = period
         self._tasks = tasks or Supervisor()
-        self._counts: dict[tuple[str, str, str], dict[str, int]] = {}
-        """how often each reason was given, by scope, id and word"""
+        self._counts: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}
+        """how often each reason was given, and when last, by scope, id and word"""
+        audit.unrecorded.append(self._write)
         self._rows = 0
         self._task: asyncio.Task[None] | None = None
         self.total = 0
@@ -42,21 +44,22 @@ class RefusalTally:
         """Count a refusal. It is recorded at once if nothing was refused just before, and else within
         `period`."""
         self.total += 1
-        self._count((scope, id_, word), reason, 1)
+        self._count((scope, id_, word), reason, 1, self._audit.now())
         if self._task is None or self._task.done():
             self._task = self._tasks.do("record of refusals", self._record())
 
-    def _count(self, kind: tuple[str, str, str], reason: str, times: int) -> None:
+    def _count(self, kind: tuple[str, str, str], reason: str, times: int, at: int) -> None:
         reasons = self._counts.get(kind)
         if reasons is None:
             if self._rows >= KINDS:
                 kind = (HUB, REST, kind[2])
             reasons = self._counts.setdefault(kind, {})
         if reason not in reasons and reasons and (len(reasons) >= REASONS or self._rows >= KINDS):
-            times += reasons.pop(next(reversed(reasons)))
+            times += reasons.pop(next(reversed(reasons)))[0]
             self._rows -= 1
         self._rows += reason not in reasons
-        reasons[reason] = reasons.get(reason, 0) + times
+        before, last = reasons.get(reason, (0, 0))
+        reasons[reason] = (before + times, max(last, at))
 
     async def stop(self) -> None:
         """Record what is left."""
@@ -73,20 +76,20 @@ class RefusalTally:
     async def _write(self) -> None:
         for kind in list(self._counts):
             for reason in list(self._counts.get(kind, ())):
-                times = self._take(kind, reason)
+                times, at = self._take(kind, reason)
                 counted = f"{reason} ({times:,} times)" if times > 1 else reason
                 try:
                     if times:
-                        await self._audit.refuse(*kind, counted)
+                        await self._audit.refuse(*kind, counted, at)
                 except DulyError:  # the ledger cannot be used: it is recorded later
-                    self._count(kind, reason, times)
+                    self._count(kind, reason, times, at)
                     return
 
-    def _take(self, kind: tuple[str, str, str], reason: str) -> int:
-        """Remove a reason and return its count; 0 if it was added to another reason meanwhile."""
+    def _take(self, kind: tuple[str, str, str], reason: str) -> tuple[int, int]:
+        """Remove a reason and return its count and time; 0 if it was added to another reason meanwhile."""
         reasons = self._counts.get(kind, {})
-        times = reasons.pop(reason, 0)
+        times, at = reasons.pop(reason, (0, 0))
         self._rows -= times > 0
         if not reasons:
             self._counts.pop(kind, None)
-        return times
+        return times, at

@@ -12,6 +12,7 @@ The actor of an entry is the account that was authenticated, never a name out of
 from __future__ import annotations
 
 import asyncio
+import re
 from hashlib import sha256
 from typing import Final
 
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 from duly.core.operations import AppendEntry, CheckItem, PutItem, PutNewItem
 from duly.core.units import MS
+from duly.errors import Malformed
 from duly.storage.ledger import Ledger
 
 STREAM: Final = "audit"
@@ -29,6 +31,9 @@ HEAD: Final = "head"
 NOTHING_BEFORE: Final = "0" * 64
 """The hash that the first entry names."""
 PAGE: Final = 500
+NOT_A_HASH: Final = (
+    "that is not the hash of an entry: 64 digits 0-9 and a-f, as 'duly audit verify' prints it at its end"
+)
 TEXT_LIMIT: Final = 500
 """Characters of a target or a detail that are stored."""
 
@@ -107,6 +112,8 @@ class AuditChain:
     async def verify(self, expected: str = "") -> AuditCheck:
         """Read the whole chain and check it. `expected` is a hash that an earlier verification returned: an
         entry of the chain must have it."""
+        if expected and not is_hash(expected):
+            raise Malformed(NOT_A_HASH)
         last, count, seen = NOTHING_BEFORE, 0, not expected
         while found := await self._ledger.entries(STREAM, count, PAGE):
             for one in found:
@@ -134,6 +141,11 @@ class AuditChain:
                 count, last, "no entry has the hash that was expected: the chain was written anew"
             )
         return AuditCheck(count, last)
+
+
+def is_hash(text: str) -> bool:
+    """Whether a text has the form of an entry's hash."""
+    return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 
 def _digest(body: bytes) -> bytes:

@@ -58,6 +58,7 @@ class MqttService:
         ids = TaskIds(await shared_secret(ledger, box, _TASKS, SECRET_SIZE))
         devices = MqttDevices(gateway, accounts, audit, ids, self._tasks, on_rush=self._hurry)
         self.devices = devices
+        await devices.start()
         gateway.remote.poll(self._tasks, "look at MQTT devices of other hubs", devices.claim_orphaned)
         address = self._outside() if self._settings.mqtt else await self._own_broker(accounts, devices)
         if "client_id=" not in self._settings.mqtt:

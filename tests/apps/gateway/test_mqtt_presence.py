@@ -32,9 +32,9 @@ def test_a_device_is_silent_after_three_heartbeats(loop: VirtualLoop) -> None:
         await asyncio.sleep(25)
         presence.heard("lock")
         await asyncio.sleep(25)
-        assert presence.silent() == {}
+        assert presence.silent() == []
         await asyncio.sleep(6)
-        assert presence.silent() == {"lock": "1"}
+        assert presence.silent() == ["lock"]
 
     loop.run_until_complete(run())
 
@@ -52,14 +52,6 @@ def test_the_end_of_an_older_session_is_not_the_end_of_a_newer_one(loop: Virtual
     loop.run_until_complete(run())
 
 
-def test_what_the_broker_kept_of_a_device_that_was_given_up_is_no_news() -> None:
-    presence = MqttPresence()
-    presence.give_up("lock", "1")
-    assert presence.is_given_up("lock", online("1"))
-    assert not presence.is_given_up("lock", online("2"))
-    assert not presence.is_given_up("lamp", online(""))
-
-
 def test_after_the_broker_has_died_only_a_new_session_is_news(loop: VirtualLoop) -> None:
     async def run() -> None:
         presence = MqttPresence()
@@ -72,7 +64,7 @@ def test_after_the_broker_has_died_only_a_new_session_is_news(loop: VirtualLoop)
         presence.heard("lock")
         presence.came("lamp", online("2"), old=False)
         await asyncio.sleep(GRACE)
-        assert presence.silent() == {"lock": "1"}
+        assert presence.silent() == ["lock"]
 
     loop.run_until_complete(run())
 
@@ -112,7 +104,7 @@ def test_a_device_that_is_not_heard_of_in_a_new_session_of_the_hub_is_given_up(l
         presence.came("lamp", online(), old=False)
         presence.session_began()
         await asyncio.sleep(GRACE)
-        assert presence.silent() == {"lock": "1"}
+        assert presence.silent() == ["lock"]
 
     loop.run_until_complete(run())
 

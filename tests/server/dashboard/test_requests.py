@@ -136,6 +136,10 @@ async def test_no_request_without_the_csrf_token_does_anything(
     status, said = await ann.ask("POST", "/page/do/command.send", json=body, headers=heads)
     assert status in (400, 403), said
     assert (await ann.get("/messages.json"))["messages"] == []
+    if status == 403:
+        ((newest, *_), _) = await local.hub.dashboard.audit.newest(1, 0)
+        assert (newest["actor"], newest["action"]) == ("ann", "command.send")
+        assert "page's token" in newest["result"]
 
 
 async def test_no_request_from_another_origin_does_anything(local: LocalHub, ann: PageVisitor) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.errors import LedgerDamaged, LedgerError, LedgerInUse
+from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
 from duly.storage.ledger import Ledger
 from duly.storage.sqlite import file as sqlite_file
 from duly.storage.sqlite import ledger as sqlite
@@ -262,11 +262,47 @@ async def killed(path: Path) -> None:
         file.with_name("kept-" + file.name).replace(file)
 
 
-async def test_a_killed_ledger_whose_log_is_gone_is_refused(path: Path) -> None:
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_a_killed_ledger_whose_log_is_gone_is_refused(path: Path, readonly: bool) -> None:
     await killed(path)
     beside(path, "-wal").unlink()
     with pytest.raises(LedgerDamaged, match="what was stored last may be lost"):
-        await SqliteLedger.open(path, ManualClock())
+        await SqliteLedger.open(path, ManualClock(), readonly=readonly)
+    assert not beside(path, "-wal").exists(), "nothing was left behind"
+
+
+async def test_one_that_only_reads_refuses_a_log_that_was_cut_short(path: Path) -> None:
+    await killed(path)
+    log = beside(path, "-wal")
+    with log.open("r+b") as file:
+        file.truncate(log.stat().st_size // 2)
+    with pytest.raises(LedgerDamaged, match="of them are sound"):
+        await SqliteLedger.open(path, ManualClock(), readonly=True)
+
+
+async def test_one_that_only_reads_refuses_a_file_that_was_emptied(path: Path) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+    path.write_bytes(b"")
+    with pytest.raises(LedgerDamaged, match=r"there was a ledger at .* and now the file is empty"):
+        await SqliteLedger.open(path, ManualClock(), readonly=True)
+    beside(path, ".lock").unlink()
+    with pytest.raises(LedgerUnavailable, match="there is no ledger in it yet"):
+        await SqliteLedger.open(path, ManualClock(), readonly=True)
+
+
+async def test_one_that_only_reads_leaves_a_log_alone_that_is_being_written(path: Path) -> None:
+    """What the note says is behind or ahead of what is read then; the writer has inspected the log itself."""
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+        right = await content(ledger)
+        note = beside(path, ".lock")
+        note.write_bytes(note.read_bytes().replace(b'"frames":', b'"frames":9'))
+        async with await SqliteLedger.open(path, ManualClock(), readonly=True) as reader:
+            assert await content(reader) == right
+        code = "import sys, duly, asyncio; asyncio.run(duly.open_ledger(f'sqlite:///{sys.argv[1]}?mode=ro'))"
+        other = await asyncio.create_subprocess_exec(sys.executable, "-c", code, str(path))
+        assert await other.wait() == 0
 
 
 async def test_a_ledger_closed_up_to_any_point_opens_again(
@@ -302,7 +338,7 @@ def flip(path: Path, seed: int) -> None:
     path.write_bytes(raw)
 
 
-async def outcomes(path: Path, end: str, tmp_path: Path) -> dict[str, int]:
+async def outcomes(path: Path, end: str, tmp_path: Path, *, readonly: bool = False) -> dict[str, int]:
     """Flips a bit at a seeded place in each of many copies, and opens them."""
     async with await SqliteLedger.open(_copy(path, tmp_path / "good"), ManualClock()) as ledger:
         right = await content(ledger)
@@ -311,7 +347,7 @@ async def outcomes(path: Path, end: str, tmp_path: Path) -> dict[str, int]:
         copy = _copy(path, tmp_path / f"{end}{seed}")
         flip(beside(copy, end), seed)
         try:
-            async with await SqliteLedger.open(copy, ManualClock()) as ledger:
+            async with await SqliteLedger.open(copy, ManualClock(), readonly=readonly) as ledger:
                 seen["right" if await content(ledger) == right else "wrong"] += 1
         except LedgerError:
             seen["refused"] += 1
@@ -335,11 +371,12 @@ async def test_a_flipped_bit_in_the_database_is_refused_or_harmless(path: Path, 
     assert seen["refused"] >= FLIPS * 9 // 10, seen
 
 
+@pytest.mark.parametrize("readonly", [False, True])
 async def test_a_flipped_bit_in_the_log_of_a_killed_ledger_is_refused_or_harmless(
-    path: Path, tmp_path: Path
+    path: Path, tmp_path: Path, readonly: bool
 ) -> None:
     await killed(path)
-    seen = await outcomes(path, "-wal", tmp_path)
+    seen = await outcomes(path, "-wal", tmp_path, readonly=readonly)
     assert seen["wrong"] == 0
     assert seen["refused"] >= FLIPS * 9 // 10, seen
 

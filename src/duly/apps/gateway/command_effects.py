@@ -8,6 +8,7 @@ gets the command when it comes back.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from typing import Final
 
 import msgspec
 
@@ -28,6 +29,9 @@ from duly.storage.ledger import Record
 from duly.wire import outgoing
 from duly.wire.fields import Fields
 from duly.wire.session import Session
+
+ELSEWHERE: Final = "heard from another hub"
+"""How a hub knows of an end that it has not stored itself."""
 
 
 class CommandEffects:
@@ -105,11 +109,11 @@ class CommandEffects:
         self._trail.ended(report.key, report.state, report.answer.reason)
         self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
 
-    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
-        """Tell apps here how a command has ended at another hub."""
+    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
+        """Tell apps here how a command has ended, and by what `how`: at another hub, or by hand."""
         message, answer = record.message, record.answer or Answer()
         self._backlog.remove(message.key)
-        self._trail.note(message.key, record.state.word, detail="heard from another hub")
+        self._trail.note(message.key, record.state.word, detail=how)
         self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
 
     def _tell_end(

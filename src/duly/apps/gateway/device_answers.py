@@ -18,7 +18,7 @@ from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.core.inbox import Inbox
 from duly.core.messages import key_of, names_in
 from duly.core.steps import Answered, Event, Received
-from duly.errors import Malformed, Overloaded
+from duly.errors import Malformed, NotAllowed, Overloaded
 from duly.identity.accounts import Principal
 from duly.runtime.audit import AuditLog
 from duly.runtime.engine import Engine
@@ -106,9 +106,8 @@ class DeviceAnswers:
         if record is not None and not record.state.terminal and not self._remote.handed_over(record):
             record = None
         if record is None or record.message.recipient != end.by:
-            _, id_ = names_in(end.key)
-            await self._audit.refuse(end.by, id_, "not_yours", f"{end.by} answered a command it never got")
-            return False
+            app, id_ = names_in(end.key)
+            raise NotAllowed(f"{end.by} answered a command it never got: {id_} of {app}")
         await self._engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
         return False
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from duly.core.messages import Answer, key_of
 from duly.core.quota import Quota, Rate
 from duly.core.steps import Answered, Received
 from duly.core.units import SECOND, seconds
-from duly.errors import Forged, LedgerError, Malformed, Overloaded, RateLimited
+from duly.errors import DulyError, Forged, LedgerError, Malformed, Overloaded, RateLimited
 from duly.runtime.fair_reader import FairReader
 from duly.wire import fd, frames
 from duly.wire.frames import DeviceCode
@@ -90,6 +91,15 @@ class MqttAnswers:
             heard.ack()
         else:
             await self._gateway.engine.put(event, heard.ack)
+
+    def named_in(self, payload: bytes) -> tuple[str, str] | None:
+        """The app and the id of the command that a refused answer names, if there is such a command under
+        way: who forged the answer is not known, but whose command it was meant for."""
+        with suppress(DulyError):
+            task = read_task_id(answered_id(payload))
+            if self._gateway.answers.under_way_to(key_of(task.app, task.seq_id)) is not None:
+                return task.app, task.seq_id
+        return None
 
     def _task(self, heard: HeardMessage) -> TaskId:
         """The task that an answer names, if a hub has given it: all that is read of a forged one."""

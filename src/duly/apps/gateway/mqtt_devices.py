@@ -31,6 +31,7 @@ from typing import Final
 
 from duly.apps.gateway.device_signatures import DeviceSignatures
 from duly.apps.gateway.foreign_subscriptions import ForeignSubscriptions
+from duly.apps.gateway.mqtt_absences import MqttAbsences
 from duly.apps.gateway.mqtt_answers import MqttAnswers
 from duly.apps.gateway.mqtt_device import DeviceLink, MqttDevice
 from duly.apps.gateway.mqtt_frames import HeardMessage, MqttPush, push_in
@@ -118,6 +119,7 @@ class MqttDevices:
         self.refusals = RefusalTally(audit, self._tasks)
         self._reader: FairReader[HeardMessage] = FairReader(self._handle, self._failed, RECOVERY, self._tasks)
         self.presence = MqttPresence()
+        self._absences = MqttAbsences(gateway.ledger, accounts.born)
         self.reported = ReportedStatuses(gateway.clock)
         self._signatures = DeviceSignatures(accounts, prefix)
         self._task_answers = MqttAnswers(
@@ -146,6 +148,10 @@ class MqttDevices:
         """What is subscribed to in the other session."""
         return [f"{self._prefix}/+/{FdKind.STATUS.value}"]
 
+    async def start(self) -> None:
+        """Reads which devices were offline when the hub last stopped, before anything arrives."""
+        await self._absences.load()
+
     async def stop(self) -> None:
         """Stops reading from the broker, and stores the refusals that are not stored yet."""
         await self._reader.stop()
@@ -160,7 +166,8 @@ class MqttDevices:
         try:
             self._sort(topic, payload, old, again, ack)
         except (SenderError, RateLimited) as problem:
-            self.refusals.note(HUB, topic, problem.word, str(problem))
+            scope, id_ = self._task_answers.named_in(payload) or (HUB, topic)
+            self.refusals.note(scope, id_, problem.word, str(problem))
             ack()
         except Stopped:
             return  # not acknowledged: it comes again
@@ -224,8 +231,10 @@ class MqttDevices:
         if isinstance(problem, Stopped):
             return  # not acknowledged: it comes again
         if isinstance(problem, SenderError):
-            scope = sender if self._accounts.role_of(sender) is Role.DEVICE else HUB
-            self.refusals.note(scope, heard.topic, problem.word, str(problem))
+            scope, id_ = sender, heard.topic
+            if self._accounts.role_of(sender) is not Role.DEVICE:
+                scope, id_ = self._task_answers.named_in(heard.payload) or (HUB, heard.topic)
+            self.refusals.note(scope, id_, problem.word, str(problem))
         else:
             self._broken(sender, heard.topic, problem)
         heard.ack()
@@ -252,18 +261,24 @@ class MqttDevices:
             raise Forged(f"the status of {name} was removed; a removal cannot be signed")
         if status is not None and fd.is_question(status):
             return
+        if status == fd.FdStatus():
+            raise Malformed(f"the status of {name} says nothing; it says whether {name} is online")
         self.reported.note(name, payload, again)
         session = status.session if status is not None else ""
         former = self.presence.is_former(name, session)
-        if not old:
-            self._heard(name)
-            old = self.presence.is_repeat(name, session)
-        elif status is not None and self.presence.is_given_up(name, status):
+        online = status is not None and status.online is not False
+        push = None if status is None else push_in(status, payload)
+        if status is not None and online and self._absences.is_no_news(name, status, payload, kept=again):
             return
+        if status is not None and status.online is None and again and push is None:
+            return  # alone it is a sign of life, but not out of the broker's memory
+        if not again:
+            self._heard(name)
+        old = old or self.presence.is_repeat(name, session)
         self.presence.note_session(name, session)
         known = self._ours(name)
-        push = None if status is None else push_in(status, payload)
-        if push is not None and known is not None:
+        if status is not None and push is not None and known is not None:
+            self._absences.note(name, status, payload)
             await self._pushes.store(name, push, old or again)
             return
         if push is None and not old:
@@ -273,9 +288,10 @@ class MqttDevices:
             if push is not None and not kept:
                 await self._pushes.store(name, push, again=True)
             return
-        online = status is not None and status.online is not False
         if status is not None and online:
             self.presence.came(name, status, old)
+            self._absences.note(name, status, payload)
+            await self._absences.came(name)
             if known is None:
                 await self._claim(name)
                 if push is not None and not kept:
@@ -292,8 +308,11 @@ class MqttDevices:
 
     async def _gone(self, name: str) -> None:
         self.presence.went(name)
-        if self._ours(name) is not None:
-            await self._gateway.disconnected(self._devices.pop(name), Principal(name, Role.DEVICE))
+        device = self._ours(name)
+        self._devices.pop(name, None)  # it may come again while this is stored
+        await self._absences.went(name)
+        if device is not None:
+            await self._gateway.disconnected(device, Principal(name, Role.DEVICE))
 
     def _ours(self, name: str) -> MqttDevice | None:
         """The device, if it belongs to this hub."""
@@ -335,9 +354,8 @@ class MqttDevices:
 
     async def sweep(self) -> None:
         """Gives up the devices that are silent for too long."""
-        for name, session in self.presence.silent().items():
+        for name in self.presence.silent():
             with suppress(LedgerError, Stopped):
-                self.presence.give_up(name, session)
                 await self._gone(name)
 
     def reports_back(self, session_present: bool) -> None:

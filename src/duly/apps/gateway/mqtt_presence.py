@@ -49,8 +49,6 @@ class MqttPresence:
 
     def __init__(self) -> None:
         self._online: dict[str, _OnlineDevice] = {}
-        self._given_up: dict[str, str] = {}
-        """the session of each device that was silent for too long"""
         self._unconnected: set[str] = set()
         """accounts that had a connection to the embedded broker and have none now"""
         self._lives = 0
@@ -132,11 +130,6 @@ class MqttPresence:
         """Whether a session is from before the broker died, and not even the device's last one."""
         return self.is_repeat(name, session) and self.session_of(name) != session
 
-    def is_given_up(self, name: str, status: FdStatus) -> bool:
-        """Whether a status is from a session that was silent for too long: the broker kept it, and it is no
-        news."""
-        return status.session != "" and status.session == self._given_up.get(name)
-
     # ── what the broker does ─────────────────────────────────────────────────────────────────────
 
     def broker_restarted(self) -> None:
@@ -192,11 +185,7 @@ class MqttPresence:
         wait = GRACE if silence == inf and name in self._unconnected else silence
         return asyncio.get_running_loop().time() + wait
 
-    def silent(self) -> dict[str, str]:
-        """The devices that have been silent for too long, and the session of each."""
+    def silent(self) -> list[str]:
+        """The devices that have been silent for too long."""
         now = asyncio.get_running_loop().time()
-        return {name: device.session for name, device in self._online.items() if device.until <= now}
-
-    def give_up(self, name: str, session: str) -> None:
-        """What the broker has kept of this session is no news of the device any more."""
-        self._given_up[name] = session
+        return [name for name, device in self._online.items() if device.until <= now]

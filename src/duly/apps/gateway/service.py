@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from duly.apps.gateway.admission import CommandAdmission, not_granted
-from duly.apps.gateway.command_effects import CommandEffects, no_effect
+from duly.apps.gateway.command_effects import ELSEWHERE, CommandEffects, no_effect
 from duly.apps.gateway.device_answers import DeviceAnswers, put_later
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
@@ -348,6 +348,11 @@ class GatewayService:
         return True
 
     @property
+    def ledger(self) -> Ledger:
+        """The ledger of this gateway."""
+        return self._ledger
+
+    @property
     def clock(self) -> Clock:
         """The clock of the ledger."""
         return self._ledger.clock
@@ -375,9 +380,9 @@ class GatewayService:
         """The commands that wait here for their devices."""
         return self._inbox.waiting()
 
-    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
-        """Tell apps here how a command has ended at another hub."""
-        self._effects.tell_end(record, origins)
+    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
+        """Tell apps here how a command has ended, and by what `how`: at another hub, or by hand."""
+        self._effects.tell_end(record, origins, how)
 
     async def replaced(self, device: str) -> None:
         """Close the session of a device that has connected to another hub."""

@@ -149,7 +149,7 @@ class Attempts:
         # What went out together is tried again together.
         delay = self._retry().delay(item.attempt, b"" if item.bundle else item.salt)
         if delay is None or 1 <= self._asks.tries(item.message) <= item.attempt:
-            ends.append(given_up(item, State.FAILED, f"given up after {item.attempt} attempts: {reason}"))
+            ends.append(given_up(item, State.FAILED, f"given up after {_attempts(item.attempt)}: {reason}"))
             return []
         if item.expires and item.expires <= now:
             ends.append(given_up(item, State.EXPIRED, f"{EXPIRED.reason}; the last attempt: {reason}"))
@@ -262,3 +262,11 @@ class Attempts:
 def given_up(item: QueuedDelivery, state: State, reason: str) -> tuple[QueuedDelivery, State, Answer]:
     """Return the end of a delivery that is not tried any more: `unknown` if an attempt was in doubt."""
     return item, State.UNKNOWN if item.in_doubt else state, Answer(EXPIRED.code, b"", reason)
+
+
+def _attempts(number: int) -> str:
+    """
+    >>> _attempts(1), _attempts(2)
+    ('1 attempt', '2 attempts')
+    """
+    return "1 attempt" if number == 1 else f"{number} attempts"

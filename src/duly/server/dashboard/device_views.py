@@ -169,6 +169,8 @@ class DeviceViews:
     async def one(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
         """One device or node, with its newest pushes."""
         name = text_of(query, "name")
+        if not name:
+            raise Malformed("say which device: /device.json?name=NAME")
         account = next((one for one in self._hub.accounts.list() if one.name == name), None)
         if account is None or account.role not in (Role.DEVICE, Role.NODE):
             raise NotFound(f"there is no device or node {name!r}; 'duly add device {name}' makes one")

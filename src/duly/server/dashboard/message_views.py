@@ -257,7 +257,7 @@ class MessageViews:
         ended = await self._hub.ledger.wait(record.message.key, CANCEL_SECONDS)
         if ended is None or ended.state is not State.CANCELLED:
             state = "gone" if ended is None else ended.state.word
-            raise Malformed(f"its device was faster: it is {state} now")
+            raise Malformed(f"it could not be cancelled any more: it is {state} now")
         return {"state": ended.state.word}
 
     async def settle(self, visitor: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
@@ -279,7 +279,7 @@ class MessageViews:
             raise Malformed(f"it is {state}; only what is unknown can be settled")
         settled = await ledger.find(record.message.key)
         if settled is not None:
-            self._hub.gateway.tell_end(settled, ())
+            self._hub.gateway.tell_end(settled, (), reason)
         return {"state": to.word}
 
     async def _asked(self, wanted: dict[str, str]) -> Record:

@@ -15,7 +15,7 @@ from aiohttp import web
 from msgspec import Struct
 
 from duly.core.units import MS
-from duly.errors import DulyError, Malformed
+from duly.errors import DulyError, Malformed, NotAllowed
 from duly.identity.login_guard import LoginGuard
 from duly.server.audit_chain import AuditChain
 from duly.server.dashboard.access import DashboardAccess, csrf_token
@@ -208,7 +208,7 @@ class Dashboard:
 
     async def _log_out(self, request: web.Request) -> web.Response:
         visitor = await authenticated(self._hub, self.access, request)
-        check_written_here(request, visitor)
+        await self._check_written_here(request, visitor, "session.end")
         ended = bool(visitor.session) and await self.access.end_session(visitor.session)
         if ended:
             await self.audit.add(visitor.name, visitor.role.word, "session.end", "its own")
@@ -243,9 +243,9 @@ class Dashboard:
 
     async def _act(self, request: web.Request) -> web.Response:
         visitor = await authenticated(self._hub, self.access, request)
-        check_written_here(request, visitor)
         name = request.match_info["action"]
         action = self.actions.get(name)
+        await self._check_written_here(request, visitor, name if action is not None else "unknown")
         if action is None:
             raise Malformed(f"there is no action {name[:40]!r}")
         wanted = await body_of(request, dict[str, str])
@@ -259,6 +259,16 @@ class Dashboard:
             raise
         await self.audit.add(visitor.name, visitor.role.word, name, target, why, _result_of(done))
         return answer(done)
+
+    async def _check_written_here(self, request: web.Request, visitor: DashboardVisitor, action: str) -> None:
+        """Refuse what another site's page sends with the cookie of a session, and record it."""
+        try:
+            check_written_here(request, visitor)
+        except NotAllowed as problem:
+            source = request.headers.get("Origin", "no origin")[:200]
+            detail = f"from {source}, {request.remote}"
+            await self.audit.add(visitor.name, visitor.role.word, action, "", detail, f"refused: {problem}")
+            raise
 
     async def _audit_page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
         limit, before = http.number(query.get("limit"), 50, 500), text_of(query, "before", 20)

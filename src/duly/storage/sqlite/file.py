@@ -5,7 +5,8 @@ file was opened by, and no file can be removed to get around it. A ledger that w
 anew in silence: a note beside the file says that it was made, and how much of its write-ahead log is on the
 disk. Every page carries a checksum (SQLite's checksum VFS), which is verified whenever it is read: damage is
 an error, never other content. If the files are moved or removed under a running ledger, it says so instead of
-writing where no restart would look.
+writing where no restart would look. A process that only reads a file that is not held refuses what the next
+owner would refuse: a part of a ledger is never shown as the whole.
 
 A descriptor of the database that this process closes would let go of SQLite's own locks on it (POSIX): so it
 is opened here once, before SQLite opens it, and closed after SQLite has.
@@ -47,6 +48,8 @@ NOTE_SIZE: Final = 200
 HUB_LEDGER: Final = "ledger.db"
 HUB_TRACES: Final = ("secret.key", "client_id", "archive", "backups")
 """What a hub leaves beside its ledger once that is there, and not before."""
+LOOKS: Final = (0.001, 0.005, 0.02)
+"""Seconds to wait for a process that only looks whether the file is held."""
 RACY_NS: Final = 100_000_000
 """A folder's time has ticks: another change within the same one would not be seen."""
 CHECKPOINT_NOOP: Final = -1
@@ -127,7 +130,7 @@ class LedgerFile:
             self._refuse_own()
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
             self._flock(self._lock)
-            self._note = self._read_note()
+            self._note = _read_note(self._lock)
             self._refuse_missing()
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
             self._flock(self._fd)
@@ -136,18 +139,48 @@ class LedgerFile:
         close_to_others((self.path, self._wal, self._shm, self._lock_path))
         self._write_note(replace(self._note, pid=os.getpid()))
 
+    def read_note(self) -> None:
+        """Read the note as a process that only reads. Of a file that another process holds it says nothing:
+        its log is being written, and that process has inspected it."""
+        if _inode_at(self.path) in _held:
+            return
+        try:
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return  # a copy, or one that may be read but not looked after
+        try:
+            if not _is_held(fd):
+                self._note = _read_note(fd)
+                self._refuse_missing()
+        finally:
+            os.close(fd)
+
+    def is_held(self) -> bool:
+        """Whether a process holds the file: what is found in its log then may be just being written."""
+        try:
+            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return _is_held(fd) or _read_note(fd) != self._note
+        finally:
+            os.close(fd)
+
     def _refuse_own(self) -> None:
         # Asked first: opening and closing it once more would let go of SQLite's locks.
-        with suppress(FileNotFoundError):
-            if _inode(self.path.stat()) in _held:
-                raise self._in_use(str(os.getpid()))
+        if _inode_at(self.path) in _held:
+            raise self._in_use(str(os.getpid()))
 
     def _flock(self, fd: int) -> None:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            assert self._lock is not None
-            raise self._in_use(str(self._read_note().pid or "unknown")) from None
+        for wait in (*LOOKS, None):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except OSError:
+                if wait is None:
+                    assert self._lock is not None
+                    raise self._in_use(str(_read_note(self._lock).pid or "unknown")) from None
+                time.sleep(wait)
 
     def _in_use(self, owner: str) -> LedgerInUse:
         return LedgerInUse(
@@ -166,15 +199,6 @@ class LedgerFile:
         self._inode = None
 
     # ── the note ─────────────────────────────────────────────────────────────────────────────────
-
-    def _read_note(self) -> LockNote:
-        assert self._lock is not None
-        raw = os.pread(self._lock, 1_000, 0).rstrip(b"\0\n ")
-        if raw.isdigit():  # of an older duly: its process's number, and surely a ledger
-            return LockNote(int(raw), made=True)
-        with suppress(ValueError):
-            return json.decode(raw, type=LockNote)
-        return LockNote(0)
 
     def _write_note(self, note: LockNote) -> None:
         if self._lock is not None:
@@ -306,6 +330,8 @@ class LedgerFile:
     def inspect(self) -> None:
         """Look at an existing file without touching it; raise if it is not a sound ledger of ours."""
         self._roll_back()
+        self._refuse_lost_log()
+        had_log = self._wal.exists()
         db = connect(self.path, readonly=True)
         try:
             try:
@@ -325,6 +351,11 @@ class LedgerFile:
                 raise self._damaged("its header does not say that its pages have checksums")
             if self.path.stat().st_size <= CHECKED_SIZE:
                 self._read_through(db)
+        except BaseException:
+            db.close()
+            if self._fd is not None and not had_log and not _size(self._wal):
+                self._wal.unlink(missing_ok=True)  # SQLite makes one to look into the file
+            raise
         finally:
             db.close()
 
@@ -350,18 +381,22 @@ class LedgerFile:
         """The write-ahead log still holds what was flushed to it. SQLite takes a damaged one for a shorter
         one, and would forget what comes after."""
         salt, frames = self._note.salt, self._note.frames
-        if not salt or self._lock is None:
+        if not salt:
             return
-        if not _size(self._wal):
+        sound, _ = db.wal_checkpoint(mode=CHECKPOINT_NOOP)
+        short = sound < frames and (sound <= 0 or _wal_salt(self._wal) == salt)
+        if short and (self._lock is not None or not self.is_held()):
+            raise self._damaged(
+                f"its log {self._wal.name} held {frames} pages, and {max(sound, 0)} of them are sound"
+            )
+
+    def _refuse_lost_log(self) -> None:
+        """The write-ahead log is there, if it holds what is not in the database yet."""
+        if self._note.salt and not _size(self._wal) and (self._lock is not None or not self.is_held()):
             raise LedgerDamaged(
                 f"{self._wal} is gone, and {self.path} was not closed properly: what was stored last may be "
                 "lost. Put it back or restore a backup; if another program has opened the ledger since and "
                 f"taken the log over (sqlite3 does), remove {self._lock_path.name} and start again"
-            )
-        sound, _ = db.wal_checkpoint(mode=CHECKPOINT_NOOP)
-        if sound < frames and (sound <= 0 or _wal_salt(self._wal) == salt):
-            raise self._damaged(
-                f"its log {self._wal.name} held {frames} pages, and {max(sound, 0)} of them are sound"
             )
 
     def _read_through(self, db: apsw.Connection) -> None:
@@ -472,6 +507,35 @@ def _wal_salt(path: Path) -> str:
             return file.read(WAL_HEADER)[16:24].hex()
     except OSError:
         return ""
+
+
+# ── the note and its lock ────────────────────────────────────────────────────────────────────────
+
+
+def _is_held(fd: int) -> bool:
+    """Whether a process holds the file beside which this note lies."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return False
+
+
+def _read_note(fd: int) -> LockNote:
+    raw = os.pread(fd, 1_000, 0).rstrip(b"\0\n ")
+    if raw.isdigit():  # of an older duly: its process's number, and surely a ledger
+        return LockNote(int(raw), made=True)
+    with suppress(ValueError):
+        return json.decode(raw, type=LockNote)
+    return LockNote(0)
+
+
+def _inode_at(path: Path) -> _Inode | None:
+    try:
+        return _inode(path.stat())
+    except OSError:
+        return None
 
 
 def _inode(found: os.stat_result) -> _Inode:

@@ -81,11 +81,13 @@ class SqliteLedger(SqlLedger):
     def _open(self) -> None:
         if not self.path.parent.is_dir():
             raise LedgerUnavailable(f"there is no folder {self.path.parent}; create it first")
-        if self._readonly and not self.path.exists():
-            raise LedgerUnavailable(f"there is no ledger at {self.path}; check the path")
         file = self._file
         with translated(self.path):
-            if not self._readonly:
+            if self._readonly:
+                file.read_note()
+                if not self.path.exists():
+                    raise LedgerUnavailable(f"there is no ledger at {self.path}; check the path")
+            else:
                 file.hold()
                 file.finish()
             if self.path.stat().st_size:
@@ -96,6 +98,8 @@ class SqliteLedger(SqlLedger):
                 self._witness.begin(self._flushes.rows.floor)
             self._db = connect(self.path, readonly=True)
             version = int(self._db.pragma("user_version"))
+            if not version:
+                raise LedgerUnavailable(f"{self.path} is empty: there is no ledger in it yet")
             if sql.pending("sqlite", version):  # a reader cannot upgrade it
                 raise LedgerUnavailable(
                     f"{self.path} was written by an older duly (schema {version}); "

@@ -94,6 +94,7 @@ class MqttHub(GatewayHub):
         await super().begin()
         ids = TaskIds(bytes(SECRET_SIZE))
         self.devices = devices = MqttDevices(self.gateway, self.accounts, AuditLog(self.ledger), ids, tasks)
+        await devices.start()
 
         def reconnected(_: bool) -> None:
             tasks.do("mqtt reconnection", devices.answers_back())
@@ -248,12 +249,13 @@ class MqttWorld(GatewayWorld):
             return ack
         if self.malice.random() > BLACKOUT:
             return ack
-        self.loop.call_later(0.2, self._black_out, device)
+        self.loop.call_later(0.2, self._black_out, device, payload)
         return lambda: None
 
-    def _black_out(self, device: SimProcess) -> None:
+    def _black_out(self, device: SimProcess, heard: bytes) -> None:
         hub = self.nodes[HUB]
-        if device.alive and hub.ready and self.faulty:
+        known = self.broker.retained(fd.topic_of(fd.PREFIX, device.name, FdKind.STATUS)) == heard
+        if device.alive and hub.ready and self.faulty and known:
             self.log.note(device.name, "dies with the broker, for good")
             self.mqtt_log.blackouts.append(Blackout(self.loop.time(), device.name))
             self.gone.add(device.name)
@@ -388,6 +390,21 @@ def missed(world: World) -> Iterator[Finding]:
             yield f"{lost.device} died with the broker, and apps were told that it is back", b""
 
 
+def stays_offline(world: World) -> Iterator[Finding]:
+    """[P5] A device that is gone for good, and that the hub has found to be offline, does not come back by
+    what the broker has kept of it, also if the hub is started anew. A hub that has just started may have
+    heard nothing from its broker yet."""
+    assert isinstance(world, MqttWorld)
+    starts = [at for at, who, what, _ in world.log.lines if (who, what) == (HUB, "starts")]
+    for lost in world.mqtt_log.blackouts:
+        told = [(at, on) for at, device, on in world.mqtt_log.presence if device == lost.device]
+        gone = next((at for at, on in told if at > lost.at and not on), None)
+        if gone is None or any(gone - NOTICED <= at <= gone for at in starts):
+            continue
+        if any(on and at > gone for at, on in told):
+            yield f"{lost.device} is gone for good, and apps were told that it is back", b""
+
+
 def seen(world: World) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device is online, also if it reported while the hub subscribed."""
     assert isinstance(world, MqttWorld)
@@ -399,5 +416,5 @@ def seen(world: World) -> Iterator[Finding]:
 
 
 MQTT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *GATEWAY_CHECKERS, attentive, own_session, missed, seen,
+    *GATEWAY_CHECKERS, attentive, own_session, missed, stays_offline, seen,
 )  # fmt: skip

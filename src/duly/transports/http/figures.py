@@ -24,7 +24,14 @@ from duly.transports.http.gate import OWN_NAMES, host_name
 if TYPE_CHECKING:
     from duly.transports.http.exposition import Exposition
 
-_PROXIED: Final = ("Forwarded", "X-Forwarded-For", "X-Real-IP", "Via")
+_PROXIED: Final = frozenset(
+    {
+        "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip",
+        "cf-connecting-ip", "cf-ray", "cf-visitor", "fastly-client-ip", "fly-client-ip", "cdn-loop",
+        "x-envoy-external-address", "x-original-forwarded-for", "x-original-host", "x-amzn-trace-id",
+    }
+)  # fmt: skip
+"""What proxies add to a request, one or the other; all that begins with X-Forwarded- as well."""
 
 
 class ClusterTotal(msgspec.Struct, frozen=True):
@@ -145,5 +152,9 @@ def is_local(request: web.Request) -> bool:
         request.remote in OWN_NAMES
         and host_name(request.headers.get("Host", "")) in OWN_NAMES
         and "Origin" not in request.headers
-        and not any(name in request.headers for name in _PROXIED)
+        and not any(_is_of_proxy(name.lower()) for name in request.headers)
     )
+
+
+def _is_of_proxy(header: str) -> bool:
+    return header in _PROXIED or header.startswith("x-forwarded-")

@@ -31,8 +31,9 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.identity.accounts import Principal, Role
+from duly.runtime.audit import AuditLog
 from duly.runtime.logs import RateLimitedLog
-from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record
+from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
@@ -48,6 +49,8 @@ from duly.wire.session import UncongestedSession
 BATCH_LIMIT: Final = 1_000
 ANSWER_SECONDS: Final = 30.0
 PAGE: Final = 1_000
+MARGIN: Final = 200
+"""Refusals that may be recorded later than others that happened after them."""
 PAGES: Final = 20
 """So many pages are looked through for an id that carries no time; name the sender to look further."""
 LOOKS: Final = 10
@@ -108,6 +111,11 @@ class MessagesBackend(TokenCheck, Protocol):
     @property
     def degraded(self) -> list[str]:
         """What does not work although requests are taken."""
+        ...
+
+    @property
+    def audit(self) -> AuditLog:
+        """Records refusals."""
         ...
 
     @property
@@ -361,12 +369,18 @@ class MessagesEndpoint:
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
         """Answers with recent refusals: an admin gets all, any other account its own."""
         limit = number(request.query.get("limit"), 100, 10_000)
-        if who.role is Role.ADMIN:
-            mine = await self._server.ledger.refusals(limit)
-        else:  # those of others in between do not count
-            found, born = await self._server.ledger.refusals(REFUSALS_KEPT), self._server.born(who)
-            mine = [r for r in found if r.scope == who.name and r.at >= born][:limit]
-        return as_json({"refusals": [msgspec.to_builtins(r) | {"at": r.at // MS} for r in mine]})
+        before, cursors, born = request.query.get("before"), self._server.cursors, self._server.born(who)
+        reader = f"refusals/{who.name}/{born}"
+        place = cursors.decrypt(reader, before) if before is not None else b""
+        await self._server.audit.settle()
+        first = who.role is Role.ADMIN and not place
+        mine = await self._server.ledger.refusals(limit + MARGIN if first else REFUSALS_KEPT)
+        if who.role is not Role.ADMIN:  # those of others in between do not count
+            mine = [r for r in mine if r.scope == who.name and r.at >= born]
+        page, following = _refusals_after(place, mine, limit)
+        shown = [msgspec.to_builtins(r) | {"at": r.at // MS} for r in page]
+        begins = None if following is None else cursors.encrypt(reader, following)
+        return as_json({"refusals": shown, "next": begins})
 
     async def devices(self, request: web.Request, who: Principal) -> web.Response:
         """Answers with a page of the devices that the caller may see."""
@@ -394,6 +408,22 @@ class MessagesEndpoint:
     async def openapi(self, request: web.Request) -> web.Response:
         """Answers with the OpenAPI description of these routes; it needs no token."""
         return as_json(OPENAPI)
+
+
+def _refusals_after(place: bytes, found: list[Refusal], limit: int) -> tuple[list[Refusal], bytes | None]:
+    """A page of refusals, newest first, and where the next one begins: a time, and how many of that time come
+    before."""
+    rows = sorted(found, key=lambda one: one.at, reverse=True)
+    at, seen = int.from_bytes(place[:8], "big"), int.from_bytes(place[8:], "big")
+    if place:
+        same = [one for one in rows if one.at == at]
+        rows = same[seen:] + [one for one in rows if one.at < at]
+    page = rows[:limit]
+    if len(rows) <= limit:
+        return page, None
+    last = page[-1].at
+    count = sum(one.at == last for one in page) + (seen if place and last == at else 0)
+    return page, last.to_bytes(8, "big") + count.to_bytes(4, "big")
 
 
 def show(record: Record) -> dict[str, object]:

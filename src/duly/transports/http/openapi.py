@@ -133,7 +133,14 @@ OPENAPI: Final[dict[str, object]] = {
             }
         },
         "/v1/refusals": {
-            "get": {"summary": "Why nothing happened, newest first", "responses": _answers(200, 401)}
+            "get": {
+                "summary": "Why nothing happened, newest first, by page",
+                "parameters": [
+                    {"name": name, "in": "query", "schema": {"type": kind}}
+                    for name, kind in (("limit", "integer"), ("before", "string"))
+                ],
+                "responses": _answers(200, 400, 401),
+            }
         },
         "/v1/devices": {
             "get": {

@@ -1,0 +1,121 @@
+"""A device that was offline before the hub was started anew stays offline until it says something itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic_ns
+
+import pytest
+
+from duly.apps.gateway.pushes import stream_of
+from duly.identity.accounts import Role
+from duly.server.hub import Hub
+from duly.settings import Settings
+from tests.end_to_end.raw import join
+from tests.end_to_end.test_mqtt_firmware import Firmware
+from tests.servers import Mosquitto
+
+
+async def until(what: Callable[[], bool], then: Callable[[], Awaitable[None]] | None = None) -> None:
+    async with asyncio.timeout(20):
+        while not what():
+            if then is not None:
+                await then()
+            await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def started(folder: Path, mqtt: str = "") -> AsyncIterator[Hub]:
+    hub = Hub(Settings(data=str(folder), port=0, mqtt_port=0, mqtt=mqtt, patience=1))
+    await hub.start()
+    try:
+        assert hub.mqtt is not None
+        links = hub.mqtt.links.values()
+        await until(lambda: all(link.up for link in links))
+        yield hub
+    finally:
+        await hub.stop()
+
+
+async def heard_of(hub: Hub, name: str) -> None:
+    """The broker has handed out what it kept of this device."""
+    assert hub.mqtt is not None
+    reported = hub.mqtt.devices.reported
+    await until(lambda: bool(reported.of(name)))
+    await asyncio.sleep(0)
+
+
+async def test_what_a_broker_kept_of_a_device_that_was_offline_is_no_news(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a will and a heartbeat, what it said last is for ever that it is online."""
+    async with started(tmp_path) as hub:
+        phone, lock = await hub.accounts.add(Role.APP, "phone"), await hub.accounts.add(Role.DEVICE, "lock")
+        await hub.accounts.grant("phone", "lock")
+        firmware = Firmware(hub.mqtt_url, "lock", lock)
+        await until(lambda: hub.gateway.online("lock"))
+        monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 0.05)
+        firmware.stop()
+        assert hub.mqtt is not None
+        await until(lambda: not hub.gateway.online("lock"), hub.mqtt.devices.sweep)
+        monkeypatch.undo()
+        told = await hub.ledger.extent(stream_of("lock"))
+    async with started(tmp_path) as hub:
+        await heard_of(hub, "lock")
+        assert not hub.gateway.online("lock")
+        async with join(hub.url, phone) as app:
+            seq_id = await app.command("lock")
+            assert (await app.hear_of(seq_id))["error"] == "offline"
+        assert await hub.ledger.extent(stream_of("lock")) == told, "apps are told nothing"
+        assert hub.gateway.devices.heard_here("lock") is None
+        firmware = Firmware(hub.mqtt_url, "lock", lock)
+        await until(lambda: hub.gateway.online("lock"))
+        firmware.stop()
+
+
+@pytest.mark.parametrize(
+    ("said", "online"),
+    [
+        ({"online": True, "time": 100}, False),
+        ({"online": True, "time": 101}, True),
+        ({"battery": 50}, False),
+    ],
+)
+async def test_what_was_said_while_the_hub_was_away_is_news(
+    tmp_path: Path, mosquitto_server: Mosquitto, said: dict[str, object], online: bool
+) -> None:
+    url, lock = mosquitto_server.url("hub"), f"lock-{monotonic_ns()}"
+    async with started(tmp_path, url) as hub:
+        await hub.accounts.add(Role.DEVICE, lock)
+        firmware = Firmware(f"127.0.0.1:{mosquitto_server.port}", lock, "", mute=True)
+        firmware.say(f"nodes/{lock}/status", {"online": True, "time": 100})
+        await until(lambda: hub.gateway.online(lock))
+        firmware.say(f"nodes/{lock}/status", {"online": False, "time": 100})
+        await until(lambda: not hub.gateway.online(lock))
+    await asyncio.to_thread(firmware.say(f"nodes/{lock}/status", said, retain=True).wait_for_publish, 10)
+    firmware.stop()
+    async with started(tmp_path, f"{url}?client_id={lock}") as hub:
+        await heard_of(hub, lock)
+        if online:
+            await until(lambda: hub.gateway.online(lock))
+        assert hub.gateway.online(lock) is online
+        assert hub.gateway.devices.heard_here(lock) is None, "the device has said nothing since"
+
+
+async def test_a_status_that_says_nothing_is_refused(tmp_path: Path, mosquitto_server: Mosquitto) -> None:
+    lock = f"lock-{monotonic_ns()}"
+    async with started(tmp_path, mosquitto_server.url("hub")) as hub:
+        await hub.accounts.add(Role.DEVICE, lock)
+        firmware = Firmware(f"127.0.0.1:{mosquitto_server.port}", lock, "", mute=True)
+        firmware.say(f"nodes/{lock}/status", {})
+        firmware.say(f"nodes/{lock}/status", {"time": 1, "online": False})
+        await heard_of(hub, lock)
+        firmware.stop()
+        assert not hub.gateway.online(lock)
+        async with asyncio.timeout(10):
+            while not (refused := [one for one in await hub.ledger.refusals() if one.scope == lock]):
+                await asyncio.sleep(0.05)
+        assert [one.word for one in refused] == ["malformed"]
