@@ -224,7 +224,13 @@ def forget_what_the_tables_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_changes_that_were_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.storage.sqlite.journal.PendingChanges.not_applied", lambda self: self.applied())
+    begin = CachedRows.begin_to_apply
+
+    def begin_anew(self: CachedRows) -> list[Statement]:
+        self._applying.clear()
+        return begin(self)
+
+    monkeypatch.setattr(CachedRows, "begin_to_apply", begin_anew)
 
 
 @pytest.mark.parametrize(

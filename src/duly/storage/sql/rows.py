@@ -53,22 +53,26 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
     )
 
 
-def fixed_row(write: Admit) -> tuple[Any, ...]:
-    """Return the columns of a message that never change, as a SQLite ledger orders them."""
-    m = write.message
-    return (
+def message_row(write: Admit) -> list[Any]:
+    """Return the columns of a message that is admitted, as a SQLite ledger orders them: those that never
+    change, then state, moved_at and answer."""
+    m, at, order = write.message, write.at, write.message.order
+    return [
         m.key,
         m.fingerprint,
         m.kind,
         m.recipient,
         write.until,
-        write.at,
+        at,
         m.time,
         m.expires,
-        None if m.order is None else _encode_order(m.order),
+        None if order is None else _encode_order(order),
         m.body,
         write.listed,
-    )
+        STATE_NUMBERS[write.state],
+        at,
+        None,
+    ]
 
 
 def names(ref: DeliveryRef) -> tuple[bytes, str, str, int]:

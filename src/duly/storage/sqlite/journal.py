@@ -10,8 +10,7 @@ A change is a tuple that begins with its number below.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeAlias
 from zlib import crc32
 
@@ -24,7 +23,7 @@ Row: TypeAlias = Sequence[Any]
 Change: TypeAlias = Row
 
 ADMIT: Final = 0
-"""the columns of a message that never change (`duly.storage.sqlite.rows`), its state"""
+"""the columns of a message that never change (`duly.storage.sql.rows`), its state"""
 MOVE: Final = 1
 """key, state, moved_at, answer as bytes or None"""
 WITHDRAW: Final = 2
@@ -82,48 +81,3 @@ def changes_in(rows: Iterable[tuple[int, bytes]]) -> list[Change]:
             )
         changes += _decode(packed)
     return changes
-
-
-class PendingChanges:
-    """Changes on their way: noted in `log`, taken to the journal, then behind the tables, at last applied."""
-
-    def __init__(self) -> None:
-        self.log: list[Change] = []
-        self._taken: list[Change] = []
-        self.behind: list[Change] = []
-        """what the journal holds, and the tables do not"""
-        self._applying: list[Change] = []
-
-    def __iter__(self) -> Iterator[Change]:
-        """All changes that the tables do not hold."""
-        return chain(self._applying, self.behind, self._taken, self.log)
-
-    def take(self) -> list[Change]:
-        """Return what was noted, for the journal."""
-        self._taken = self.log.copy()
-        self.log.clear()
-        return self._taken
-
-    def drop(self) -> None:
-        """Forget what was noted or taken, and did not reach the journal."""
-        self._taken = []
-        self.log.clear()
-
-    def committed(self) -> None:
-        """What was taken is in the journal."""
-        self.behind += self._taken
-        self._taken = []
-
-    def begin_to_apply(self) -> list[Change]:
-        """Return what has to go into the tables, which is everything that is in the journal."""
-        self._applying, self.behind = self.behind, []
-        return self._applying
-
-    def applied(self) -> None:
-        """The tables hold it now."""
-        self._applying = []
-
-    def not_applied(self) -> None:
-        """The tables do not hold it: it is still behind."""
-        self.behind = self._applying + self.behind
-        self._applying = []

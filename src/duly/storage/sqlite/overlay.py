@@ -91,7 +91,7 @@ class JournalOverlay:
 def _touched(changes: TableChanges) -> dict[str, Iterable[Row]]:
     """Return the names of the rows of each table that are not as the table says."""
     return {
-        "messages": [(key,) for key in {*changes.states, *changes.gone}],
+        "messages": [(key,) for key in {*changes.messages, *changes.moved, *changes.gone}],
         "deliveries": list(changes.deliveries),
         "entries": [*changes.entries, *changes.bodies],
         "streams": [(stream,) for stream in changes.lasts],

@@ -1,8 +1,8 @@
 """The tables of a SQLite ledger: what changes make of them, and how single rows are read.
 
-Many changes are brought into the tables at once. They are folded first: a message that was admitted, sent and
-ended meanwhile is one row that is inserted. Then they are a few statements of many rows each, since a
-statement per row would take the interpreter's lock and let go of it for each.
+Many changes are brought into the tables at once, each row once: a message that was admitted, sent and ended
+meanwhile is one row that is inserted. They are a few statements of many rows each, since a statement per row
+would take the interpreter's lock and let go of it for each.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, Final, TypeAlias
 
 import apsw
 import msgspec
+from msgspec.structs import astuple
 
 from duly.core.operations import Delivery
 from duly.core.trusted_time import Floor
@@ -34,18 +35,20 @@ MESSAGE_WIDTH: Final = 14
 FIXED_WIDTH: Final = 11
 """How many of a message's columns never change; they come first."""
 
-_NAMES: Final = 4
-"""How many columns name a delivery."""
-
 
 class TableChanges:
-    """What changes make of the tables: each row once, as it stands in the end."""
+    """What changes make of the tables: each row once, as it stands in the end.
+
+    `duly.storage.sqlite.cached_rows` notes the rows that it changes; a message there is one list of columns
+    that goes on changing, so moving a new message costs nothing here. What a journal holds is added change by
+    change.
+    """
 
     def __init__(self, changes: Iterable[Change] = ()) -> None:
-        self.messages: dict[bytes, Row] = {}
-        """the columns of new messages that never change"""
-        self.states: dict[bytes, Row] = {}
-        """state, moved_at and answer of messages, new ones and others"""
+        self.messages: dict[bytes, list[Any]] = {}
+        """the columns of new messages"""
+        self.moved: dict[bytes, list[Any]] = {}
+        """other messages: their last columns are state, moved_at and answer"""
         self.gone: dict[bytes, None] = {}
         """messages that are deleted with their deliveries, before anything else"""
         self.deliveries: dict[tuple[bytes, str, str, int], Delivery] = {}
@@ -61,11 +64,14 @@ class TableChanges:
         for change in changes:
             kind = change[0]
             if kind == journal.MOVE:
-                self.states[change[1]] = change[2:]
+                row = self.messages.get(change[1])
+                if row is None:
+                    self.moved[change[1]] = list(change[2:])
+                else:
+                    row[FIXED_WIDTH:] = change[2:]
             elif kind == journal.ADMIT:
-                row = change[1]
+                row = [*change[1], change[2], change[1][5], None]
                 self.messages[row[0]] = row
-                self.states[row[0]] = (change[2], row[5], None)
             elif kind == journal.DELIVERY:
                 delivery = change[1]
                 if type(delivery) is not Delivery:  # as the journal gives it back
@@ -83,12 +89,7 @@ class TableChanges:
                 self.lasts[stream] = n
                 self.entries[stream, n] = rest
             case journal.REWRITE:
-                _, stream, n, body = change
-                new = self.entries.get((stream, n))
-                if new is None:
-                    self.bodies[stream, n] = body
-                else:
-                    self.entries[stream, n] = (body, *new[1:])
+                self.rewrite(*change[1:])
             case journal.CURSOR:
                 self.cursors[change[1], change[2]] = change[3]
             case journal.ITEM:
@@ -96,13 +97,22 @@ class TableChanges:
             case journal.REFUSE:
                 self.refusals.append(change[1:])
             case journal.WITHDRAW:
-                self._withdraw(change[1])
+                self.withdraw(change[1])
             case _:
                 raise ValueError(f"a journal of this version has no change {kind}")
 
-    def _withdraw(self, key: bytes) -> None:
+    def rewrite(self, stream: str, n: int, body: bytes) -> None:
+        """Note that an entry has another body."""
+        new = self.entries.get((stream, n))
+        if new is None:
+            self.bodies[stream, n] = body
+        else:
+            self.entries[stream, n] = (body, *new[1:])
+
+    def withdraw(self, key: bytes) -> None:
+        """Note that a message and its deliveries are gone."""
         self.messages.pop(key, None)
-        self.states.pop(key, None)
+        self.moved.pop(key, None)
         self.gone[key] = None
         for names in [names for names in self.deliveries if names[0] == key]:
             del self.deliveries[names]
@@ -112,12 +122,17 @@ class TableChanges:
         if self.gone:
             yield from self._all("drop_messages", list(self.gone), 1)
             yield from self._all("drop_deliveries", list(self.gone), 1)
-        if self.states:
-            yield from self._message_statements()
+        if self.messages:
+            new = self.messages
+            yield from self._all("insert_messages", _flat(new[key] for key in sorted(new)), MESSAGE_WIDTH)
+        if self.moved:
+            moved = _flat((key, *row[-3:]) for key, row in self.moved.items())
+            yield from self._all("move_messages", moved, 4)
         if self.deliveries:
             delivered: Values = []
             for delivery in self.deliveries.values():
-                delivered += rows.row_of(delivery)
+                delivered += astuple(delivery.ref)
+                delivered += astuple(delivery)[1:]
             yield from self._all("put_deliveries", delivered, 12)
         if self.marks:
             yield from self._all("put_marks", _flat((m, *at) for m, at in self.marks.items()), 3)
@@ -137,17 +152,6 @@ class TableChanges:
         if self.refusals:
             yield from self._all("insert_refusals", _flat(self.refusals), 5)
             yield sql.queries("sqlite")["forget_refusals"], (REFUSALS_KEPT,)
-
-    def _message_statements(self) -> Iterator[Statement]:
-        states, new = self.states, self.messages
-        inserted: Values = []
-        for key in sorted(new):
-            inserted += new[key]
-            inserted += states[key]
-        yield from self._all("insert_messages", inserted, MESSAGE_WIDTH)
-        if len(states) > len(new):
-            moved = _flat((key, *state) for key, state in states.items() if key not in new)
-            yield from self._all("move_messages", moved, 4)
 
     def _all(self, name: str, flat: Values, width: int) -> Iterator[Statement]:
         """Yield a statement over all these rows, each of so many values, in parts."""
