@@ -179,31 +179,31 @@ class Interpreter:
 
     def _admit(self, admit: w.Admit) -> Verdict:
         rows, message = self._rows, admit.message
-        row = rows.message(message.key)
-        if row is not None:
-            return self._known(row, message, admit.at)
+        verdict = self._known(message)
+        if verdict is not None:
+            return self._told(message, verdict, admit.at)
         if rows.floor.covers(admit.until, message.made):
-            return self._refused(message, FORGOTTEN, admit.at)
+            return self._told(message, FORGOTTEN, admit.at)
         rows.admit(admit)
         return FRESH
 
-    def _known(self, row: MessageRow, message: Message, at: int) -> Verdict:
-        """Return what a repeat of a message is told, or other content under its id."""
+    def _known(self, message: Message) -> Verdict | None:
+        """Return what a repeat of a message is told, or other content under its id; None: it is unknown."""
+        row = self._rows.message(message.key)
+        if row is None:
+            return None
         if row.fingerprint != message.fingerprint:
-            return self._refused(message, CONFLICT, at)
+            return CONFLICT
         return Verdict(_DUPLICATE, row.state, row.answer)
 
-    def _refused(self, message: Message, verdict: Verdict, at: int) -> Verdict:
-        """Record a refusal, and return it."""
-        self._rows.refuse(w.refusal_of(message, verdict, at))
+    def _told(self, message: Message, verdict: Verdict, at: int) -> Verdict:
+        """Return the verdict, and record it if it is a refusal."""
+        if verdict.word is not _DUPLICATE:
+            self._rows.refuse(w.refusal_of(message, verdict, at))
         return verdict
 
     def _recall(self, recall: w.Recall) -> Verdict:
-        message, at = recall.message, recall.at
-        row = self._rows.message(message.key)
-        if row is not None:
-            return self._known(row, message, at)
-        return self._refused(message, recall.otherwise, at)
+        return self._told(recall.message, self._known(recall.message) or recall.otherwise, recall.at)
 
     def _withdraw(self, withdraw: w.Withdraw) -> bool:
         row = self._rows.message(withdraw.key)

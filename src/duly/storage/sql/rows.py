@@ -53,11 +53,11 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
     )
 
 
-def message_row(write: Admit) -> list[Any]:
+def message_row(write: Admit) -> tuple[Any, ...]:
     """Return the columns of a message that is admitted, as a SQLite ledger orders them: those that never
     change, then state, moved_at and answer."""
     m, at, order = write.message, write.at, write.message.order
-    return [
+    return (
         m.key,
         m.fingerprint,
         m.kind,
@@ -72,7 +72,7 @@ def message_row(write: Admit) -> list[Any]:
         STATE_NUMBERS[write.state],
         at,
         None,
-    ]
+    )
 
 
 def names(ref: DeliveryRef) -> tuple[bytes, str, str, int]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Container
 from enum import Enum
 from itertools import chain, islice
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -28,7 +28,7 @@ from duly.storage.interpreter import earliest
 from duly.storage.ledger import Record, StreamEntry
 from duly.storage.sql import rows
 from duly.storage.sqlite import journal
-from duly.storage.sqlite.journal import Change
+from duly.storage.sqlite.journal import Change, Row
 from duly.storage.sqlite.tables import FIXED_WIDTH, Statement, TableChanges, TableReader
 
 K = TypeVar("K")
@@ -64,7 +64,7 @@ class CachedMessage(Struct, gc=False):
     fingerprint: bytes
     state: State
     answer: Answer | None
-    row: list[Any]
+    row: Row
     """its columns, in the order of the table"""
     flush: int
     """the number of the flush that changed it last"""
@@ -196,7 +196,7 @@ class CachedRows:
             row = self._tables.message(key)
             if row is not None:
                 state, _, answer = row[FIXED_WIDTH:]
-                found = CachedMessage(row[1], State(state), rows.answer_of(answer), list(row), 0)
+                found = CachedMessage(row[1], State(state), rows.answer_of(answer), row, 0)
                 self.messages[key] = found
                 self._bytes += len(row[9])
         return found
@@ -219,9 +219,11 @@ class CachedRows:
         one = self.messages[key]
         one.state, one.answer, one.flush = to, answer, self.flush
         last = (_NUMBERS[to], at, None if answer is None else pack_answer(answer))
-        one.row[FIXED_WIDTH:] = last
-        if key not in self._pending.messages:
-            self._pending.moved[key] = one.row
+        one.row = row = (*one.row[:FIXED_WIDTH], *last)
+        if key in self._pending.messages:
+            self._pending.messages[key] = row
+        else:
+            self._pending.moved[key] = row
         self._note((_MOVE, key, *last))
 
     def withdraw(self, key: bytes) -> None:

@@ -39,15 +39,14 @@ FIXED_WIDTH: Final = 11
 class TableChanges:
     """What changes make of the tables: each row once, as it stands in the end.
 
-    `duly.storage.sqlite.cached_rows` notes the rows that it changes; a message there is one list of columns
-    that goes on changing, so moving a new message costs nothing here. What a journal holds is added change by
+    `duly.storage.sqlite.cached_rows` notes the rows that it changes. What a journal holds is added change by
     change.
     """
 
     def __init__(self, changes: Iterable[Change] = ()) -> None:
-        self.messages: dict[bytes, list[Any]] = {}
+        self.messages: dict[bytes, Row] = {}
         """the columns of new messages"""
-        self.moved: dict[bytes, list[Any]] = {}
+        self.moved: dict[bytes, Row] = {}
         """other messages: their last columns are state, moved_at and answer"""
         self.gone: dict[bytes, None] = {}
         """messages that are deleted with their deliveries, before anything else"""
@@ -64,14 +63,14 @@ class TableChanges:
         for change in changes:
             kind = change[0]
             if kind == journal.MOVE:
-                row = self.messages.get(change[1])
-                if row is None:
-                    self.moved[change[1]] = list(change[2:])
+                new = self.messages.get(change[1])
+                if new is None:
+                    self.moved[change[1]] = change[2:]
                 else:
-                    row[FIXED_WIDTH:] = change[2:]
+                    self.messages[change[1]] = (*new[:FIXED_WIDTH], *change[2:])
             elif kind == journal.ADMIT:
-                row = [*change[1], change[2], change[1][5], None]
-                self.messages[row[0]] = row
+                row = change[1]
+                self.messages[row[0]] = (*row, change[2], row[5], None)
             elif kind == journal.DELIVERY:
                 delivery = change[1]
                 if type(delivery) is not Delivery:  # as the journal gives it back
