@@ -164,9 +164,10 @@ class Interpreter:
 
     def _carry_out(self, group: w.Group, operations: list[w.Write], values: list[Any]) -> None:
         """Carry operations out in order, the consequences of each right behind it."""
+        verbs = self._verbs
         for operation in group:
             kind = type(operation)
-            result = self._verbs[kind](operation)
+            result = verbs[kind](operation)
             operations.append(operation)
             values.append(result)
             if kind in _BRANCHING:
