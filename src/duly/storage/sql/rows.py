@@ -53,25 +53,21 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
     )
 
 
-def message_row(write: Admit) -> tuple[Any, ...]:
-    """Return the columns of a message that is admitted, as a SQLite ledger orders them: those that never
-    change, then state, moved_at and answer."""
-    m, at, order = write.message, write.at, write.message.order
+def fixed_row(write: Admit) -> tuple[Any, ...]:
+    """Return the columns of a message that never change, as a SQLite ledger orders them."""
+    m, order = write.message, write.message.order
     return (
         m.key,
         m.fingerprint,
         m.kind,
         m.recipient,
         write.until,
-        at,
+        write.at,
         m.time,
         m.expires,
         None if order is None else _encode_order(order),
         m.body,
         write.listed,
-        STATE_NUMBERS[write.state],
-        at,
-        None,
     )
 
 

@@ -1,7 +1,7 @@
 """The rows of a SQLite ledger, as far as they are in memory: a cache with read-through.
 
 It is `duly.storage.interpreter.Rows`. What is asked for and not here is read from the tables. What is changed
-is changed here, and noted twice: as it goes into the journal, and as a row that the tables have to get.
+is changed here, and noted as a row that the journal has to get, and then the tables.
 
 The law: a row that was changed after the tables were brought up to date last is here, always; what is not
 here may be read from the tables. So nothing is forgotten but what the tables hold as it stands: see `forget`.
@@ -27,9 +27,7 @@ from duly.core.trusted_time import Floor
 from duly.storage.interpreter import earliest
 from duly.storage.ledger import Record, StreamEntry
 from duly.storage.sql import rows
-from duly.storage.sqlite import journal
-from duly.storage.sqlite.journal import Change, Row
-from duly.storage.sqlite.tables import FIXED_WIDTH, Statement, TableChanges, TableReader
+from duly.storage.sqlite.tables import FIXED_WIDTH, Row, Statement, TableChanges, TableReader
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,7 +40,6 @@ TAIL: Final = 100
 """How many entries of a stream in use are kept, at least."""
 _LARGEST: Final = (1 << 63) - 1
 """A column holds no larger number."""
-_ADMIT, _MOVE, _DELIVERY, _MARK = journal.ADMIT, journal.MOVE, journal.DELIVERY, journal.MARK
 _NUMBERS: Final = rows.STATE_NUMBERS
 
 ALL: Final = b"\xff" * 8
@@ -65,17 +62,16 @@ class CachedMessage(Struct, gc=False):
     state: State
     answer: Answer | None
     row: Row
-    """its columns, in the order of the table"""
+    """the columns that never change, in the order of the table"""
+    moved_at: int
     flush: int
     """the number of the flush that changed it last"""
 
     def record(self) -> Record:
         """Return it as the ledger gives it out."""
-        key, _, kind, recipient, until, accepted_at, time, expires, position, body, _, _, moved_at, _ = (
-            self.row
-        )
+        key, _, kind, recipient, until, accepted_at, time, expires, position, body, _ = self.row
         message = rows.message_of((key, kind, recipient, body, time, expires, position))
-        return Record(message, self.state, self.answer, until, accepted_at, moved_at)
+        return Record(message, self.state, self.answer, until, accepted_at, self.moved_at)
 
 
 class KnownEntries(Struct):
@@ -94,9 +90,6 @@ class CachedRows:
 
     def __init__(self, tables: TableReader, top: bytes | None = None) -> None:
         self._tables = tables
-        self._log: list[Change] = []
-        self._note = self._log.append
-        """notes a change for the journal"""
         self.flush = 1
         """the number of the flush that is carried out"""
         self.durable = 0
@@ -105,11 +98,12 @@ class CachedRows:
 
     def clear(self, top: bytes | None = None) -> None:
         """Forget everything, and read anew what is always known. All that is stored must be in the tables."""
+        self._changed = TableChanges()
+        """what the flush that is carried out has changed"""
         self._pending = TableChanges()
         """what the tables have to get"""
         self._applying: list[TableChanges] = []
         """what they are getting"""
-        self._log.clear()
         self.floor: Floor = self._tables.floor()
         self._top = self._tables.top() if top is None else top
         """no key above it is in the tables and not here"""
@@ -132,11 +126,11 @@ class CachedRows:
 
     # ── to the journal and the tables ────────────────────────────────────────────────────────────
 
-    def take(self) -> list[Change]:
+    def take(self) -> TableChanges:
         """Return what has changed since this was asked last, for the journal."""
-        changes = self._log.copy()
-        self._log.clear()
-        return changes
+        changed, self._changed = self._changed, TableChanges()
+        self._pending.update(changed)
+        return changed
 
     def begin_to_apply(self) -> list[Statement]:
         """Return what brings the tables up to date. They are not before `applied` says so; if it fails, the
@@ -161,7 +155,7 @@ class CachedRows:
                 self._shorten_tails(self._pending)
             return
         kept = self._pending
-        keys = {*kept.messages, *kept.moved, *kept.gone, *(names[0] for names in kept.deliveries)}
+        keys = {*kept.states, *kept.gone, *(names[0] for names in kept.deliveries)}
         gone = _forget_half(self.messages, keys) + _forget_half(self._deliveries, keys)
         self._top = max(self._top, max(gone, default=b""))
         self._bytes //= 2
@@ -195,44 +189,39 @@ class CachedRows:
         if found is None and key <= self._top and key not in self._gone:
             row = self._tables.message(key)
             if row is not None:
-                state, _, answer = row[FIXED_WIDTH:]
-                found = CachedMessage(row[1], State(state), rows.answer_of(answer), row, 0)
+                fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
+                found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at, 0)
                 self.messages[key] = found
                 self._bytes += len(row[9])
         return found
 
     def admit(self, admit: w.Admit) -> None:
         """Note that a message was admitted."""
-        if admit.until > _LARGEST or admit.at > _LARGEST:
+        at, state = admit.at, admit.state
+        if admit.until > _LARGEST or at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        row = rows.message_row(admit)
+        row = rows.fixed_row(admit)
         key = row[0]
-        self.messages[key] = CachedMessage(row[1], admit.state, None, row, self.flush)
+        self.messages[key] = CachedMessage(row[1], state, None, row, at, self.flush)
         self._bytes += len(row[9])
-        self._pending.messages[key] = row
-        self._note((_ADMIT, row[:FIXED_WIDTH], row[FIXED_WIDTH]))
+        self._changed.messages[key] = row
+        self._changed.states[key] = (_NUMBERS[state], at, None)
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
         if at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        one = self.messages[key]
-        one.state, one.answer, one.flush = to, answer, self.flush
-        last = (_NUMBERS[to], at, None if answer is None else pack_answer(answer))
-        one.row = row = (*one.row[:FIXED_WIDTH], *last)
-        if key in self._pending.messages:
-            self._pending.messages[key] = row
-        else:
-            self._pending.moved[key] = row
-        self._note((_MOVE, key, *last))
+        row = self.messages[key]
+        row.state, row.answer, row.moved_at, row.flush = to, answer, at, self.flush
+        packed = None if answer is None else pack_answer(answer)
+        self._changed.states[key] = (_NUMBERS[to], at, packed)
 
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
         del self.messages[key]
         self._deliveries[key] = {}
         self._gone[key] = None
-        self._pending.withdraw(key)
-        self._note((journal.WITHDRAW, key))
+        self._changed.withdraw(key)
 
     def record(self, key: bytes) -> Record | Unread | None:
         """Return a message as it is given out, if that is known here."""
@@ -261,14 +250,13 @@ class CachedRows:
         if delivery.error and not delivery.error.isprintable():
             delivery = replace(delivery, error=rows.plain(delivery.error))
         names = ref.key, ref.channel, ref.recipient, ref.round
-        self._deliveries[ref.key][names] = self._pending.deliveries[names] = delivery
-        self._note((_DELIVERY, delivery))
+        self._deliveries[ref.key][names] = self._changed.deliveries[names] = delivery
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""
         changed = {
             names: None
-            for changes in (*self._applying, self._pending)
+            for changes in (*self._applying, self._pending, self._changed)
             for names in changes.deliveries
             if names[1] == channel
         }
@@ -297,9 +285,8 @@ class CachedRows:
             tail = self._tails[stream] = []
         tail.append(StreamEntry(n, body, at, key))
         self._tail_count += 1
-        self._pending.lasts[stream] = n
-        self._pending.entries[stream, n] = (body, at, key)
-        self._note((journal.APPEND, stream, n, body, at, key))
+        self._changed.lasts[stream] = n
+        self._changed.entries[stream, n] = (body, at, key)
 
     def entry_body(self, stream: str, n: int) -> bytes | None:
         """Return the body of an entry."""
@@ -318,8 +305,7 @@ class CachedRows:
             old = tail[n - tail[0].n]
             tail[n - tail[0].n] = StreamEntry(n, body, old.at, old.key)
         self._bodies[stream, n] = body
-        self._pending.rewrite(stream, n, body)
-        self._note((journal.REWRITE, stream, n, body))
+        self._changed.rewrite(stream, n, body)
 
     def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
         """Return what is here of the entries of a stream."""
@@ -345,8 +331,7 @@ class CachedRows:
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
         """Store how far a reader has come."""
-        self._cursors[stream, reader] = self._pending.cursors[stream, reader] = n
-        self._note((journal.CURSOR, stream, reader, n))
+        self._cursors[stream, reader] = self._changed.cursors[stream, reader] = n
 
     # ── marks, items, refusals ───────────────────────────────────────────────────────────────────
 
@@ -361,8 +346,7 @@ class CachedRows:
         """Store a high-water mark."""
         if not (n <= _LARGEST and ms <= _LARGEST):
             raise OverflowError("a mark is too large for the ledger")
-        self._marks[name] = self._pending.marks[name] = (n, ms)
-        self._note((_MARK, name, n, ms))
+        self._marks[name] = self._changed.marks[name] = (n, ms)
 
     def item(self, bucket: str, name: str) -> bytes | None:
         """Return an item."""
@@ -377,21 +361,17 @@ class CachedRows:
 
     def put_item(self, bucket: str, name: str, body: bytes) -> None:
         """Store an item, new or replaced."""
-        self._items[bucket, name] = self._pending.items[bucket, name] = body
-        self._note((journal.ITEM, bucket, name, body))
+        self._items[bucket, name] = self._changed.items[bucket, name] = body
 
     def drop_item(self, bucket: str, name: str) -> None:
         """Remove an item."""
-        self._items[bucket, name] = self._pending.items[bucket, name] = None
-        self._note((journal.ITEM, bucket, name, None))
+        self._items[bucket, name] = self._changed.items[bucket, name] = None
 
     def refuse(self, refusal: w.RecordRefusal) -> None:
         """Record a refusal."""
         if refusal.at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        row = rows.refusal_row(refusal)
-        self._pending.refusals.append(row)
-        self._note((journal.REFUSE, *row))
+        self._changed.refusals.append(rows.refusal_row(refusal))
 
 
 def _forget_half(known: dict[K, V], kept: Container[K]) -> list[K]:

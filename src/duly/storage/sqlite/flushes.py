@@ -25,7 +25,7 @@ from duly.storage.interpreter import Interpreter
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
 from duly.storage.sqlite.file import connect, translated
-from duly.storage.sqlite.journal import bodies_of
+from duly.storage.sqlite.journal import entries_of
 from duly.storage.sqlite.session import SqliteSession
 from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
@@ -104,7 +104,7 @@ class Flushes:
         changes = self.rows.take()
         self.rows.flush += 1
         self._taken = len(changes)
-        return bodies_of(changes) if changes else []
+        return entries_of(changes.pack()) if changes else []
 
     def _write(self, bodies: list[bytes], through: Callable[[Exception | None], None]) -> None:
         """Append to the journal; then say how it went."""

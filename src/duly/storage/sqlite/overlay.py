@@ -13,8 +13,7 @@ from typing import Final
 
 import apsw
 
-from duly.storage.sqlite.journal import Row
-from duly.storage.sqlite.tables import TableChanges, TableReader
+from duly.storage.sqlite.tables import Row, TableChanges, TableReader
 
 _KEYS: Final = {
     "messages": "key",
@@ -49,7 +48,7 @@ class JournalOverlay:
                 self._lift()
                 changes = self._reader.journal()
                 if changes:
-                    self._lay(TableChanges(changes))
+                    self._lay(changes)
             self._version = -1  # an error takes back what was laid
             yield
         self._version = version
@@ -91,7 +90,7 @@ class JournalOverlay:
 def _touched(changes: TableChanges) -> dict[str, Iterable[Row]]:
     """Return the names of the rows of each table that are not as the table says."""
     return {
-        "messages": [(key,) for key in {*changes.messages, *changes.moved, *changes.gone}],
+        "messages": [(key,) for key in {*changes.states, *changes.gone}],
         "deliveries": list(changes.deliveries),
         "entries": [*changes.entries, *changes.bodies],
         "streams": [(stream,) for stream in changes.lasts],

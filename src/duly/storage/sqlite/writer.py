@@ -28,8 +28,7 @@ from duly.storage.sqlite.file import (
     reserve_checksums,
     translated,
 )
-from duly.storage.sqlite.journal import Row
-from duly.storage.sqlite.tables import Statement, TableChanges, TableReader
+from duly.storage.sqlite.tables import Row, Statement, TableReader
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000
@@ -94,7 +93,7 @@ class SqliteWriter:
         changes = TableReader(self.db).journal()
         self.n = max(self.n, int(self.db.execute("SELECT coalesce(max(n), 0) FROM journal").get))
         if changes:
-            self.write_tables(list(TableChanges(changes).statements()), self.n)
+            self.write_tables(list(changes.statements()), self.n)
 
     def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages
