@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FRESH, Message, Verdict, Word
+from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, MS, SECOND
 from duly.errors import LedgerUnavailable
 from duly.runtime import trail as trails
+from duly.runtime.hop_counts import HOP_WIDTH
 from duly.runtime.telemetry import Telemetry
 from duly.runtime.trail import HOPS_KEPT, Trail
 from duly.storage.memory import MemoryLedger
@@ -94,7 +97,12 @@ async def test_memory_is_bounded_and_the_ledger_has_the_rest(ledger: MemoryLedge
         if n % 10 == 0:
             trail.fold()
     await trail.flush()
-    assert HOPS_KEPT <= sum(map(len, trail._recent)) == trail._remembered < HOPS_KEPT + 50
+    assert (
+        HOPS_KEPT
+        <= sum(len(hops) // HOP_WIDTH for noted in trail._recent for hops in noted.values())
+        == trail._remembered
+        < HOPS_KEPT + 50
+    )
     assert [hop.what for hop in await trail.of(message(1).key, BEGIN * MS)] == ["fresh", "sent", "done"]
 
 
@@ -157,10 +165,38 @@ async def test_an_entry_that_cannot_be_read_is_passed_over(ledger: MemoryLedger)
     await trail.flush()
     run(trail, one)
     await trail.flush()
-    from duly.core.operations import AppendEntry
-
     await ledger.write(AppendEntry(trail.stream, bytes(8) + one.key, ledger.clock.now()))
     assert len(await Trail(ledger, Telemetry("a")).of(one.key, 0)) == 3
+
+
+async def test_an_entry_with_numbers_for_words_is_still_read(ledger: MemoryLedger) -> None:
+    trail, one = Trail(ledger, Telemetry("a")), message(1)
+    await trail.flush()
+    hops = msgspec.msgpack.encode(
+        [BEGIN * MS, {one.key: [(5, 0, 0, ""), (7, 2, 1, ""), (9, "mine", 0, "x")]}]
+    )
+    await ledger.write(AppendEntry(trail.stream, bytes(8) + hops, ledger.clock.now()))
+    await ledger.write(PutNewItem(trails.HUBS, "a", b""))
+    found = await Trail(ledger, Telemetry("a")).of(one.key, 0)
+    assert [(hop.what, hop.attempt, hop.detail) for hop in found] == [
+        ("fresh", 0, ""), ("sent", 1, ""), ("mine", 0, "x"),
+    ]  # fmt: skip
+
+
+async def test_many_hops_are_written_as_several_entries(
+    ledger: MemoryLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trails, "HOPS_IN_ENTRY", 4)
+    trail, one = Trail(ledger, Telemetry("a")), message(1)
+    run(trail, one)
+    for attempt in range(2, 9):
+        trail.sent(one, attempt)
+    run(trail, message(2))
+    await trail.flush()
+    assert (await ledger.extent(trail.stream)).last == 4
+    found = await Trail(ledger, Telemetry("a")).of(one.key, 0)
+    assert [hop.attempt for hop in found] == [0, 1, 0, *range(2, 9)]
+    assert len(await Trail(ledger, Telemetry("a")).of(message(2).key, 0)) == 3
 
 
 def test_hops_are_counted_by_kind_outcome_and_stage(ledger: MemoryLedger) -> None:

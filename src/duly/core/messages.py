@@ -10,6 +10,7 @@ the clear text behind it makes two different pairs impossible to confuse, which 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from hashlib import blake2b
@@ -199,18 +200,10 @@ class Answer(Struct, frozen=True, gc=False):
     reason: str = ""
 
 
-_encoder: Final = msgspec.msgpack.Encoder()
-_decoder: Final = msgspec.msgpack.Decoder(Answer)
-
-
-def pack_answer(answer: Answer) -> bytes:
-    """Return an answer as the bytes that are stored."""
-    return _encoder.encode(answer)
-
-
-def unpack_answer(raw: bytes) -> Answer:
-    """Return the answer in stored bytes."""
-    return _decoder.decode(raw)
+pack_answer: Final[Callable[[Answer], bytes]] = msgspec.msgpack.Encoder().encode
+"""Returns an answer as the bytes that are stored."""
+unpack_answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode
+"""Returns the answer in stored bytes."""
 
 
 class Word(StrEnum):

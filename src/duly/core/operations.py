@@ -11,14 +11,14 @@ that came too late reports it in its result; it never raises.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 from msgspec import Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict
 from duly.errors import ProgramError
 
 R = TypeVar("R")
@@ -106,6 +106,7 @@ class Admit(Operation[Verdict], frozen=True, gc=False):
     """`until` counts from now, so a repeat's says nothing about how long the first is remembered"""
     listed: bool = False
     """the message is found by its kind, in the order of acceptance"""
+    otherwise: tuple[Write, ...] = ()
 
 
 class Recall(Operation[Verdict], frozen=True, gc=False):
@@ -191,6 +192,7 @@ class Finish(Operation[bool], frozen=True, gc=False):
     state: State
     error: str = ""
     then: tuple[Write, ...] = ()
+    otherwise: tuple[Write, ...] = ()
 
 
 class AppendEntry(Operation[int], frozen=True, gc=False):
@@ -341,18 +343,8 @@ class Results(Struct, gc=False):
         self.values.append(result)
 
 
-def _either(operation: RaiseMark | PutNewItem | CheckItem, result: bool) -> Group:
-    return operation.then if result else operation.otherwise
-
-
-CONSEQUENCES: Final[Mapping[type[Write], Callable[[Any, Any], Group]]] = {
-    Admit: lambda admit, verdict: admit.then if verdict.word is Word.FRESH else (),
-    Finish: lambda finish, ended: finish.then if ended else (),
-    RaiseMark: _either,
-    PutNewItem: _either,
-    CheckItem: _either,
-}
-"""What an operation brings with it, given how it went: the one place that knows `then` and `otherwise`."""
+BRANCHING: Final[frozenset[type[Write]]] = frozenset({Admit, Finish, RaiseMark, PutNewItem, CheckItem})
+"""The operations with `then` and `otherwise`."""
 
 
 def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:

@@ -67,8 +67,7 @@ class Transmissions:
 
     def begin(self, message: Message, attempt: int, after: int, now: int) -> Transmission:
         """Add a message that is under way from now on, or again."""
-        one = self._by_key[message.key] = Transmission(message, attempt, after)
-        one.own = self._patience(message)
+        one = self._by_key[message.key] = Transmission(message, attempt, after, own=self._patience(message))
         self.be_patient(one, now)
         return one
 

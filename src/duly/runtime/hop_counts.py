@@ -1,14 +1,16 @@
 """Counts hops: what was said of messages, how they ended, and how long that took.
 
 The law: hops are counted many at once, a few times a second. What is done for each of them here is done for
-every message, so each line of the loop is paid for; everything that can be is done once for all of them.
+every message, so each line of the loop is paid for; everything that can be is done once for all of them. Most
+messages are told fresh, sent and ended between two counts, and are counted as one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from enum import IntEnum
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from duly.core.messages import Message
 from duly.core.units import MS, SECOND
@@ -31,13 +33,63 @@ class HopKind(IntEnum):
     """anything else"""
 
 
-NotedHop: TypeAlias = tuple[bytes, int, HopKind, str, int, str, str]
-"""A hop as it is noted: key, time (µs), kind, word, attempt, detail and the kind of its message."""
+NotedHop: TypeAlias = tuple[int, str, int, str, HopKind, str]
+"""A hop as it is noted: time (µs), word, attempt, detail, kind, and the kind of its message."""
+HOP_WIDTH: Final = 6
+NotedHops: TypeAlias = dict[bytes, tuple[Any, ...]]
+"""Hops by the key of their message: its hops one after the other, as one tuple of plain values. Python's
+garbage collector has nothing to look for in it."""
 
 SAID, SENT, ENDED, NOTED = HopKind
 _OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
 _FRESH: Final = "fresh"
+_WHOLE: Final = (SAID, SENT, ENDED)
 _UNKNOWN: Final = "unknown"
+
+
+def each(hops: Sequence[Any]) -> Iterator[NotedHop]:
+    """The hops of one message."""
+    return zip(*[iter(hops)] * HOP_WIDTH, strict=True)
+
+
+class _Tally:
+    """What one count has found."""
+
+    def __init__(self) -> None:
+        self.said: dict[tuple[str, str], int] = defaultdict(int)
+        self.ended: dict[tuple[str, str], int] = defaultdict(int)
+        self.sends: list[int] = []
+        self.runs: list[int] = []
+        self.totals: list[int] = []
+        self.retries = 0
+        self.newest = b""
+        """the highest key that was accepted"""
+        self.last = 0
+        """the time of the last hop"""
+
+    def take_whole(self, noted: NotedHops, before: Container[bytes]) -> list[tuple[bytes, NotedHop]]:
+        """Count the messages that were told fresh, sent and ended, and nothing else; return the other
+        hops."""
+        said, ended, sends, runs, totals = self.said, self.ended, self.sends, self.runs, self.totals
+        rest: list[tuple[bytes, NotedHop]] = []
+        whole: list[bytes] = []
+        for key, hops in noted.items():
+            if len(hops) == 3 * HOP_WIDTH and key not in before:
+                began, what, _, _, first, of, begun, _, attempt, _, second, _, last, end, _, _, third, _ = (
+                    hops
+                )
+                if what == _FRESH and attempt == 1 and (first, second, third) == _WHOLE and end != _UNKNOWN:
+                    said[of, what] += 1
+                    ended[of, end] += 1
+                    sends.append(begun - began)
+                    runs.append(last - begun)
+                    totals.append(last - began)
+                    whole.append(key)
+                    continue
+            rest += [(key, hop) for hop in each(hops)]
+        if whole:
+            self.newest, self.last = max(whole), noted[whole[-1]][-HOP_WIDTH]
+        return rest
 
 
 class HopCounts:
@@ -59,55 +111,55 @@ class HopCounts:
             self._kinds[message.key] = message.kind
             self._accepted.setdefault(message.key, message.made or now)
 
-    def count(self, hops: list[NotedHop]) -> None:
+    def count(self, noted: NotedHops) -> None:
         """Count these hops."""
+        tally = _Tally()
+        rest = tally.take_whole(noted, self._accepted)
+        if rest:
+            self._count_each(rest, tally)
+        for (of, what), times in tally.said.items():
+            self._telemetry.count(of, _OUTCOMES.get(what, "refused"), times)
+        for (of, what), times in tally.ended.items():
+            self._telemetry.count(of, what, times)
+        if tally.retries:
+            self._telemetry.retried(tally.retries)
+        for stage, lengths in (("send", tally.sends), ("run", tally.runs), ("total", tally.totals)):
+            self._telemetry.stages[stage].observe_all(lengths)
+        if tally.newest:
+            self.skewed(max(0, int.from_bytes(tally.newest[:6], "big") * MS - tally.last) / SECOND)
+        self._forget()
+
+    def _count_each(self, rest: Iterable[tuple[bytes, NotedHop]], tally: _Tally) -> None:
+        """Count the hops of messages that began before, or go on."""
         kinds, accepted, sent = self._kinds, self._accepted, self._sent
-        said: dict[tuple[str, str], int] = {}
-        ended: dict[tuple[str, str], int] = {}
-        sends: list[int] = []
-        runs: list[int] = []
-        totals: list[int] = []
-        newest, retries = b"", 0
-        for key, at, kind, what, attempt, _, of in hops:
+        for key, (at, what, attempt, _, kind, of) in rest:
+            tally.last = at
             if kind is SAID:
-                pair = (of, what)
-                said[pair] = said.get(pair, 0) + 1
+                tally.said[of, what] += 1
                 if what == _FRESH:
                     accepted[key] = at
                     kinds[key] = of
-                    if key > newest:  # noqa: PLR1730 # a call for each message would cost more
-                        newest = key
+                    tally.newest = max(tally.newest, key)
             elif kind is SENT:
                 if key in accepted:
                     if key not in sent:
-                        sends.append(at - accepted[key])
+                        tally.sends.append(at - accepted[key])
                         sent[key] = at
                 else:  # another hub has accepted it
                     kinds[key], accepted[key], sent[key] = of, at, at
                 if attempt > 1:
-                    retries += 1
+                    tally.retries += 1
             elif kind is ENDED:
-                pair = (kinds.pop(key, ""), what)
-                ended[pair] = ended.get(pair, 0) + 1
+                known = kinds.pop(key, "")
+                tally.ended[known, what] += 1
                 began = accepted.pop(key, 0)
                 if began:
-                    totals.append(at - began)
+                    tally.totals.append(at - began)
                     began = sent.pop(key, 0)
                     if began:
-                        runs.append(at - began)
+                        tally.runs.append(at - began)
                 if what == _UNKNOWN:
-                    kinds[key] = pair[0]  # a late answer may settle it
-        for (of, what), times in said.items():
-            self._telemetry.count(of, _OUTCOMES.get(what, "refused"), times)
-        for (of, what), times in ended.items():
-            self._telemetry.count(of, what, times)
-        if retries:
-            self._telemetry.retried(retries)
-        for stage, lengths in (("send", sends), ("run", runs), ("total", totals)):
-            self._telemetry.stages[stage].observe_all(lengths)
-        if newest:
-            self.skewed(max(0, int.from_bytes(newest[:6], "big") * MS - hops[-1][1]) / SECOND)
-        self._forget()
+                    kinds[key] = known  # a late answer may settle it
 
     def _forget(self) -> None:
         """Forget the oldest where there are too many; messages that never end here do not fill memory."""

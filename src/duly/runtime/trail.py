@@ -1,9 +1,10 @@
 """The trail: what happened to every message at this hub, hop by hop, kept in the ledger.
 
-The laws. Noting a hop is one append to a list; everything else is done for many hops at once, a few times a
-second: they are counted (`telemetry`), and written to the ledger as one entry of a stream. The stream is
-bounded by age and size. The newest hops are answered from memory, older ones from the entries written while
-the message was under way. A hub that is killed loses the hops of the last moment, never an outcome.
+The laws. Noting a hop is one addition to the hops of its message; everything else is done for many hops at
+once, a few times a second: they are counted (`telemetry`), and written to the ledger as an entry of a stream.
+The stream is bounded by age and size. The newest hops are answered from memory, older ones from the entries
+written while the message was under way. A hub that is killed loses the hops of the last moment, never an
+outcome.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +22,7 @@ from duly.core.messages import Message, Verdict, names_in
 from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.core.window import next_page
-from duly.runtime.hop_counts import ENDED, NOTED, SAID, SENT, HopCounts, NotedHop
+from duly.runtime.hop_counts import ENDED, HOP_WIDTH, NOTED, SAID, SENT, HopCounts, NotedHop, NotedHops, each
 from duly.runtime.telemetry import Telemetry
 from duly.storage.ledger import Ledger, Record, StreamEntry
 
@@ -59,19 +60,18 @@ class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class _TrailEntry(Struct, frozen=True, array_like=True):
-    """The hops of one moment, by key: microseconds after `began`, the word or its number, the attempt and
-    the detail."""
+    """The hops of one moment, as they were noted. An earlier duly has stored a list for each hop:
+    microseconds after `began`, the word or its number, the attempt and the detail."""
 
     began: int
-    hops: dict[bytes, list[tuple[int, int | str, int, str]]]
+    hops: dict[bytes, list[Any]]
 
 
 _WORDS: Final = (
     "fresh", "duplicate", "sent", "done", "failed", "expired", "superseded", "cancelled", "unknown",
     "at work", "delivered", "conflict", "stale", "offline", "read", "attempt",
 )  # fmt: skip
-"""Words that are stored as numbers: never change the order."""
-_NUMBERS: Final[dict[str, int | str]] = {word: number for number, word in enumerate(_WORDS)}
+"""Words that an earlier duly has stored as numbers: never change the order."""
 _LEAD: Final = 8
 """Bytes before an entry's hops: how many bytes the stream has had up to this entry."""
 
@@ -90,12 +90,12 @@ class Trail:
         self._kept = kept
         self._size = size
         self._counts = HopCounts(self._telemetry)
-        self._noted: list[NotedHop] = []
-        self._recent: deque[list[NotedHop]] = deque()
-        """the newest hops, in the lists in which they were noted"""
+        self._noted: NotedHops = {}
+        self._recent: deque[NotedHops] = deque()
+        """the newest hops, as they were noted"""
         self._remembered = 0
         """how many those are"""
-        self._unsaved: deque[list[NotedHop]] = deque()
+        self._unsaved: deque[NotedHops] = deque()
         self._written = -1
         """bytes that the stream has had; -1 before its end was read"""
 
@@ -108,21 +108,23 @@ class Trail:
 
     def said(self, message: Message, verdict: Verdict) -> None:
         """Note that a sender was told this of its message."""
-        self._noted.append(
-            (message.key, self._ledger.clock.now(), SAID, verdict.named, 0, verdict.reason, message.kind)
-        )
+        hop = (self._ledger.clock.now(), verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
+        self._noted[message.key] = self._noted.get(message.key, ()) + hop
 
     def sent(self, message: Message, attempt: int) -> None:
         """Note that a message was handed over to its recipient."""
-        self._noted.append((message.key, self._ledger.clock.now(), SENT, "sent", attempt, "", message.kind))
+        hop = (self._ledger.clock.now(), "sent", attempt, "", SENT, message.kind)
+        self._noted[message.key] = self._noted.get(message.key, ()) + hop
 
     def ended(self, key: bytes, state: State, reason: str = "") -> None:
         """Note that a message has ended here."""
-        self._noted.append((key, self._ledger.clock.now(), ENDED, state.word, 0, reason, ""))
+        hop = (self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, "")
+        self._noted[key] = self._noted.get(key, ()) + hop
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
         """Note anything else that happened to a message."""
-        self._noted.append((key, self._ledger.clock.now(), NOTED, what, attempt, detail, ""))
+        hop = (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, "")
+        self._noted[key] = self._noted.get(key, ()) + hop
 
     def resume(self, messages: Iterable[Message]) -> None:
         """Take up messages that were under way before a restart."""
@@ -139,14 +141,15 @@ class Trail:
         noted = self._noted
         if not noted:
             return
-        self._noted = []
+        self._noted = {}
         if LOG.isEnabledFor(logging.DEBUG):
             _log(noted)
         self._counts.count(noted)
         self._recent.append(noted)
-        self._remembered += len(noted)
-        while self._remembered - len(self._recent[0]) >= HOPS_KEPT:
-            self._remembered -= len(self._recent.popleft())
+        self._remembered += _count(noted)
+        while self._remembered - (first := _count(self._recent[0])) >= HOPS_KEPT:
+            self._remembered -= first
+            self._recent.popleft()
         if self._size:
             self._unsaved.append(noted)
             if len(self._unsaved) > UNSAVED:
@@ -167,10 +170,10 @@ class Trail:
             await self._find_end()
         while self._unsaved:
             batch = self._unsaved.popleft()
-            if len(batch) > HOPS_IN_ENTRY:
-                self._unsaved.appendleft(batch[HOPS_IN_ENTRY:])
-                batch = batch[:HOPS_IN_ENTRY]
-            body = _entry(batch)
+            if _count(batch) > HOPS_IN_ENTRY:
+                batch, rest = _split(batch)
+                self._unsaved.appendleft(rest)
+            body = _encode((0, batch))
             written = self._written + _LEAD + len(body)
             entry = AppendEntry(self.stream, written.to_bytes(_LEAD, "big") + body, self._ledger.clock.now())
             try:
@@ -220,15 +223,17 @@ class Trail:
         found: list[tuple[int, Hop]] = []
         for hub in sorted(streams):
             remembered = self._remembered_of(key) if hub == me else []
-            begins = self._recent[0][0][1] if hub == me and self._recent else FOREVER
+            begins = _begin(self._recent[0]) if hub == me and self._recent else FOREVER
             shown = "" if len(streams) == 1 else hub
             if since < begins and self._size:
                 found += await self._stored(hub, key, since, begins, shown)
-            found += [(hop[1], _hop(hop[1], hop[3], hop[4], hop[5], shown)) for hop in remembered]
+            found += [
+                (at, _hop(at, what, attempt, why, shown)) for at, what, attempt, why, _, _ in remembered
+            ]
         return [hop for _, hop in sorted(found, key=lambda one: one[0])]
 
     def _remembered_of(self, key: bytes) -> list[NotedHop]:
-        return [hop for noted in self._recent for hop in noted if hop[0] == key]
+        return [hop for noted in self._recent for hop in each(noted.get(key, ()))]
 
     async def _stored(
         self, hub: str, key: bytes, since: int, until: int, shown: str
@@ -268,15 +273,41 @@ class Trail:
         return low
 
 
-def _log(noted: list[NotedHop]) -> None:
+def _log(noted: NotedHops) -> None:
     """Write every hop into the log, among them retries and duplicates."""
-    for key, _, _, what, attempt, detail, kind in noted:
+    for key, hops in noted.items():
         try:
             scope, id_ = names_in(key)
         except UnicodeDecodeError:
             continue
-        about = {"scope": scope, "id": id_, "kind": kind, "attempt": attempt or None, "detail": detail}
-        LOG.debug("%s", what, extra=about)
+        for _, what, attempt, detail, _, kind in each(hops):
+            about = {"scope": scope, "id": id_, "kind": kind, "attempt": attempt or None, "detail": detail}
+            LOG.debug("%s", what, extra=about)
+
+
+def _count(noted: NotedHops) -> int:
+    """How many hops these are."""
+    return sum(map(len, noted.values())) // HOP_WIDTH
+
+
+def _begin(noted: NotedHops) -> int:
+    """The time of the first of these hops."""
+    begin: int = next(iter(noted.values()))[0]
+    return begin
+
+
+def _split(noted: NotedHops) -> tuple[NotedHops, NotedHops]:
+    """The hops that one entry holds, and the rest."""
+    rest: NotedHops = dict(noted)
+    first: NotedHops = {}
+    room = HOPS_IN_ENTRY * HOP_WIDTH
+    for key, hops in noted.items():
+        first[key], rest[key] = hops[:room], hops[room:]
+        room -= len(first[key])
+        if rest[key]:
+            break
+        del rest[key]
+    return first, rest
 
 
 def begin_of(record: Record) -> int:
@@ -294,31 +325,17 @@ def _bytes_up_to(entry: StreamEntry) -> int:
     return int.from_bytes(entry.body[:_LEAD], "big")
 
 
-def _entry(batch: list[NotedHop]) -> bytes:
-    """Hops as the body of one entry."""
-    began = batch[0][1]
-    hops: dict[bytes, list[tuple[int, int | str, int, str]]] = {}
-    for key, at, _, what, attempt, detail, _ in batch:
-        hop = (at - began, _NUMBERS.get(what, what), attempt, detail[:DETAIL_LIMIT] if detail else "")
-        known = hops.get(key)
-        if known is None:
-            hops[key] = [hop]
-        else:
-            known.append(hop)
-    return _encode(_TrailEntry(began, hops))
-
-
 def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[tuple[int, Hop]]:
     """The hops of one message in an entry. An entry that cannot be read is passed over."""
     try:
         noted = _decode(entry.body[_LEAD:])
     except msgspec.DecodeError:
         return
-    for after, word, attempt, detail in noted.hops.get(key, ()):
+    found = noted.hops.get(key, [])
+    for after, word, attempt, detail, *_ in found if found and isinstance(found[0], list) else each(found):
         at = noted.began + after
         if at < until:
-            what = word if isinstance(word, str) else _WORDS[word]
-            yield at, _hop(at, what, attempt, detail, hub)
+            yield at, _hop(at, word if isinstance(word, str) else _WORDS[word], attempt, detail, hub)
 
 
 def _hop(at: int, what: str, attempt: int, detail: str, hub: str) -> Hop:

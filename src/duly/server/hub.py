@@ -70,9 +70,9 @@ SWITCH_SECONDS: Final = 0.001
 of 5 ms, a flush of a dozen statements waits most of its time for its turn: p99 of a chat line is 30 ms
 instead of 20."""
 
-COLLECT_AFTER: Final = (10_000, 5, 5)
+COLLECT_AFTER: Final = (50_000, 10, 10)
 """The thresholds of Python's garbage collector. Messages are not part of cycles; with the default of 700 a
-hub spends a twentieth of its time on collections."""
+hub spends a twentieth of its time on collections, and still most of that with 10,000."""
 
 
 def tune() -> None:

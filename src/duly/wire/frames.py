@@ -190,7 +190,8 @@ def decode(text: bytes | str) -> Frame:
             text = text.encode()
         except UnicodeEncodeError:
             raise Malformed("a frame must be UTF-8") from None
-    limits.check(text, "a frame")
+    if len(text) > limits.FLAT or not text.isascii():  # a short one cannot be too large, nor too deep
+        limits.check(text, "a frame")
     try:
         return _decode(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:

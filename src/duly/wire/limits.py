@@ -9,7 +9,7 @@ from duly.errors import Malformed, TooLarge
 
 SIZE_LIMIT: Final = 256 * 1024
 DEPTH_LIMIT: Final = 32
-_FLAT: Final = 2 * DEPTH_LIMIT
+FLAT: Final = 2 * DEPTH_LIMIT
 """A text of so many bytes cannot be deeper than the limit: every bracket is closed."""
 
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
@@ -25,7 +25,7 @@ def check(text: bytes, what: str) -> None:
             text.decode()
         except UnicodeDecodeError as problem:
             raise Malformed(f"{what} must be UTF-8; byte {problem.start} is not") from None
-    if size > _FLAT and text.count(b"{") + text.count(b"[") > DEPTH_LIMIT:
+    if size > FLAT and text.count(b"{") + text.count(b"[") > DEPTH_LIMIT:
         check_depth(text, what)
 
 

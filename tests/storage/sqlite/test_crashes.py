@@ -23,11 +23,12 @@ from duly.core.messages import Answer, Message
 from duly.errors import DulyError, LedgerDamaged, LedgerTooNew, LedgerUnavailable
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
-from duly.storage.sqlite import cached_rows, flushes
+from duly.storage.sqlite import cached_rows, flushes, journal
 from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.flushes import Flushes
+from duly.storage.sqlite.journal import VERSION, entries_of
 from duly.storage.sqlite.ledger import SqliteLedger
-from duly.storage.sqlite.tables import Statement
+from duly.storage.sqlite.tables import Statement, TableChanges
 from duly.storage.sqlite.writer import SqliteWriter
 from duly.testing import ManualClock
 
@@ -91,6 +92,7 @@ class Crashes:
         """where, and how many flushes it holds: at least, at most"""
         self.states: list[list[object]] = []
         monkeypatch.setattr(flushes, "CHANGES_BEHIND", 12)
+        monkeypatch.setattr(journal, "ENTRY_BYTES", 400)  # so that many flushes have several entries
         monkeypatch.setattr(cached_rows, "ROWS_KEPT", 6)
         add, write = SqliteWriter.add_to_journal, SqliteWriter.write_tables
 
@@ -224,7 +226,13 @@ def forget_what_the_tables_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_changes_that_were_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("duly.storage.sqlite.journal.PendingChanges.not_applied", lambda self: self.applied())
+    begin = CachedRows.begin_to_apply
+
+    def begin_anew(self: CachedRows) -> list[Statement]:
+        self._applying.clear()
+        return begin(self)
+
+    monkeypatch.setattr(CachedRows, "begin_to_apply", begin_anew)
 
 
 @pytest.mark.parametrize(
@@ -260,7 +268,7 @@ async def test_a_planted_bug_is_noticed(
 
 def spoil(path: Path, change: Callable[[bytearray], None]) -> None:
     db = apsw.Connection(str(path))
-    db.execute("INSERT INTO journal VALUES (1, ?)", (b"\x01\0\0\0\0\x90",))
+    db.execute("INSERT INTO journal VALUES (1, ?)", (entries_of(TableChanges().pack())[0],))
     body = bytearray(db.execute("SELECT body FROM journal").get)
     change(body)
     db.execute("UPDATE journal SET body = ?", (bytes(body),))
@@ -268,7 +276,7 @@ def spoil(path: Path, change: Callable[[bytearray], None]) -> None:
 
 
 def newer(body: bytearray) -> None:
-    body[0] = 2
+    body[0] = VERSION + 1
 
 
 def torn(body: bytearray) -> None:

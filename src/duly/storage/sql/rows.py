@@ -55,7 +55,7 @@ def admission_row(write: Admit) -> tuple[Any, ...]:
 
 def fixed_row(write: Admit) -> tuple[Any, ...]:
     """Return the columns of a message that never change, as a SQLite ledger orders them."""
-    m = write.message
+    m, order = write.message, write.message.order
     return (
         m.key,
         m.fingerprint,
@@ -65,7 +65,7 @@ def fixed_row(write: Admit) -> tuple[Any, ...]:
         write.at,
         m.time,
         m.expires,
-        None if m.order is None else _encode_order(m.order),
+        None if order is None else _encode_order(order),
         m.body,
         write.listed,
     )

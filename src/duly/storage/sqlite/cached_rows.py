@@ -1,7 +1,7 @@
 """The rows of a SQLite ledger, as far as they are in memory: a cache with read-through.
 
 It is `duly.storage.interpreter.Rows`. What is asked for and not here is read from the tables. What is changed
-is changed here, and noted as it goes into the journal.
+is changed here, and noted as a row that the journal has to get, and then the tables.
 
 The law: a row that was changed after the tables were brought up to date last is here, always; what is not
 here may be read from the tables. So nothing is forgotten but what the tables hold as it stands: see `forget`.
@@ -27,9 +27,7 @@ from duly.core.trusted_time import Floor
 from duly.storage.interpreter import earliest
 from duly.storage.ledger import Record, StreamEntry
 from duly.storage.sql import rows
-from duly.storage.sqlite import journal
-from duly.storage.sqlite.journal import PendingChanges, Row
-from duly.storage.sqlite.tables import FIXED_WIDTH, TableChanges, TableReader
+from duly.storage.sqlite.tables import FIXED_WIDTH, Row, Statement, TableChanges, TableReader
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,6 +40,7 @@ TAIL: Final = 100
 """How many entries of a stream in use are kept, at least."""
 _LARGEST: Final = (1 << 63) - 1
 """A column holds no larger number."""
+_NUMBERS: Final = rows.STATE_NUMBERS
 
 ALL: Final = b"\xff" * 8
 """Above every key: nothing is surely new."""
@@ -91,8 +90,6 @@ class CachedRows:
 
     def __init__(self, tables: TableReader, top: bytes | None = None) -> None:
         self._tables = tables
-        self.changes = PendingChanges()
-        self._note = self.changes.log.append
         self.flush = 1
         """the number of the flush that is carried out"""
         self.durable = 0
@@ -101,13 +98,19 @@ class CachedRows:
 
     def clear(self, top: bytes | None = None) -> None:
         """Forget everything, and read anew what is always known. All that is stored must be in the tables."""
+        self._changed = TableChanges()
+        """what the flush that is carried out has changed"""
+        self._pending = TableChanges()
+        """what the tables have to get"""
+        self._applying: list[TableChanges] = []
+        """what they are getting"""
         self.floor: Floor = self._tables.floor()
         self._top = self._tables.top() if top is None else top
         """no key above it is in the tables and not here"""
         self.messages: dict[bytes, CachedMessage] = {}
         self._gone: dict[bytes, None] = {}
         """messages that were withdrawn, while the tables may have them"""
-        self._deliveries: dict[bytes, dict[tuple[str, str, int], w.Delivery]] = {}
+        self._deliveries: dict[bytes, dict[tuple[bytes, str, str, int], w.Delivery]] = {}
         """of those messages that are here, all of their deliveries"""
         self._lasts: dict[str, int] = {}
         self._tails: dict[str, list[StreamEntry]] = {}
@@ -121,6 +124,26 @@ class CachedRows:
         self._bytes = 0
         """about how much there is of messages"""
 
+    # ── to the journal and the tables ────────────────────────────────────────────────────────────
+
+    def take(self) -> TableChanges:
+        """Return what has changed since this was asked last, for the journal."""
+        changed, self._changed = self._changed, TableChanges()
+        self._pending.update(changed)
+        return changed
+
+    def begin_to_apply(self) -> list[Statement]:
+        """Return what brings the tables up to date. They are not before `applied` says so; if it fails, the
+        next time has it again. All that has changed must be in the journal."""
+        self._applying.append(self._pending)
+        self._pending = TableChanges()
+        return [statement for changes in self._applying for statement in changes.statements()]
+
+    def applied(self) -> None:
+        """The tables hold it now; forget what need not be here any more."""
+        self._applying.clear()
+        self.forget()
+
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def forget(self) -> None:
@@ -129,9 +152,9 @@ class CachedRows:
         most = ROWS_KEPT
         if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
             if self._tail_count > most:
-                self._shorten_tails(TableChanges(self.changes))
+                self._shorten_tails(self._pending)
             return
-        kept = TableChanges(self.changes)
+        kept = self._pending
         keys = {*kept.states, *kept.gone, *(names[0] for names in kept.deliveries)}
         gone = _forget_half(self.messages, keys) + _forget_half(self._deliveries, keys)
         self._top = max(self._top, max(gone, default=b""))
@@ -178,9 +201,11 @@ class CachedRows:
         if admit.until > _LARGEST or at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
         row = rows.fixed_row(admit)
-        self.messages[row[0]] = CachedMessage(row[1], state, None, row, at, self.flush)
+        key = row[0]
+        self.messages[key] = CachedMessage(row[1], state, None, row, at, self.flush)
         self._bytes += len(row[9])
-        self._note((journal.ADMIT, row, rows.STATE_NUMBERS[state]))
+        self._changed.messages[key] = row
+        self._changed.states[key] = (_NUMBERS[state], at, None)
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
@@ -189,14 +214,14 @@ class CachedRows:
         row = self.messages[key]
         row.state, row.answer, row.moved_at, row.flush = to, answer, at, self.flush
         packed = None if answer is None else pack_answer(answer)
-        self._note((journal.MOVE, key, rows.STATE_NUMBERS[to], at, packed))
+        self._changed.states[key] = (_NUMBERS[to], at, packed)
 
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
         del self.messages[key]
         self._deliveries[key] = {}
         self._gone[key] = None
-        self._note((journal.WITHDRAW, key))
+        self._changed.withdraw(key)
 
     def record(self, key: bytes) -> Record | Unread | None:
         """Return a message as it is given out, if that is known here."""
@@ -212,10 +237,10 @@ class CachedRows:
         key = ref.key
         of_one = self._deliveries.get(key)
         if of_one is None:
-            found = () if key > self._top or key in self._gone else self._tables.deliveries(key)
-            of_one = {(d.ref.channel, d.ref.recipient, d.ref.round): d for d in found}
-            self._deliveries[key] = of_one
-        return of_one.get((ref.channel, ref.recipient, ref.round))
+            of_one = self._deliveries[key] = {}
+            if key <= self._top and key not in self._gone:
+                of_one.update((rows.names(d.ref), d) for d in self._tables.deliveries(key))
+        return of_one.get((key, ref.channel, ref.recipient, ref.round)) if of_one else None
 
     def put_delivery(self, delivery: w.Delivery) -> None:
         """Store a delivery, new or changed, that was asked for before."""
@@ -224,15 +249,16 @@ class CachedRows:
             raise OverflowError("a number of a delivery is too large for the ledger")
         if delivery.error and not delivery.error.isprintable():
             delivery = replace(delivery, error=rows.plain(delivery.error))
-        self._deliveries[ref.key][ref.channel, ref.recipient, ref.round] = delivery
-        self._note((journal.DELIVERY, delivery))
+        names = ref.key, ref.channel, ref.recipient, ref.round
+        self._deliveries[ref.key][names] = self._changed.deliveries[names] = delivery
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""
         changed = {
-            rows.names(change[1].ref): None
-            for change in self.changes
-            if change[0] == journal.DELIVERY and change[1].ref.channel == channel
+            names: None
+            for changes in (*self._applying, self._pending, self._changed)
+            for names in changes.deliveries
+            if names[1] == channel
         }
         stored = self._tables.due(channel, now, limit + len(changed))
         names = changed | dict.fromkeys(rows.names(d.ref) for d in stored)
@@ -259,7 +285,8 @@ class CachedRows:
             tail = self._tails[stream] = []
         tail.append(StreamEntry(n, body, at, key))
         self._tail_count += 1
-        self._note((journal.APPEND, stream, n, body, at, key))
+        self._changed.lasts[stream] = n
+        self._changed.entries[stream, n] = (body, at, key)
 
     def entry_body(self, stream: str, n: int) -> bytes | None:
         """Return the body of an entry."""
@@ -278,7 +305,7 @@ class CachedRows:
             old = tail[n - tail[0].n]
             tail[n - tail[0].n] = StreamEntry(n, body, old.at, old.key)
         self._bodies[stream, n] = body
-        self._note((journal.REWRITE, stream, n, body))
+        self._changed.rewrite(stream, n, body)
 
     def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
         """Return what is here of the entries of a stream."""
@@ -304,8 +331,7 @@ class CachedRows:
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
         """Store how far a reader has come."""
-        self._cursors[stream, reader] = n
-        self._note((journal.CURSOR, stream, reader, n))
+        self._cursors[stream, reader] = self._changed.cursors[stream, reader] = n
 
     # ── marks, items, refusals ───────────────────────────────────────────────────────────────────
 
@@ -320,8 +346,7 @@ class CachedRows:
         """Store a high-water mark."""
         if not (n <= _LARGEST and ms <= _LARGEST):
             raise OverflowError("a mark is too large for the ledger")
-        self._marks[name] = (n, ms)
-        self._note((journal.MARK, name, n, ms))
+        self._marks[name] = self._changed.marks[name] = (n, ms)
 
     def item(self, bucket: str, name: str) -> bytes | None:
         """Return an item."""
@@ -336,19 +361,17 @@ class CachedRows:
 
     def put_item(self, bucket: str, name: str, body: bytes) -> None:
         """Store an item, new or replaced."""
-        self._items[bucket, name] = body
-        self._note((journal.ITEM, bucket, name, body))
+        self._items[bucket, name] = self._changed.items[bucket, name] = body
 
     def drop_item(self, bucket: str, name: str) -> None:
         """Remove an item."""
-        self._items[bucket, name] = None
-        self._note((journal.ITEM, bucket, name, None))
+        self._items[bucket, name] = self._changed.items[bucket, name] = None
 
     def refuse(self, refusal: w.RecordRefusal) -> None:
         """Record a refusal."""
         if refusal.at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        self._note((journal.REFUSE, *rows.refusal_row(refusal)))
+        self._changed.refusals.append(rows.refusal_row(refusal))
 
 
 def _forget_half(known: dict[K, V], kept: Container[K]) -> list[K]:

@@ -7,6 +7,7 @@ no question is answered from the rows it has changed. If it fails, all that memo
 from the disk again, so nothing is ever built on what was not stored.
 
 The tables get only what the journal has, and the journal is cut in the transaction that brings it into them.
+They get it from memory, at a moment when no flush is in flight; after one that failed, from the journal.
 They follow at a distance that is bounded: if they cannot follow, nothing more is taken.
 """
 
@@ -18,16 +19,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias, TypeVar
 
-import apsw
-
+from duly.errors import LedgerError
 from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
 from duly.storage.sqlite.file import connect, translated
-from duly.storage.sqlite.journal import bodies_of
+from duly.storage.sqlite.journal import entries_of
 from duly.storage.sqlite.session import SqliteSession
-from duly.storage.sqlite.tables import TableChanges, TableReader
+from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
@@ -61,6 +61,10 @@ class Flushes:
         self._settling: list[asyncio.Future[None]] = []
         self._applying = False
         self._overdue = False
+        self._taken = 0
+        """how many changes the flush in flight has"""
+        self._behind = 0
+        """how many changes the journal holds and the tables do not"""
         self._timer: asyncio.TimerHandle | None = None
         self._bytes = 0
         self._waiting: asyncio.Future[None] | None = None
@@ -69,7 +73,7 @@ class Flushes:
 
     def flush(self, batches: list[CommitBatch]) -> None:
         """Carry batches out, and have them told when they are on the disk."""
-        if self._tainted or len(self.rows.changes.behind) > MOST_BEHIND:
+        if self._tainted or self._behind > MOST_BEHIND:
             self._go_on(self._flush_when_settled(batches))
             return
         try:
@@ -97,9 +101,10 @@ class Flushes:
         with translated(self._writer.file.path):
             for batch in batches:
                 batch.results = [execute(group) for group in batch.groups]
-        changes = self.rows.changes.take()
+        changes = self.rows.take()
         self.rows.flush += 1
-        return bodies_of(changes) if changes else []
+        self._taken = len(changes)
+        return entries_of(changes.pack()) if changes else []
 
     def _write(self, bodies: list[bytes], through: Callable[[Exception | None], None]) -> None:
         """Append to the journal; then say how it went."""
@@ -108,7 +113,7 @@ class Flushes:
             self._in_flight = False
             if problem is None:
                 self._bytes += sum(map(len, bodies))
-                self.rows.changes.committed()
+                self._behind += self._taken
                 self.rows.durable = self.rows.flush - 1
             else:
                 self._tainted = True
@@ -128,7 +133,7 @@ class Flushes:
         for question, future in asked:
             if not future.done():
                 future.set_result(question(self.rows))
-        behind = len(self.rows.changes.behind)
+        behind = self._behind
         if self._settling or self._overdue or behind > CHANGES_BEHIND or self._bytes > BYTES_BEHIND:
             self._apply()
         elif behind and self._timer is None:
@@ -176,17 +181,11 @@ class Flushes:
                 batch.error = as_duly(problem)
         self._flushed(batches)
 
-    async def _restore(self) -> None:
-        """Forget what memory holds, and go on with what the disk holds."""
-        self.rows.changes.drop()
-        await self._brought_up_to_date()
-        if self._tainted:
-            with translated(self._writer.file.path):
-                self._read_anew()
-
     def _read_anew(self) -> None:
         """Forget what memory holds, since the tables hold everything."""
-        self.rows.clear()
+        with translated(self._writer.file.path):
+            self.rows.clear()
+        self._behind = 0
         self._tainted = False
 
     async def _ask_again(self, asked: list[tuple[Callable[[CachedRows], Any], asyncio.Future[Any]]]) -> None:
@@ -208,26 +207,37 @@ class Flushes:
             return  # and then once more, if that is still asked for
         self._overdue, self._bytes = False, 0
         settling, self._settling = self._settling, []
-        changes = self.rows.changes.begin_to_apply()
-        if not changes:
+        if not (self._tainted or self._behind):
             _settle(settling, None)
             return
-        statements = list(TableChanges(changes).statements())
-        through = self._writer.n
         self._applying = True
-        self._writer.put(
-            lambda: self._writer.write_tables(statements, through),
-            lambda problem: self._applied(problem, settling),
-        )
-
-    def _applied(self, problem: Exception | None, settling: list[asyncio.Future[None]]) -> None:
-        self._applying = False
-        if problem is None:
-            self.rows.changes.applied()
-            self.rows.forget()
+        through, count = self._writer.n, self._behind
+        if self._tainted:
+            self._writer.put(self._writer.catch_up, lambda problem: self._applied(problem, settling, None))
         else:
-            LOG.error("the tables of the ledger cannot be brought up to date: %s", problem)
-            self.rows.changes.not_applied()
+            statements = self.rows.begin_to_apply()
+            self._writer.put(
+                lambda: self._writer.write_tables(statements, through),
+                lambda problem: self._applied(problem, settling, count),
+            )
+
+    def _applied(
+        self, problem: Exception | None, settling: list[asyncio.Future[None]], count: int | None
+    ) -> None:
+        """Note that the tables have got so many changes of memory, or (None) what the journal held."""
+        self._applying = False
+        try:
+            if problem is not None:
+                raise problem
+            if count is None:
+                self._read_anew()
+            else:
+                self._behind -= count
+                self.rows.applied()
+        except Exception as trouble:
+            problem = trouble
+            if count is not None:  # else a flush has failed, and its callers know why
+                LOG.error("the tables of the ledger cannot be brought up to date: %s", problem)
         _settle(settling, None if problem is None else as_duly(problem))
         if self._settling and not self._in_flight:
             self._apply()
@@ -241,15 +251,13 @@ class Flushes:
 
     async def settled(self) -> None:
         """Return when the tables hold everything that was committed before."""
-        if self._tainted:
-            await self._restore()
-        elif self._in_flight or self._applying or self.rows.changes.behind:
+        if self._tainted or self._in_flight or self._applying or self._behind:
             await self._brought_up_to_date()
 
     async def ask(self, question: Callable[[CachedRows], T]) -> T:
         """Answer a question from memory, at a moment when it holds nothing that is not on the disk."""
         if self._tainted:
-            await self._restore()
+            await self.settled()
         if not self._in_flight:
             return question(self.rows)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
@@ -273,7 +281,7 @@ class Flushes:
                 session.refuse(problem)
             if session.committing:  # it may have changed anything
                 self._tainted = True
-                with suppress(apsw.Error):
+                with suppress(LedgerError):
                     self._read_anew()
             self._flushed([session])
 
@@ -299,7 +307,7 @@ class Flushes:
             else:
                 self._writer.put(job, done)
 
-        if self._tainted or self._applying or self.rows.changes.behind:
+        if self._tainted or self._applying or self._behind:
             self._go_on(settle_first())
         else:
             self._writer.put(job, done)
@@ -310,8 +318,9 @@ class Flushes:
             self._timer.cancel()
         try:
             await self.settled()
-        except Exception as problem:  # the journal has it, and the next start brings it in
-            LOG.warning("the ledger is closed with tables that are not up to date: %s", problem)
+        except Exception as problem:
+            if self._behind:  # the journal has it, and the next start brings it in
+                LOG.warning("the ledger is closed with tables that are not up to date: %s", problem)
         self._db.close()
 
 

@@ -1,129 +1,52 @@
 """The journal of a SQLite ledger: what was committed, and is not in the tables yet.
 
-A flush is one row of the table `journal`: the changes it makes to rows, in order, as msgpack. They are
-changes and not operations, so replaying them asks nothing and decides nothing: `admit` is the new row, `move`
-the state it has now. In front stand a byte with the version of this format and a checksum. What cannot be
-read is refused, with a sentence; it is never skipped.
-
-A change is a tuple that begins with its number below.
+A flush is one entry of the table `journal`: the rows that it has changed, as they stand after it
+(`duly.storage.sqlite.tables`). They are rows and not operations, so replaying them asks nothing and decides
+nothing. In front stand a byte with the version of this format, one that says whether the next entry goes on
+with the same flush, and a checksum. What cannot be read is refused, with a sentence; it is never skipped.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
-from typing import Any, Final, TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Final
 from zlib import crc32
-
-import msgspec
 
 from duly.errors import LedgerDamaged, LedgerTooNew
 
-Row: TypeAlias = Sequence[Any]
-"""The columns of a row, or some of them."""
-Change: TypeAlias = Row
-
-ADMIT: Final = 0
-"""the columns of a message that never change (`duly.storage.sqlite.rows`), its state"""
-MOVE: Final = 1
-"""key, state, moved_at, answer as bytes or None"""
-WITHDRAW: Final = 2
-"""key"""
-DELIVERY: Final = 3
-"""the delivery"""
-APPEND: Final = 4
-"""stream, n, body, at, key"""
-REWRITE: Final = 5
-"""stream, n, body"""
-CURSOR: Final = 6
-"""stream, reader, n"""
-MARK: Final = 7
-"""mark, n, ms"""
-ITEM: Final = 8
-"""bucket, name, body; None: there is none any more"""
-REFUSE: Final = 9
-"""scope, id, word, reason, at"""
-
-VERSION: Final = 1
-CHANGES_A_ROW: Final = 1_000
-"""Most changes in one row, so that none is too large for SQLite; a larger flush has several rows."""
-_HEAD: Final = 5
-
-_encode: Final = msgspec.msgpack.Encoder().encode
-_decode: Final = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
+VERSION: Final = 2
+ENTRY_BYTES: Final = 64 << 20
+"""Most bytes of one entry, so that none is too large for SQLite; a larger flush has several."""
+_HEAD: Final = 6
 
 
-def bodies_of(changes: Sequence[Change]) -> list[bytes]:
-    """Return the bodies of the journal's rows that hold these changes. Raises if a value cannot be held."""
-    if len(changes) <= CHANGES_A_ROW:
-        return [_body(changes)]
-    return [_body(changes[at : at + CHANGES_A_ROW]) for at in range(0, len(changes), CHANGES_A_ROW)]
+def entries_of(flush: bytes) -> list[bytes]:
+    """Return the entries of the journal that hold a flush."""
+    parts = [flush[at : at + ENTRY_BYTES] for at in range(0, len(flush), ENTRY_BYTES)]
+    last = len(parts) - 1
+    return [
+        b"%c%c%b%b" % (VERSION, at < last, crc32(part).to_bytes(4, "big"), part)
+        for at, part in enumerate(parts)
+    ]
 
 
-def _body(changes: Sequence[Change]) -> bytes:
-    packed = _encode(changes)
-    return b"%c%b%b" % (VERSION, crc32(packed).to_bytes(4, "big"), packed)
-
-
-def changes_in(rows: Iterable[tuple[int, bytes]]) -> list[Change]:
-    """Return the changes that rows (n, body) of a journal hold, in order."""
-    changes: list[Change] = []
-    for n, body in rows:
+def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
+    """Yield the flushes that entries (n, body) of a journal hold, in order."""
+    parts: list[bytes] = []
+    for n, body in entries:
         if body[:1] != bytes((VERSION,)):
             raise LedgerTooNew(
                 f"entry {n} of the ledger's journal has the format {body[0] if body else 'none'}, and this "
-                f"duly reads {VERSION}: a newer one has written it. Upgrade duly; nothing was changed"
+                f"duly reads {VERSION}: another one has written it. Upgrade duly, or start and stop the one "
+                "that wrote it; nothing was changed"
             )
-        packed = body[_HEAD:]
-        if crc32(packed).to_bytes(4, "big") != body[1:_HEAD]:
+        part = body[_HEAD:]
+        if crc32(part).to_bytes(4, "big") != body[2:_HEAD]:
             raise LedgerDamaged(
                 f"entry {n} of the ledger's journal is damaged: it does not have its checksum. Restore a "
                 "backup; nothing was changed"
             )
-        changes += _decode(packed)
-    return changes
-
-
-class PendingChanges:
-    """Changes on their way: noted in `log`, taken to the journal, then behind the tables, at last applied."""
-
-    def __init__(self) -> None:
-        self.log: list[Change] = []
-        self._taken: list[Change] = []
-        self.behind: list[Change] = []
-        """what the journal holds, and the tables do not"""
-        self._applying: list[Change] = []
-
-    def __iter__(self) -> Iterator[Change]:
-        """All changes that the tables do not hold."""
-        return chain(self._applying, self.behind, self._taken, self.log)
-
-    def take(self) -> list[Change]:
-        """Return what was noted, for the journal."""
-        self._taken = self.log.copy()
-        self.log.clear()
-        return self._taken
-
-    def drop(self) -> None:
-        """Forget what was noted or taken, and did not reach the journal."""
-        self._taken = []
-        self.log.clear()
-
-    def committed(self) -> None:
-        """What was taken is in the journal."""
-        self.behind += self._taken
-        self._taken = []
-
-    def begin_to_apply(self) -> list[Change]:
-        """Return what has to go into the tables, which is everything that is in the journal."""
-        self._applying, self.behind = self.behind, []
-        return self._applying
-
-    def applied(self) -> None:
-        """The tables hold it now."""
-        self._applying = []
-
-    def not_applied(self) -> None:
-        """The tables do not hold it: it is still behind."""
-        self.behind = self._applying + self.behind
-        self._applying = []
+        parts.append(part)
+        if not body[1]:
+            yield b"".join(parts)
+            parts.clear()

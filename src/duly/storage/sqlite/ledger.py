@@ -161,7 +161,8 @@ class SqliteLedger(SqlLedger):
 
     def recall(self, message: Message, now: int) -> Verdict | None:
         """Return the verdict on a repeat, if memory can tell."""
-        return None if self._flushes is None else repeat_of(message, self._flushes.recall(message.key, now))
+        found = None if self._flushes is None else self._flushes.recall(message.key, now)
+        return None if found is None else repeat_of(message, found)
 
     def _remember(self, committed: Iterable[w.Results]) -> None:
         """Do nothing: the rows in memory are what `recall` asks."""

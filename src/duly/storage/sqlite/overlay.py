@@ -13,8 +13,7 @@ from typing import Final
 
 import apsw
 
-from duly.storage.sqlite.journal import Row
-from duly.storage.sqlite.tables import TableChanges, TableReader
+from duly.storage.sqlite.tables import Row, TableChanges, TableReader
 
 _KEYS: Final = {
     "messages": "key",
@@ -49,7 +48,7 @@ class JournalOverlay:
                 self._lift()
                 changes = self._reader.journal()
                 if changes:
-                    self._lay(TableChanges(changes))
+                    self._lay(changes)
             self._version = -1  # an error takes back what was laid
             yield
         self._version = version

@@ -18,7 +18,7 @@ from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sqlite.cached_rows import ALL, CachedRows
 from duly.storage.sqlite.file import translated
-from duly.storage.sqlite.tables import TableChanges, TableReader
+from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
 
 
@@ -136,5 +136,6 @@ def _write(writer: SqliteWriter, group: w.Group) -> w.Results:
     """Carry a group out over the rows of the tables, within the transaction that is open."""
     rows = CachedRows(TableReader(writer.db), ALL)
     results = Interpreter(rows).execute(group)
-    writer.write_now(list(TableChanges(rows.changes.take()).statements()))
+    rows.take()
+    writer.write_now(rows.begin_to_apply())
     return results

@@ -1,28 +1,31 @@
 """The tables of a SQLite ledger: what changes make of them, and how single rows are read.
 
-Many changes are brought into the tables at once. They are folded first: a message that was admitted, sent and
-ended meanwhile is one row that is inserted. Then they are a few statements of many rows each, since a
-statement per row would take the interpreter's lock and let go of it for each.
+Many changes are brought into the tables at once, each row once: a message that was admitted, sent and ended
+meanwhile is one row that is inserted. They are a few statements of many rows each, since a statement per row
+would take the interpreter's lock and let go of it for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
 import apsw
 import msgspec
+from msgspec import Struct
+from msgspec.structs import astuple
 
 from duly.core.operations import Delivery
 from duly.core.trusted_time import Floor
 from duly.storage import sql
 from duly.storage.ledger import REFUSALS_KEPT
 from duly.storage.sql import rows
-from duly.storage.sqlite import journal
-from duly.storage.sqlite.journal import Change, Row
+from duly.storage.sqlite.journal import flushes_in
 
+Row: TypeAlias = Sequence[Any]
+"""The columns of a row, or some of them."""
 Statement: TypeAlias = tuple[str, Row]
 Values: TypeAlias = list[Any]
 """The columns of many rows, one after the other."""
@@ -34,14 +37,31 @@ MESSAGE_WIDTH: Final = 14
 FIXED_WIDTH: Final = 11
 """How many of a message's columns never change; they come first."""
 
-_NAMES: Final = 4
-"""How many columns name a delivery."""
+
+class _PackedChanges(Struct, array_like=True):
+    """`TableChanges` as the journal holds them."""
+
+    messages: list[tuple[Any, ...]]
+    states: dict[bytes, tuple[int, int, bytes | None]]
+    gone: list[bytes]
+    deliveries: list[Delivery]
+    marks: dict[str, tuple[int, int]]
+    lasts: dict[str, int]
+    entries: list[tuple[str, int, bytes, int, bytes]]
+    bodies: list[tuple[str, int, bytes]]
+    cursors: list[tuple[str, str, int]]
+    items: list[tuple[str, str, bytes | None]]
+    refusals: list[tuple[Any, ...]]
+
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder(_PackedChanges).decode
 
 
 class TableChanges:
-    """What changes make of the tables: each row once, as it stands in the end."""
+    """Rows that have changed, each once, as it stands in the end: by a flush, or by many."""
 
-    def __init__(self, changes: Iterable[Change] = ()) -> None:
+    def __init__(self) -> None:
         self.messages: dict[bytes, Row] = {}
         """the columns of new messages that never change"""
         self.states: dict[bytes, Row] = {}
@@ -49,63 +69,88 @@ class TableChanges:
         self.gone: dict[bytes, None] = {}
         """messages that are deleted with their deliveries, before anything else"""
         self.deliveries: dict[tuple[bytes, str, str, int], Delivery] = {}
+        self.marks: dict[str, tuple[int, int]] = {}
+        self.lasts: dict[str, int] = {}
         self.entries: dict[tuple[str, int], Row] = {}
         """body, at and key of new entries"""
         self.bodies: dict[tuple[str, int], bytes] = {}
         """of entries that are rewritten"""
-        self.lasts: dict[str, int] = {}
         self.cursors: dict[tuple[str, str], int] = {}
-        self.marks: dict[str, Row] = {}
         self.items: dict[tuple[str, str], bytes | None] = {}
         self.refusals: list[Row] = []
-        for change in changes:
-            kind = change[0]
-            if kind == journal.MOVE:
-                self.states[change[1]] = change[2:]
-            elif kind == journal.ADMIT:
-                row = change[1]
-                self.messages[row[0]] = row
-                self.states[row[0]] = (change[2], row[5], None)
-            elif kind == journal.DELIVERY:
-                delivery = change[1]
-                if type(delivery) is not Delivery:  # as the journal gives it back
-                    delivery = msgspec.convert(delivery, Delivery)
-                self.deliveries[rows.names(delivery.ref)] = delivery
-            elif kind == journal.MARK:
-                self.marks[change[1]] = change[2:]
-            else:
-                self._add_rare(kind, change)
 
-    def _add_rare(self, kind: int, change: Change) -> None:
-        match kind:
-            case journal.APPEND:
-                _, stream, n, *rest = change
-                self.lasts[stream] = n
-                self.entries[stream, n] = rest
-            case journal.REWRITE:
-                _, stream, n, body = change
-                new = self.entries.get((stream, n))
-                if new is None:
-                    self.bodies[stream, n] = body
-                else:
-                    self.entries[stream, n] = (body, *new[1:])
-            case journal.CURSOR:
-                self.cursors[change[1], change[2]] = change[3]
-            case journal.ITEM:
-                self.items[change[1], change[2]] = change[3]
-            case journal.REFUSE:
-                self.refusals.append(change[1:])
-            case journal.WITHDRAW:
-                self._withdraw(change[1])
-            case _:
-                raise ValueError(f"a journal of this version has no change {kind}")
+    def __len__(self) -> int:
+        return sum(map(len, vars(self).values()))
 
-    def _withdraw(self, key: bytes) -> None:
+    def update(self, later: TableChanges) -> None:
+        """Add changes that came after these."""
+        for key in later.gone:
+            self.withdraw(key)
+        self.messages.update(later.messages)
+        self.states.update(later.states)
+        self.deliveries.update(later.deliveries)
+        self.marks.update(later.marks)
+        self.lasts.update(later.lasts)
+        for (stream, n), body in later.bodies.items():
+            self.rewrite(stream, n, body)
+        self.entries.update(later.entries)
+        self.cursors.update(later.cursors)
+        self.items.update(later.items)
+        self.refusals += later.refusals
+
+    def rewrite(self, stream: str, n: int, body: bytes) -> None:
+        """Note that an entry has another body."""
+        new = self.entries.get((stream, n))
+        if new is None:
+            self.bodies[stream, n] = body
+        else:
+            self.entries[stream, n] = (body, *new[1:])
+
+    def withdraw(self, key: bytes) -> None:
+        """Note that a message and its deliveries are gone."""
         self.messages.pop(key, None)
         self.states.pop(key, None)
         self.gone[key] = None
         for names in [names for names in self.deliveries if names[0] == key]:
             del self.deliveries[names]
+
+    # ── for the journal ──────────────────────────────────────────────────────────────────────────
+
+    def pack(self) -> bytes:
+        """Return them as bytes. Raises if a value cannot be held."""
+        packed = (
+            tuple(self.messages.values()),
+            self.states,
+            tuple(self.gone),
+            tuple(self.deliveries.values()),
+            self.marks,
+            self.lasts,
+            _rows(self.entries),
+            [(*at, body) for at, body in self.bodies.items()],
+            [(*who, n) for who, n in self.cursors.items()],
+            [(*where, body) for where, body in self.items.items()],
+            self.refusals,
+        )
+        return _encode(packed)
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> TableChanges:
+        """Return what `pack` packed."""
+        found, changes = _decode(packed), cls()
+        changes.messages.update((row[0], row) for row in found.messages)
+        changes.states.update(found.states)
+        changes.gone.update(dict.fromkeys(found.gone))
+        changes.deliveries.update((rows.names(delivery.ref), delivery) for delivery in found.deliveries)
+        changes.marks.update(found.marks)
+        changes.lasts.update(found.lasts)
+        changes.entries.update(((row[0], row[1]), row[2:]) for row in found.entries)
+        changes.bodies.update(((stream, n), body) for stream, n, body in found.bodies)
+        changes.cursors.update(((stream, reader), n) for stream, reader, n in found.cursors)
+        changes.items.update(((bucket, name), body) for bucket, name, body in found.items)
+        changes.refusals += found.refusals
+        return changes
+
+    # ── for the tables ───────────────────────────────────────────────────────────────────────────
 
     def statements(self) -> Iterator[Statement]:
         """Yield what brings the tables up to date, in order."""
@@ -113,17 +158,25 @@ class TableChanges:
             yield from self._all("drop_messages", list(self.gone), 1)
             yield from self._all("drop_deliveries", list(self.gone), 1)
         if self.states:
-            yield from self._message_statements()
+            new, states = self.messages, self.states
+            inserted: Values = []
+            for key in sorted(new):
+                inserted += new[key]
+                inserted += states[key]
+            yield from self._all("insert_messages", inserted, MESSAGE_WIDTH)
+            moved = _flat((key, *state) for key, state in states.items() if key not in new)
+            yield from self._all("move_messages", moved, 4)
         if self.deliveries:
             delivered: Values = []
             for delivery in self.deliveries.values():
-                delivered += rows.row_of(delivery)
+                delivered += astuple(delivery.ref)
+                delivered += astuple(delivery)[1:]
             yield from self._all("put_deliveries", delivered, 12)
         if self.marks:
             yield from self._all("put_marks", _flat((m, *at) for m, at in self.marks.items()), 3)
         if self.lasts:
             yield from self._all("put_lasts", _flat(self.lasts.items()), 2)
-            yield from self._all("insert_entries", _keyed(self.entries), 5)
+            yield from self._all("insert_entries", _flat(_rows(self.entries)), 5)
         if self.bodies:
             rewritten = _flat((*where, body) for where, body in self.bodies.items())
             yield from self._all("rewrite_entries", rewritten, 3)
@@ -138,17 +191,6 @@ class TableChanges:
             yield from self._all("insert_refusals", _flat(self.refusals), 5)
             yield sql.queries("sqlite")["forget_refusals"], (REFUSALS_KEPT,)
 
-    def _message_statements(self) -> Iterator[Statement]:
-        states, new = self.states, self.messages
-        inserted: Values = []
-        for key in sorted(new):
-            inserted += new[key]
-            inserted += states[key]
-        yield from self._all("insert_messages", inserted, MESSAGE_WIDTH)
-        if len(states) > len(new):
-            moved = _flat((key, *state) for key, state in states.items() if key not in new)
-            yield from self._all("move_messages", moved, 4)
-
     def _all(self, name: str, flat: Values, width: int) -> Iterator[Statement]:
         """Yield a statement over all these rows, each of so many values, in parts."""
         count, start = len(flat) // width, 0
@@ -162,8 +204,8 @@ def _flat(values: Iterable[Iterable[object]]) -> Values:
     return list(chain.from_iterable(values))
 
 
-def _keyed(values: Mapping[tuple[str, int], Row]) -> Values:
-    return _flat((*where, *rest) for where, rest in values.items())
+def _rows(entries: Mapping[tuple[str, int], Row]) -> list[tuple[Any, ...]]:
+    return [(*where, *rest) for where, rest in entries.items()]
 
 
 @cache
@@ -231,6 +273,9 @@ class TableReader:
         found = self._fetch("item", bucket, name)
         return found[0][0] if found else None
 
-    def journal(self) -> list[Change]:
+    def journal(self) -> TableChanges:
         """Return the changes that are not in the tables yet."""
-        return journal.changes_in((n, body) for n, body in self._fetch("journal"))
+        changes = TableChanges()
+        for flush in flushes_in((n, body) for n, body in self._fetch("journal")):
+            changes.update(TableChanges.unpack(flush))
+        return changes

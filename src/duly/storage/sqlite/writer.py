@@ -28,8 +28,7 @@ from duly.storage.sqlite.file import (
     reserve_checksums,
     translated,
 )
-from duly.storage.sqlite.journal import Row
-from duly.storage.sqlite.tables import Statement, TableChanges, TableReader
+from duly.storage.sqlite.tables import Row, Statement, TableReader
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000
@@ -58,7 +57,8 @@ class SqliteWriter:
             self._run = db.cursor().execute
             db.set_wal_hook(self._note_wal)
             file.made()
-            self.n = self._bring_up_to_date()
+            self.n = 0
+            self.catch_up()
         except BaseException:
             db.close()
             raise
@@ -87,13 +87,13 @@ class SqliteWriter:
         if has_checksums(db) and db.table_exists("main", "file"):
             db.execute("UPDATE file SET checksums = 1 WHERE checksums = 0")
 
-    def _bring_up_to_date(self) -> int:
-        """Bring what an earlier process has left in the journal into the tables; return its last number."""
+    def catch_up(self) -> None:
+        """Bring what the journal holds into the tables, with no help of what memory knows: it was left by an
+        earlier process, or by a flush that failed."""
         changes = TableReader(self.db).journal()
-        last = int(self.db.execute("SELECT coalesce(max(n), 0) FROM journal").get)
+        self.n = max(self.n, int(self.db.execute("SELECT coalesce(max(n), 0) FROM journal").get))
         if changes:
-            self.write_tables(list(TableChanges(changes).statements()), last)
-        return last
+            self.write_tables(list(changes.statements()), self.n)
 
     def _note_wal(self, _db: apsw.Connection, _name: str, pages: int) -> int:
         self._wal_pages = pages

@@ -30,7 +30,7 @@ DELETE FROM deliveries WHERE key IN (VALUES (?));
 
 -- name: put_deliveries
 INSERT OR REPLACE INTO deliveries
-    (key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt)
+    (key, channel, recipient, round, kind, state, attempt, due, expires, worker, error, in_doubt)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 
 -- name: insert_entries
