@@ -96,24 +96,35 @@ def notification(attempt: StartAttempt, known: NotificationContext) -> Notificat
         return _digest(attempt, known)
     (load,) = loads
     status = known.status(load.message)
-    correction, raised = load.ref.kind is DeliveryKind.CORRECTION, load.ref.kind is DeliveryKind.RAISED
-    silent = read_event(load.message.body).trigger_reason == SILENT
-    first = ("Heard again: " if silent else "Cancelled: ") if correction else "Now " if raised else ""
+    type_, first, said = _news(load, status)
     mark = "This may be a repeat: an earlier attempt may have arrived.\n" if load.repeat else ""
-    if correction:
-        mark += f"{status.note}.\n" if silent else "The alert you were sent has been taken back.\n"
+    mark += f"{said}.\n" if said else ""
     words = "\n".join([text(load.message, status), *known.times(load.message), *_link(load, known)])
     return Notification(
         delivery_id(load.ref),
         f"{'Repeat? ' if load.repeat else ''}{first}{line(load.message, status)}",
         mark + words,
         {
-            "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
+            "type": type_,
             "timestamp": iso(load.message.time),
             "data": _shown(load, known),
         },
         attempt.urgent,
     )
+
+
+def _news(load: BatchItem, status: AlertStatus) -> tuple[str, str, str]:
+    """What a notification tells of its alert: its type for programs, and for people how its title begins and
+    what it says first."""
+    if load.ref.kind is DeliveryKind.RAISED:
+        return "alert.raised", "Now ", ""
+    if load.ref.kind is not DeliveryKind.CORRECTION:
+        return "alert.event", "", ""
+    if status.reported_over:
+        return "alert.resolved", "Resolved: ", "What you were alerted to is over"
+    if read_event(load.message.body).trigger_reason == SILENT:
+        return "alert.cancelled", "Heard again: ", status.note
+    return "alert.cancelled", "Cancelled: ", "The alert you were sent has been taken back"
 
 
 def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
@@ -144,9 +155,11 @@ def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
 
 def _line(load: BatchItem, known: NotificationContext) -> str:
     message = load.message
-    first = "cancelled: " if load.ref.kind is DeliveryKind.CORRECTION else ""
+    status = known.status(message)
+    end = "resolved: " if status.reported_over else "cancelled: "
+    first = end if load.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
-    words = f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
+    words = f"{first}{line(message, status)}, {when}{ago(message.time, known.now)}"
     return "\n  ".join([words, *_link(load, known)])
 
 

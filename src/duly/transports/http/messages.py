@@ -135,9 +135,9 @@ class MessagesBackend(TokenCheck, Protocol):
         ...
 
 
-async def entered(server: TokenCheck, request: web.Request) -> Principal:
-    """Who makes this request; raises `NotAuthenticated`."""
-    who = await server.login(token_in(request), request.remote or "?")
+async def entered(server: TokenCheck, request: web.Request, token: str | None = None) -> Principal:
+    """Who makes this request, by the token in its head unless another is given; raises `NotAuthenticated`."""
+    who = await server.login(token or token_in(request), request.remote or "?")
     visitor = visitor_of(request)
     if visitor is not None:
         visitor.recognise(who.name)
@@ -532,9 +532,9 @@ def as_json(value: object, status: int = 200) -> web.Response:
     return response(FastAnswer(status, msgspec.json.encode(value)))
 
 
-def error(status: int, word: str, detail: str) -> web.Response:
-    """Returns a response with an error as JSON."""
-    return response(_trouble(status, word, detail))
+def error(status: int, word: str, detail: str, wait: int = 0) -> web.Response:
+    """Returns a response with an error as JSON; `wait` (µs) is how long to wait before the next try."""
+    return response(_trouble(status, word, detail, wait))
 
 
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:

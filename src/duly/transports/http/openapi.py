@@ -12,7 +12,14 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest, PasswordChange
+from duly.transports.http.schemas import (
+    Credentials,
+    ErrorAnswer,
+    LogoutRequest,
+    PasswordChange,
+    WebhookReport,
+)
+from duly.wire.alertmanager import AlertmanagerWebhook
 from duly.wire.frames import Frame
 from duly.wire.outgoing import AnsweredServerAck
 
@@ -42,8 +49,12 @@ def _describable(type_: type[Struct]) -> type[Struct]:
 
 _SCHEMAS: Final = msgspec.json.schema_components(
     [
-        _describable(one)
-        for one in (Frame, AnsweredServerAck, Credentials, LogoutRequest, PasswordChange, ErrorAnswer)
+        *(
+            _describable(one)
+            for one in (Frame, AnsweredServerAck, Credentials, LogoutRequest, PasswordChange, ErrorAnswer)
+        ),
+        AlertmanagerWebhook,
+        WebhookReport,
     ],
     ref_template=_REF,
 )[1]
@@ -94,12 +105,30 @@ def _account(summary: str, status: int, body: type) -> dict[str, object]:
     return {"summary": summary, "requestBody": {"content": _json(_ref(body))}, "responses": answers}
 
 
+def _webhook(sender: str) -> dict[str, object]:
+    """The route of a webhook that reports alerts; Basic authentication carries the token as its password."""
+    report = {"content": _json(_ref(WebhookReport))}
+    either = {"content": _json({"anyOf": [_ref(WebhookReport), _ref(ErrorAnswer)]})}
+    return {
+        "summary": f"Alerts that fire or are resolved, as {sender} sends them",
+        "security": [{"token": []}, {"password": []}],
+        "parameters": [{"name": "profile", "in": "query", "schema": {"type": "string"}}],
+        "requestBody": {"required": True, "content": _json(_ref(AlertmanagerWebhook))},
+        "responses": _answers(401, 403, 413, 503)
+        | {"200": {"description": "all are stored"} | report}
+        | {"400": {"description": _WORDS[400]} | either},
+    }
+
+
 OPENAPI: Final[dict[str, object]] = {
     "openapi": "3.1.0",
     "info": {"title": "duly", "version": "1", "description": "Commands that take effect once."},
     "components": {
         "schemas": _SCHEMAS,
-        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": {
+            "token": {"type": "http", "scheme": "bearer"},
+            "password": {"type": "http", "scheme": "basic"},
+        },
     },
     "security": [{"token": []}],
     "paths": {
@@ -170,6 +199,8 @@ OPENAPI: Final[dict[str, object]] = {
                 "responses": _answers(200, 401, 403, 404),
             }
         },
+        "/v1/alertmanager": {"post": _webhook("Prometheus Alertmanager")},
+        "/v1/grafana": {"post": _webhook("Grafana")},
         "/v1/people": {"post": _account("Register a person", 201, Credentials)},
         "/v1/login": {"post": _account("A token for one more device", 200, Credentials)},
         "/v1/logout": {"post": _account("End this login, or all of yours", 200, LogoutRequest)},
