@@ -11,10 +11,10 @@ from __future__ import annotations
 from datetime import datetime
 from enum import Enum
 from hashlib import blake2b
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from duly.core.monitor.signals import CANCEL, EVENT, Severity
 from duly.core.units import DAY, MS
@@ -44,7 +44,7 @@ class FiringAlert(Struct, frozen=True, rename="camel"):
     """One alert in a webhook."""
 
     status: FiringState
-    starts_at: datetime
+    starts_at: Annotated[datetime, Meta(tz=True)]
     labels: dict[str, str] = {}
     annotations: dict[str, str] = {}
     fingerprint: str = ""

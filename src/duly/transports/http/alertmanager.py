@@ -74,9 +74,7 @@ class AlertWebhooks:
         refused: list[RefusedAlert] = []
         passing: ServerAck | None = None
         if frames:
-            batch = messages.FrameBatch(len(frames))
-            await self._server.receive_all(batch.waiters, who, frames)
-            await batch.said()
+            batch = await messages.hand_over(self._server, who, frames)
             for alert, waiter in zip(named, batch.waiters, strict=True):
                 said = waiter.answer
                 if said.code == ServerCode.ACCEPTED:

@@ -221,6 +221,19 @@ class WaitingRequest(UncongestedSession):
         return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
 
 
+async def hand_over(
+    server: MessagesBackend, who: Principal, raws: Sequence[bytes], wait: float = 0.0
+) -> FrameBatch:
+    """Gives frames to the hub; returns when each has its `server_ack`, and for at most `wait` seconds more
+    when what was taken has ended."""
+    batch = FrameBatch(len(raws))
+    await server.receive_all(batch.waiters, who, raws)
+    await batch.said()
+    if wait:
+        await batch.ended(wait)
+    return batch
+
+
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
     """The routes of frames, outcomes and lists."""
     return [
@@ -259,7 +272,7 @@ class MessagesEndpoint:
     async def post(self, request: web.Request, who: Principal) -> web.Response:
         """Accepts one frame or a list of frames, and answers with a `server_ack` for each."""
         raw = await bodies.read(request)
-        wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
+        wait = seconds_in(request.query.get("wait")) if request.query_string else 0.0
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
 
     async def serve_fast_path(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
@@ -278,22 +291,15 @@ class MessagesEndpoint:
     ) -> FastAnswer:
         many = frames.decode_batch(raw)
         if many is None:
-            (waiter,) = (await self._send(who, [raw if id_ is None else _with_id(raw, id_)], wait)).waiters
-            return _said(waiter, wait)
+            raw = raw if id_ is None else _with_id(raw, id_)
+            (waiter,) = (await hand_over(self._server, who, [raw], wait)).waiters
+            return answer_to(waiter, wait)
         if len(many) > BATCH_LIMIT:
             return _trouble(
                 413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
             )
-        waiters = (await self._send(who, many, wait)).waiters
+        waiters = (await hand_over(self._server, who, many, wait)).waiters
         return FastAnswer(200, msgspec.json.encode([waiter.answer for waiter in waiters]))
-
-    async def _send(self, who: Principal, raws: list[bytes], wait: float) -> FrameBatch:
-        batch = FrameBatch(len(raws))
-        await self._server.receive_all(batch.waiters, who, raws)
-        await batch.said()
-        if wait:
-            await batch.ended(wait)
-        return batch
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
@@ -446,7 +452,8 @@ def _with_id(raw: bytes, id_: str) -> bytes:
     return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
 
 
-def _said(waiter: WaitingRequest, wait: float) -> FastAnswer:
+def answer_to(waiter: WaitingRequest, wait: float) -> FastAnswer:
+    """Returns the answer to one frame, as the status says it too."""
     frame = waiter.answer
     if waiter.ended is not None:
         return FastAnswer(200, outgoing.encode(frame))
@@ -500,7 +507,8 @@ def _status(frame: ServerAck) -> int:
             return _STATUS.get(frame.error or "", 400)
 
 
-def _seconds(text: str | None) -> float:
+def seconds_in(text: str | None) -> float:
+    """Reads the option `wait`; 0 if it is absent."""
     if not text:
         return 0.0
     try:

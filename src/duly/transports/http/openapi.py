@@ -20,6 +20,7 @@ from duly.transports.http.schemas import (
     WebhookReport,
 )
 from duly.wire.alertmanager import AlertmanagerWebhook
+from duly.wire.cloud_events import BATCH, STRUCTURED, CloudEvent
 from duly.wire.frames import Frame
 from duly.wire.outgoing import AnsweredServerAck
 
@@ -49,10 +50,8 @@ def _describable(type_: type[Struct]) -> type[Struct]:
 
 _SCHEMAS: Final = msgspec.json.schema_components(
     [
-        *(
-            _describable(one)
-            for one in (Frame, AnsweredServerAck, Credentials, LogoutRequest, PasswordChange, ErrorAnswer)
-        ),
+        *(_describable(one) for one in (Frame, AnsweredServerAck, CloudEvent, Credentials, LogoutRequest)),
+        *(_describable(one) for one in (PasswordChange, ErrorAnswer)),
         AlertmanagerWebhook,
         WebhookReport,
     ],
@@ -201,6 +200,24 @@ OPENAPI: Final[dict[str, object]] = {
         },
         "/v1/alertmanager": {"post": _webhook("Prometheus Alertmanager")},
         "/v1/grafana": {"post": _webhook("Grafana")},
+        "/v1/cloudevents": {
+            "post": {
+                "summary": "Send an event of CloudEvents 1.0, structured or binary, or a batch",
+                "parameters": [
+                    {"name": "wait", "in": "query", "schema": {"type": "number", "maximum": WAIT_LIMIT}},
+                    {"name": "ce-specversion", "in": "header", "schema": {"type": "string"}},
+                ],
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        STRUCTURED: {"schema": _ref(CloudEvent)},
+                        BATCH: {"schema": {"type": "array", "items": _ref(CloudEvent)}},
+                        "application/json": {"schema": {"description": "the data, in binary mode"}},
+                    },
+                },
+                "responses": _said_of_frames(200, 202, 400, 401, 403, 413, 422, 503),
+            }
+        },
         "/v1/people": {"post": _account("Register a person", 201, Credentials)},
         "/v1/login": {"post": _account("A token for one more device", 200, Credentials)},
         "/v1/logout": {"post": _account("End this login, or all of yours", 200, LogoutRequest)},
