@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -145,7 +146,7 @@ class Runs:
                     return RUNNING
                 # A run of our own needs no lease to be alive; looking again is for news that was lost.
                 lasts = self._lease if _ours(delivery, ledger) else delivery.due - now + MS
-                await asyncio.wait([news], timeout=lasts / SECOND)
+                await _wait(news, lasts, lambda: _is_gone(delivery, ledger))
                 return None
         ref, attempt = delivery.ref, delivery.attempt
         if self.effect == "at_most_once" and _may_have_begun(delivery, ledger):
@@ -166,6 +167,8 @@ class Runs:
         return ended
 
 
+LOOK_SECONDS: Final = 0.2
+"""How often a repeat that waits looks whether the process of the first run still lives."""
 RUNNING: Final = -1
 """No attempt: another process is at it."""
 
@@ -233,7 +236,20 @@ def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
         return True  # given back
     if _ours(delivery, ledger):
         return delivery.worker not in _in_hand  # the ledger failed when it was to begin or to end
-    return ledger.sole or delivery.due <= now
+    return ledger.sole or delivery.due <= now or _is_gone(delivery, ledger)
+
+
+def _is_gone(delivery: Delivery, ledger: Ledger) -> bool:
+    """Whether the process of a run has certainly ended, whatever its lease says."""
+    return not _ours(delivery, ledger) and ledger.is_gone(delivery.worker.partition("/")[0])
+
+
+async def _wait(news: asyncio.Future[None], lasts: int, is_gone: Callable[[], bool]) -> None:
+    """Wait for news, at most so long, and no longer than its process lives."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + lasts / SECOND
+    while not news.done() and not is_gone() and (left := until - loop.time()) > 0:
+        await asyncio.wait([news], timeout=min(left, LOOK_SECONDS))
 
 
 def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:
