@@ -227,7 +227,7 @@ async def test_a_run_whose_process_was_killed_is_taken_over_at_once(url: str, tm
         return "taken over"
 
     waiting = asyncio.create_task(pay("o-1"))
-    await asyncio.wait([waiting], timeout=0.5)
+    await asyncio.wait([waiting], timeout=0.1)
     assert not waiting.done()
     process.kill()
     await process.communicate()
