@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shlex
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 from tests import servers
 from tests.integrations import task_worker_path
+from tests.test_guides import ROOT, blocks
 
 ORDERS = ["a", "b", "c", "d"]
 QUEUES = ["celery", "dramatiq", "arq", "taskiq", "faststream"]
@@ -123,3 +125,30 @@ def deliver_twice_and_kill(work: TaskQueueWork) -> None:
         work.until([*ORDERS, "last"], second)
         work.send(*ORDERS, "end")
         work.until([*ORDERS, "last", "end"], second)
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("guide", ["docs/task-queues.md", "docs/zh/task-queues.md"])
+def test_the_guide_charges_once_as_printed(guide: str, redis_url: str, tmp_path: Path) -> None:
+    (program,) = blocks(ROOT / guide, "python")
+    (tmp_path / "tasks.py").write_text(program.replace("redis://localhost", redis_url))
+    _, work, send = blocks(ROOT / guide, "console")[0].splitlines()
+    words = work.removeprefix("$ ").removesuffix(" &").split()
+    with (
+        (tmp_path / "said").open("w+b") as said,
+        subprocess.Popen([sys.executable, "-m", *words], cwd=tmp_path, stdout=said, stderr=said) as worker,
+    ):
+        try:
+            sends = shlex.split(send.removeprefix("$ python "))
+            # What comes later is answered: both deliveries were taken, and the worker ends what it has taken.
+            answered = "; charge.delay('43').get(50); print(charge.AsyncResult('order-42').get(50))"
+            done = subprocess.run(
+                [sys.executable, sends[0], sends[1] + answered],
+                cwd=tmp_path, capture_output=True, text=True, check=True,
+            )  # fmt: skip
+        finally:
+            worker.terminate()
+            worker.wait(20)
+        said.seek(0)
+        assert said.read().decode().count("charging 42") == 1
+    assert done.stdout.strip() == "charged 42"
