@@ -69,11 +69,11 @@ def test_the_first_application_of_the_middleware_answers_as_printed(docs: Path, 
     run("import main", tmp_path)
     (tmp_path / "main.py").write_text(first)
     port = servers.quiet_port()
-    command = [sys.executable, "-m", "uvicorn", "main:app", "--workers", "2", "--port", str(port)]
+    start, curl = blocks(docs / "middleware.md", "console")
+    command = [sys.executable, "-m", *start.splitlines()[-1].removeprefix("$ ").split(), "--port", str(port)]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         servers.wait_for_port(port, process, "uvicorn")
-        (curl,) = blocks(docs / "middleware.md", "console")
         words = shlex.split(curl.strip().removeprefix("$ ").replace("localhost:8000", f"127.0.0.1:{port}"))
         answers = [
             subprocess.run([*words, "-s"], capture_output=True, text=True, check=True).stdout

@@ -26,7 +26,7 @@ from tests import servers
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 STANDARD = {*sys.stdlib_module_names, "_typeshed", "duly"}
-FRAMEWORKS = {"asgiref", "celery", "django", "dramatiq", "pydantic", "pytest", "taskiq"}
+FRAMEWORKS = {"asgiref", "celery", "django", "dramatiq", "faststream", "pydantic", "pytest", "taskiq"}
 """What a program that uses an integration has, and duly does not bring."""
 SLIM = {"aiohttp", "apsw", "msgspec"}
 

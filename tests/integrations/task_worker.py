@@ -3,6 +3,8 @@ process kills itself after the first.
 
 python task_worker.py QUEUE BROKER LEDGER FILE dies|lives      works
 python task_worker.py QUEUE BROKER LEDGER FILE ORDER…          sends each of these orders
+
+With `bare` as its ledger a task is not decorated, and runs as often as the queue delivers it.
 """
 
 from __future__ import annotations
@@ -11,11 +13,16 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 QUEUE, BROKER, LEDGER, FILE, *WHAT = sys.argv[1:]
 WORKS = WHAT in (["dies"], ["lives"])
+
+
+def decorated(decorator: Callable[[str], Callable[[Any], Any]], task: Any) -> Any:
+    return task if LEDGER == "bare" else decorator(LEDGER)(task)
 
 
 def charge(order: str) -> str:
@@ -39,7 +46,7 @@ def with_celery() -> None:
         broker_connection_retry_on_startup=True,
         worker_prefetch_multiplier=1,
     )
-    task = app.task(name="charge")(once_per_task(LEDGER)(charge))
+    task = app.task(name="charge")(decorated(once_per_task, charge))
     if WORKS:
         app.worker_main(["worker", "--pool=solo", "--loglevel=ERROR", "--without-gossip", "--without-mingle"])
     for order in WHAT:
@@ -56,7 +63,7 @@ def with_dramatiq() -> None:
     broker = RedisBroker(url=BROKER, heartbeat_timeout=1_000, maintenance_chance=1_000_000)
     broker.add_middleware(CurrentMessage())
     dramatiq.set_broker(broker)
-    actor = dramatiq.actor(actor_name="charge", max_retries=0)(once_per_message(LEDGER)(charge))
+    actor = dramatiq.actor(actor_name="charge", max_retries=0)(decorated(once_per_message, charge))
     if WORKS:
         dramatiq.Worker(broker, worker_threads=1, worker_timeout=100).start()
         signal.pause()
@@ -85,7 +92,7 @@ def with_arq() -> None:
     if WORKS:
         asyncio.set_event_loop(asyncio.new_event_loop())
         Worker(
-            [func(once_per_job(LEDGER)(job), name="job")],
+            [func(decorated(once_per_job, job), name="job")],
             redis_settings=there,
             keep_result=0,
             job_timeout=1,
@@ -107,7 +114,7 @@ def with_taskiq() -> None:
     async def charge_later(order: str) -> str:
         return charge(order)
 
-    task = broker.task(task_name="charge")(once_per_task(LEDGER)(charge_later))
+    task = broker.task(task_name="charge")(decorated(once_per_task, charge_later))
 
     async def work() -> None:
         broker.is_worker_process = True
@@ -121,6 +128,32 @@ def with_taskiq() -> None:
         await broker.shutdown()
 
     asyncio.run(work() if WORKS else send())
+
+
+def with_faststream() -> None:
+    from faststream import FastStream
+    from faststream.rabbit import Channel, RabbitBroker, RabbitQueue
+
+    from duly.integrations.faststream import CurrentStreamMessage, once_per_message
+
+    broker = RabbitBroker(
+        BROKER, middlewares=[CurrentStreamMessage], default_channel=Channel(prefetch_count=1), logger=None
+    )
+
+    queue = RabbitQueue("charges", durable=True)
+
+    async def charge_later(order: str) -> str:
+        return charge(order)
+
+    broker.subscriber(queue)(decorated(once_per_message, charge_later))
+
+    async def send() -> None:
+        async with broker:
+            await broker.declare_queue(queue)
+            for order in WHAT:
+                await broker.publish(order, queue, message_id=f"id-{order}")
+
+    asyncio.run(FastStream(broker).run() if WORKS else send())
 
 
 if __name__ == "__main__":

@@ -86,6 +86,14 @@ def url_to_share(url: str) -> str:
     return f"{url}&mode=shared" if parts.query else f"{url}?mode=shared"
 
 
+def open_ledger_at(source: LedgerSource) -> Ledger | None:
+    """Return a ledger if it is open on this loop; most often it is."""
+    if not isinstance(source, str):
+        return source
+    opened = _opened.get((asyncio.get_running_loop(), source))
+    return None if opened is None else opened.ledger
+
+
 async def ledger_at(source: LedgerSource) -> Ledger:
     """Return a ledger; one that is named by its URL is opened if it is not open on this loop."""
     if not isinstance(source, str):

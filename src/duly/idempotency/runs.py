@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -68,7 +69,7 @@ class Runs:
         self.effect = effect
         self._keep = keep
         self._lease = lease
-        self.leases = Leases(ledger, lease)
+        self.leases = Leases(ledger, lease, ref_of)
 
     def admission(self, message: Message, now: int, *then: Write) -> Admit:
         """Return the operation that admits a message, and remembers it as long as its key is kept."""
@@ -113,10 +114,11 @@ class Runs:
 
     async def _admit(self, message: Message, first: int, me: str) -> Verdict:
         now = self.ledger.clock.now()
-        deliver = Deliver(ref_of(message), now + self._lease, 0, first, me)
+        deliver = Deliver(ref_of(message.key), now + self._lease, 0, first, me)
         admit = self.admission(message, now, deliver)
         try:
-            return await self.ledger.apply(admit)
+            (results,) = await self.ledger.commit(((admit,),))
+            return results.of(admit)
         except asyncio.CancelledError:
             # Admitted or not, it has not begun: it must not look like a run that was cut short.
             await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
@@ -128,7 +130,7 @@ class Runs:
             await ledger.write(admit)  # behind the first one: whose it is, is settled then
             if any(delivery.worker == me for delivery in await ledger.deliveries(key)):
                 reason, free = "cancelled before it began", (Withdraw(key),)
-                await ledger.write(Finish(ref_of(admit.message), first, State.CANCELLED, reason, free))
+                await ledger.write(Finish(ref_of(key), first, State.CANCELLED, reason, free))
 
     async def _take_over(self, message: Message, me: str, wait: bool) -> int | None:
         """Wait for the run that has begun; if its process is dead, return the attempt that is now ours.
@@ -145,7 +147,7 @@ class Runs:
                     return RUNNING
                 # A run of our own needs no lease to be alive; looking again is for news that was lost.
                 lasts = self._lease if _ours(delivery, ledger) else delivery.due - now + MS
-                await asyncio.wait([news], timeout=lasts / SECOND)
+                await _wait(news, lasts, lambda: _is_gone(delivery, ledger))
                 return None
         ref, attempt = delivery.ref, delivery.attempt
         if self.effect == "at_most_once" and _may_have_begun(delivery, ledger):
@@ -157,15 +159,17 @@ class Runs:
     def finish(self, message: Message, attempt: int, state: State, answer: Answer) -> Finish:
         """Return the operation that ends an attempt, and its message with it."""
         end = Advance(message.key, state, self.ledger.clock.now(), answer)
-        return Finish(ref_of(message), attempt, state, answer.reason, (end,))
+        return Finish(ref_of(message.key), attempt, state, answer.reason, (end,))
 
     async def end(self, me: str, end: Finish | Postpone) -> bool:
         """Store the end of an attempt; returns False if it was taken over."""
-        ended = await self.ledger.apply(end)
+        (results,) = await self.ledger.commit(((end,),))
         _begun.discard(me)
-        return ended
+        return results.of(end)
 
 
+LOOK_SECONDS: Final = 0.2
+"""How often a repeat that waits looks whether the process of the first run still lives."""
 RUNNING: Final = -1
 """No attempt: another process is at it."""
 
@@ -183,12 +187,12 @@ class Run:
 
     def start(self) -> None:
         """Note that the effect may happen from now on; the lease is renewed until `leave`."""
-        self._runs.leases.add(ref_of(self._message), self._attempt)
+        self._runs.leases.add(self._message.key, self._attempt)
         _begun.add(self._me)
 
     def leave(self) -> None:
         """Stop renewing the lease: the effect has happened, or will not."""
-        self._runs.leases.remove(ref_of(self._message))
+        self._runs.leases.remove(self._message.key)
 
     async def end(self, state: State, answer: Answer) -> bool:
         """Store how it ended; returns False if another attempt has taken over."""
@@ -199,7 +203,7 @@ class Run:
         """Store that it came to nothing: the key may be used again."""
         free = (Withdraw(self._message.key),)
         await self._runs.end(
-            self._me, Finish(ref_of(self._message), self._attempt, State.FAILED, reason, free)
+            self._me, Finish(ref_of(self._message.key), self._attempt, State.FAILED, reason, free)
         )
 
     async def interrupted(self) -> None:
@@ -208,7 +212,7 @@ class Run:
         if runs.effect == "at_least_once":
             await runs.end(
                 self._me,
-                Postpone(ref_of(self._message), self._attempt, runs.ledger.clock.now(), "cancelled"),
+                Postpone(ref_of(self._message.key), self._attempt, runs.ledger.clock.now(), "cancelled"),
             )
         else:
             await self.end(State.UNKNOWN, CANCELLED)
@@ -223,9 +227,9 @@ class Run:
         _in_hand.discard(self._me)
 
 
-def ref_of(message: Message) -> DeliveryRef:
-    """Return the delivery that stands for the run of a message."""
-    return DeliveryRef(message.key, CHANNEL, "run")
+def ref_of(key: bytes) -> DeliveryRef:
+    """Return the delivery that stands for the run of the message of this key."""
+    return DeliveryRef(key, CHANNEL, "run")
 
 
 def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
@@ -233,7 +237,20 @@ def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
         return True  # given back
     if _ours(delivery, ledger):
         return delivery.worker not in _in_hand  # the ledger failed when it was to begin or to end
-    return ledger.sole or delivery.due <= now
+    return ledger.sole or delivery.due <= now or _is_gone(delivery, ledger)
+
+
+def _is_gone(delivery: Delivery, ledger: Ledger) -> bool:
+    """Whether the process of a run has certainly ended, whatever its lease says."""
+    return not _ours(delivery, ledger) and ledger.is_gone(delivery.worker.partition("/")[0])
+
+
+async def _wait(news: asyncio.Future[None], lasts: int, is_gone: Callable[[], bool]) -> None:
+    """Wait for news, at most so long, and no longer than its process lives."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + lasts / SECOND
+    while not news.done() and not is_gone() and (left := until - loop.time()) > 0:
+        await asyncio.wait([news], timeout=min(left, LOOK_SECONDS))
 
 
 def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:

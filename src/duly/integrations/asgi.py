@@ -9,28 +9,23 @@ stored: a repeat hears that.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
 from duly.core.messages import Message
-from duly.errors import Malformed
-from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Run
 from duly.integrations.idempotency_key import (
     HEADER,
-    METHODS,
-    MISSING,
     TRANSACTION,
-    IdempotencyGuard,
+    GuardedApplication,
     IdempotencyPolicy,
     RequestHead,
     StoredResponse,
     caller_of,
+    caller_with,
     end,
     fail,
-    malformed_key,
-    read_key,
     response_of,
     too_large,
 )
@@ -42,13 +37,14 @@ Receive: TypeAlias = Callable[[], Awaitable[Event]]
 Send: TypeAlias = Callable[[Event], Awaitable[None]]
 App: TypeAlias = Callable[..., Awaitable[None]]
 """Frameworks type their scopes and events each in their own way."""
-CallerOf: TypeAlias = Callable[[RequestHead], str | Awaitable[str]]
 
 _BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 """Extensions by which a response would go around what stores it."""
+_READ: Final = frozenset({HEADER, b"content-length", b"authorization"})
+"""The headers that are read of every request."""
 
 
-class IdempotencyMiddleware:
+class IdempotencyMiddleware(GuardedApplication):
     """Makes the requests of an ASGI application idempotent by their `Idempotency-Key`.
 
     `ledger` is a URL (or an opened ledger). `routes` maps "POST /payments" or "/orders/{id}" to an
@@ -56,20 +52,7 @@ class IdempotencyMiddleware:
     caller of a request; by default it is the hash of the `Authorization` header.
     """
 
-    def __init__(
-        self,
-        app: App,
-        *,
-        ledger: LedgerSource,
-        routes: Mapping[str, IdempotencyPolicy] | None = None,
-        default: IdempotencyPolicy | None = None,
-        methods: Iterable[str] = METHODS,
-        scope: CallerOf = caller_of,
-        name: str = "http",
-    ) -> None:
-        self._app = app
-        self._caller_of = scope
-        self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
+    _app: App
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one connection."""
@@ -78,13 +61,11 @@ class IdempotencyMiddleware:
             policy = self._guard.policy(scope["method"], scope["path"])
         if policy is None:
             return await self._app(scope, receive, send)
-        keys = [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER]
-        if not keys and not policy.required:
+        head = {name: value for name, value in scope["headers"] if name in _READ}
+        if HEADER not in head and not policy.required:
             return await self._app(scope, receive, send)
         try:
-            found = await self._message(scope, receive, policy, keys)
-        except Malformed as problem:
-            found = malformed_key(str(problem))
+            found = await self._message(scope, receive, policy, head)
         except _ClientGone:
             return None  # in the middle of its payload: there is nothing to run, and no one to answer
         if isinstance(found, StoredResponse):
@@ -99,22 +80,29 @@ class IdempotencyMiddleware:
         return await call.run(begun)
 
     async def _message(
-        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, keys: list[str]
+        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, head: Mapping[bytes, bytes]
     ) -> tuple[Message, bytes] | StoredResponse:
         """Return what stands for the request, and its payload; or the response that refuses it."""
-        if not keys:
-            return MISSING
-        key = read_key(keys)
-        body = await _read_body(scope, receive, policy.request_limit)
+        shown = [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER]
+        key = self.judge(policy, shown, head.get(b"content-length", b"").decode("latin-1"))
+        if isinstance(key, StoredResponse):
+            return key
+        body = await _read_body(receive, policy.request_limit)
         if body is None:
             return too_large(policy.request_limit)
+        method, path = scope["method"], scope["path"]
+        if self._caller_of is caller_of:  # which needs no other header
+            authorization = head.get(b"authorization")
+            caller = caller_with(None if authorization is None else authorization.decode("latin-1"))
+        else:
+            caller = await self._named(scope)
+        return self._guard.message(caller, key, method, path, scope.get("query_string", b""), body), body
+
+    async def _named(self, scope: Scope) -> str:
+        """Return the caller, as the application's own function names it."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         caller = self._caller_of(RequestHead(scope["method"], scope["path"], headers, scope))
-        if isawaitable(caller):
-            caller = await caller
-        target = scope["path"].encode(errors="surrogatepass")
-        parts = (scope["method"].encode(), target, scope.get("query_string", b""), body)
-        return self._guard.message(str(caller), key, *parts), body
+        return str(await caller if isawaitable(caller) else caller)
 
 
 class _ClientGone(Exception):
@@ -172,11 +160,13 @@ class _Call:
             self._body += event.get("body", b"")
 
     async def _store_and_send(self, event: Event) -> None:
-        if self._passing or event["type"] not in ("http.response.start", "http.response.body"):
-            return await self.send(event)
-        await self._keep(event)
-        if event["type"] == "http.response.start":
+        type_ = event["type"]
+        if type_ == "http.response.start" and not self._passing:
+            self._start = event
             return None
+        if type_ != "http.response.body" or self._passing:
+            return await self.send(event)
+        self._body += event.get("body", b"")
         too_much = len(self._body) > self.policy.response_limit
         if event.get("more_body") and not too_much:
             return None
@@ -207,11 +197,8 @@ async def reply(send: Send, response: StoredResponse) -> None:
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+async def _read_body(receive: Receive, limit: int) -> bytes | None:
     """Return the payload; None if it is over the limit."""
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > limit:
-            return None
     body = b""
     while True:
         event = await receive()

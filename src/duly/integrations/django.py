@@ -15,24 +15,20 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
 from duly.core.messages import Message
-from duly.errors import Malformed, ProgramError
+from duly.errors import ProgramError
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
 from duly.idempotency.runs import Run
 from duly.integrations.idempotency_key import (
     METHODS,
-    MISSING,
     TRANSACTION,
-    IdempotencyGuard,
+    GuardedApplication,
     IdempotencyPolicy,
     RequestHead,
     StoredResponse,
     caller_of,
     end,
     fail,
-    malformed_key,
-    read_key,
     response_of,
-    too_large,
 )
 from duly.storage.ledger import Transaction
 
@@ -45,7 +41,7 @@ except ImportError as missing:
     raise ProgramError("duly.integrations.django needs Django: pip install django") from missing
 
 
-class DjangoIdempotency:
+class DjangoIdempotency(GuardedApplication):
     """Makes the requests of a Django project idempotent by their `Idempotency-Key`; the setting
     `DULY_IDEMPOTENCY` holds its options, which are those of
     `duly.integrations.asgi.IdempotencyMiddleware`. `scope` may be a function or its dotted name."""
@@ -56,10 +52,8 @@ class DjangoIdempotency:
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         options = _options()
         scope = options.pop("scope", user_of)
-        self._caller_of: Callable[[RequestHead], str] = (
-            import_string(scope) if isinstance(scope, str) else scope
-        )
-        self._guard = IdempotencyGuard(**options)
+        options["scope"] = import_string(scope) if isinstance(scope, str) else scope
+        super().__init__(get_response, **options)
         self._get_response = get_response
         self._async = iscoroutinefunction(get_response)
         if self._async:
@@ -139,21 +133,13 @@ class DjangoIdempotency:
         shown = request.headers.get("Idempotency-Key")
         if policy is None or (shown is None and not policy.required):
             return None
-        if shown is None:
-            return MISSING
-        try:
-            key = read_key([shown])
-        except Malformed as problem:
-            return malformed_key(str(problem))
-        length = request.META.get("CONTENT_LENGTH") or "0"
-        if length.isdigit() and int(length) > policy.request_limit:
-            return too_large(policy.request_limit)
-        body = request.body
+        key = self.judge(policy, () if shown is None else (shown,), request.META.get("CONTENT_LENGTH") or "")
+        if isinstance(key, StoredResponse):
+            return key
         headers = {name.lower(): value for name, value in request.headers.items()}
         caller = self._caller_of(RequestHead(method, request.path, headers, request))
-        query = request.META.get("QUERY_STRING", "")
-        parts = (method.encode(), request.path.encode(errors="surrogatepass"), query.encode(), body)
-        return policy, self._guard.message(str(caller), key, *parts)
+        query = request.META.get("QUERY_STRING", "").encode()
+        return policy, self._guard.message(str(caller), key, method, request.path, query, request.body)
 
 
 def _with(request: HttpRequest, tx: Transaction | BlockingTransaction) -> HttpRequest:

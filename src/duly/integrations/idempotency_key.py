@@ -10,9 +10,11 @@ caller. What cannot be kept is refused before the handler runs, as far as that c
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +24,7 @@ from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, Word
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
-from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
+from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
 from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, Runs
 from duly.storage.ledger import Ledger, Transaction
 
@@ -212,9 +214,16 @@ def read_key(values: Sequence[str]) -> str:
     return key
 
 
+CallerOf: TypeAlias = Callable[[RequestHead], str | Awaitable[str]]
+
+
 def caller_of(head: RequestHead) -> str:
     """Return the caller by the hash of the `Authorization` header: the default scope of keys."""
-    shown = head.headers.get("authorization")
+    return caller_with(head.headers.get("authorization"))
+
+
+def caller_with(shown: str | None) -> str:
+    """Return the caller that shows this `Authorization`."""
     return "anonymous" if shown is None else f"caller-{blake2b(shown.encode(), digest_size=16).hexdigest()}"
 
 
@@ -245,20 +254,16 @@ class IdempotencyGuard:
                 return policy if wanted or method in self._methods else None
         return self._default if method in self._methods else None
 
-    def message(self, caller: str, key: str, *parts: bytes) -> Message:
-        """Return the message that stands for a request; the parts are what must be the same in a repeat."""
-        scope = f"{self._name}/{caller}"
-        if len(scope.encode()) > NAME_LIMIT:
-            scope = f"{self._name}/{blake2b(caller.encode(), digest_size=16).hexdigest()}"
-        digest = blake2b(digest_size=16)
-        for part in parts:
-            digest.update(len(part).to_bytes(8, "big"))
-            digest.update(part)
-        return Message(scope, key, KIND, "run", digest.digest())
+    def message(self, caller: str, key: str, method: str, path: str, query: bytes, body: bytes) -> Message:
+        """Return the message that stands for a request; all but the caller and the key is what must be the
+        same in a repeat."""
+        parts = (method.encode(), path.encode(errors="surrogatepass"), query, body)
+        same = b"".join([piece for part in parts for piece in (_SIZE(len(part)), part)])
+        return Message(_scope(self._name, caller), key, KIND, "run", blake2b(same, digest_size=16).digest())
 
     async def runs(self, policy: IdempotencyPolicy) -> Runs:
         """Return the runs of a policy on the ledger of this loop."""
-        ledger = await ledger_at(self._source)
+        ledger = open_ledger_at(self._source) or await ledger_at(self._source)
         if ledger is not self._ledger:
             self._ledger, self._runs = ledger, {}
         runs = self._runs.get(policy)
@@ -307,6 +312,55 @@ class IdempotencyGuard:
             return undone.response
         except LedgerError as trouble:
             return unavailable(trouble)
+
+
+_SIZE: Final = struct.Struct(">Q").pack
+
+
+@lru_cache(maxsize=1024)
+def _scope(name: str, caller: str) -> str:
+    """Return the scope of a caller's keys."""
+    scope = f"{name}/{caller}"
+    if len(scope.encode()) > NAME_LIMIT:
+        scope = f"{name}/{blake2b(caller.encode(), digest_size=16).hexdigest()}"
+    return scope
+
+
+class GuardedApplication:
+    """What the middlewares have in common: their options, and what is said to a request by its head."""
+
+    needs_url: ClassVar[str] = ""
+    """why the ledger has to be named by its URL; empty if it may be an open one"""
+
+    def __init__(
+        self,
+        app: Callable[..., Any],
+        *,
+        ledger: LedgerSource,
+        routes: Mapping[str, IdempotencyPolicy] | None = None,
+        default: IdempotencyPolicy | None = None,
+        methods: Iterable[str] = METHODS,
+        scope: CallerOf = caller_of,
+        name: str = "http",
+    ) -> None:
+        if self.needs_url and not isinstance(ledger, str):
+            raise Malformed(self.needs_url)
+        self._app = app
+        self._caller_of = scope
+        self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
+
+    def judge(self, policy: IdempotencyPolicy, shown: Sequence[str], length: str) -> str | StoredResponse:
+        """Return the key of a request, by the values of its headers `Idempotency-Key` and `Content-Length`;
+        or the response that refuses it."""
+        if not shown:
+            return MISSING
+        try:
+            key = read_key(shown)
+        except Malformed as problem:
+            return malformed_key(str(problem))
+        if length.isdigit() and int(length) > policy.request_limit:
+            return too_large(policy.request_limit)
+        return key
 
 
 class _RolledBack(Exception):

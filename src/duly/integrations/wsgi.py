@@ -8,30 +8,23 @@ its route is let through and not stored: a repeat hears that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from http import HTTPStatus
 from io import BytesIO
 from itertools import chain
 from typing import Any, TypeAlias
 
 from duly.core.messages import Message
-from duly.errors import Malformed
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
-from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Run
 from duly.integrations.idempotency_key import (
-    METHODS,
-    MISSING,
     TRANSACTION,
-    IdempotencyGuard,
+    GuardedApplication,
     IdempotencyPolicy,
     RequestHead,
     StoredResponse,
-    caller_of,
     end,
     fail,
-    malformed_key,
-    read_key,
     response_of,
     too_large,
 )
@@ -41,26 +34,12 @@ StartResponse: TypeAlias = Callable[..., Any]
 WsgiApp: TypeAlias = Callable[..., Iterable[bytes]]
 
 
-class WsgiIdempotency:
+class WsgiIdempotency(GuardedApplication):
     """Makes the requests of a WSGI application idempotent by their `Idempotency-Key`; the arguments are those
     of `duly.integrations.asgi.IdempotencyMiddleware`. The ledger is named by its URL."""
 
-    def __init__(
-        self,
-        app: WsgiApp,
-        *,
-        ledger: LedgerSource,
-        routes: Mapping[str, IdempotencyPolicy] | None = None,
-        default: IdempotencyPolicy | None = None,
-        methods: Iterable[str] = METHODS,
-        scope: Callable[[RequestHead], str] = caller_of,
-        name: str = "http",
-    ) -> None:
-        if not isinstance(ledger, str):
-            raise Malformed('a WSGI application names its ledger by URL: ledger="sqlite:///app.db"')
-        self._app = app
-        self._caller_of = scope
-        self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
+    _app: WsgiApp
+    needs_url = 'a WSGI application names its ledger by URL: ledger="sqlite:///app.db"'
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         """Serve one request."""
@@ -69,10 +48,7 @@ class WsgiIdempotency:
         shown = environ.get("HTTP_IDEMPOTENCY_KEY")
         if policy is None or (shown is None and not policy.required):
             return self._app(environ, start_response)
-        try:
-            found = self._message(environ, path, policy, shown)
-        except Malformed as problem:
-            found = malformed_key(str(problem))
+        found = self._message(environ, path, policy, shown)
         if isinstance(found, StoredResponse):
             return send(start_response, found)
         call = _WsgiCall(self._app, environ, policy)
@@ -87,18 +63,17 @@ class WsgiIdempotency:
     def _message(
         self, environ: Environ, path: str, policy: IdempotencyPolicy, shown: str | None
     ) -> Message | StoredResponse:
-        if shown is None:
-            return MISSING
-        key = read_key([shown])
+        key = self.judge(policy, () if shown is None else (shown,), environ.get("CONTENT_LENGTH") or "")
+        if isinstance(key, StoredResponse):
+            return key
         body = _read_body(environ, policy.request_limit)
         if body is None:
             return too_large(policy.request_limit)
         environ["wsgi.input"] = BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
-        method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "")
+        method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "").encode("latin-1")
         caller = self._caller_of(RequestHead(method, path, _headers(environ), environ))
-        parts = (method.encode(), path.encode(errors="surrogatepass"), query.encode("latin-1"), body)
-        return self._guard.message(str(caller), key, *parts)
+        return self._guard.message(str(caller), key, method, path, query, body)
 
 
 class _WsgiCall:
@@ -193,8 +168,6 @@ def _read_body(environ: Environ, limit: int) -> bytes | None:
     """Return the payload; None if it is over the limit."""
     length = environ.get("CONTENT_LENGTH") or ""
     if length.isdigit():
-        if int(length) > limit:
-            return None
         body: bytes = environ["wsgi.input"].read(int(length))
         return body
     if not environ.get("wsgi.input_terminated"):

@@ -15,7 +15,7 @@ from aiohttp import web
 from duly.errors import Malformed
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
-from duly.transports.http import alerts, bodies, figures, logins, messages, static
+from duly.transports.http import alertmanager, alerts, bodies, cloud_events, figures, logins, messages, static
 from duly.transports.http.fast_path import FastPath
 from duly.transports.http.gate import RequestGate
 
@@ -79,6 +79,8 @@ class Listener:
                 *messages.routes(post),
                 *logins.routes(hub),
                 *alerts.routes(hub),
+                *alertmanager.routes(hub),
+                *cloud_events.routes(hub),
                 *figures.routes(hub),
                 *static.routes(),
                 web.post("/v1/admin/{verb}", administer),

@@ -159,6 +159,10 @@ class Ledger(LedgerQueries):
         told = (results.of(operation) for operation, results in answers)
         return [verdict or next(told) for verdict in known]
 
+    def is_gone(self, worker: str) -> bool:
+        """Return whether another worker on this ledger has certainly ended; False if that cannot be told."""
+        return False
+
     def recall(self, message: Message, now: int) -> Verdict | None:
         """Return the verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the
         store, where it is recorded."""

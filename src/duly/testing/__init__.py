@@ -3,10 +3,19 @@ that is moved by hand."""
 
 from __future__ import annotations
 
-from duly.testing.clocks import ManualClock
-from duly.testing.programs.history import History, ObservedEvent, at_most_once, everyone_was_told, in_order
-from duly.testing.programs.process import CallFailed, Process
-from duly.testing.programs.search import PromiseBroken, simulate
+from duly.extras import needed_for
+
+with needed_for("duly.testing"):
+    from duly.testing.clocks import ManualClock
+    from duly.testing.programs.history import (
+        History,
+        ObservedEvent,
+        at_most_once,
+        everyone_was_told,
+        in_order,
+    )
+    from duly.testing.programs.process import CallFailed, Process
+    from duly.testing.programs.search import PromiseBroken, simulate
 
 __all__ = [
     "CallFailed",

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import duly
 from duly.core.messages import Message, Word
 from duly.core.operations import Admit
 from duly.core.units import FOREVER
@@ -172,3 +174,62 @@ async def test_a_missing_folder_and_an_unknown_mode_are_told(tmp_path: Path) -> 
         await open_ledger(f"sqlite:///{tmp_path}/none/app.db?mode=shared")
     with pytest.raises(Malformed, match="mode=shared"):
         await open_ledger(f"sqlite:///{tmp_path}/app.db?mode=rwx")
+
+
+# ── who is alive ─────────────────────────────────────────────────────────────────────────────────
+
+ALIVE = """
+import asyncio, os, sys, time
+import duly
+
+async def main(url):
+    ledger = await duly.open_ledger(url)
+    if "fork" in sys.argv:
+        child = os.fork()
+        if not child:
+            sys.stdin.readline()  # it outlives its parent
+            os._exit(0)
+    print(ledger.worker, flush=True)
+    await asyncio.to_thread(sys.stdin.readline)
+
+asyncio.run(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="presence locks are Linux's")
+@pytest.mark.parametrize("more", [[], ["fork"]])
+async def test_a_worker_is_gone_when_its_process_is_and_no_sooner(url: str, more: list[str]) -> None:
+    ledger = await open_ledger(url)
+    command = [sys.executable, "-W", "ignore", "-c", ALIVE, url, *more]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        worker = process.stdout.readline().decode().strip()
+        assert worker.endswith("+")
+        assert not ledger.is_gone(worker)
+        process.kill()
+        process.wait(20)
+        assert ledger.is_gone(worker)
+    assert not ledger.is_gone(worker[:-1]), "one that holds no lock may be alive"
+    await ledger.close()
+
+
+async def test_a_run_whose_process_was_killed_is_taken_over_at_once(url: str, tmp_path: Path) -> None:
+    hour, log = "3600", str(tmp_path / "log")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.once_process", url, "at_least_once", log, hour, stdin=-1, stdout=-1
+    )
+    assert process.stdout is not None
+    assert await process.stdout.readline() == b"begun\n"
+    ledger = await open_ledger(url)
+
+    @duly.once(ledger, scope="shop", key=str, effect="at_least_once", lease=float(hour))
+    async def pay(order: str, amount: int = 1) -> str:
+        return "taken over"
+
+    waiting = asyncio.create_task(pay("o-1"))
+    await asyncio.wait([waiting], timeout=0.1)
+    assert not waiting.done()
+    process.kill()
+    await process.communicate()
+    assert await asyncio.wait_for(waiting, 20) == "taken over"
+    await ledger.close()

@@ -343,7 +343,9 @@ def plain(process: Process) -> None: ...
     ("options", "says"),
     [
         ({}, "needs programs"),
-        ({"shop": plain}, "must be an async function"),
+        ({"shop": plain}, "have to be an async function"),
+        ({"till": buys, "faults": ["drop"]}, "faults= is no option"),
+        ({"till": buys, "without": "rain"}, "without=rain is not known"),
         ({"hub": buys}, "the hub's name"),
         ({"till": buys, "without": ["rain"]}, "there is drop, repeat"),
         ({"till": buys, "runs": -1}, "0 or more"),

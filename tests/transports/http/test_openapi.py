@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from duly.transports.http import alerts, figures, logins, messages
+from duly.transports.http import alertmanager, alerts, cloud_events, figures, logins, messages
 from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest, PasswordChange
 from duly.wire.frames import Frame, FrameOrder
@@ -55,6 +55,8 @@ def test_the_paths_are_the_routes() -> None:
         *messages.routes(messages.MessagesEndpoint(hub)),
         *logins.routes(hub),
         *alerts.routes(hub),
+        *alertmanager.routes(hub),
+        *cloud_events.routes(hub),
         *figures.routes(hub),
     ]
     served = {(route.path, route.method.lower()) for route in routes} - {("/v1/openapi.json", "get")}

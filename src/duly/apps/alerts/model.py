@@ -77,6 +77,8 @@ class AlertChange(Struct, frozen=True, omit_defaults=True):
     device_meta: Raw = UNSAID
     cancelled_at: int | None = None
     reason: str = ""
+    resolved: bool = False
+    """of a cancellation: the alert was right, and is over"""
 
 
 _decode_change: Final = msgspec.json.Decoder(AlertChange).decode
@@ -123,6 +125,14 @@ class AlertStatus(Struct, frozen=True, omit_defaults=True):
     severity: Severity | None = None
     device_meta: Raw = UNSAID
     updated_at: int = 0
+    reported_over: bool = False
+    """whether the sentinel itself said that it is resolved"""
+
+    @property
+    def corrects(self) -> bool:
+        """Whether recipients that were notified are notified of the end: its sentinel has taken the alert
+        back, or says that it is over. What a person resolves is no news to the others."""
+        return self.standing is AlertState.CANCELLED or self.reported_over
 
 
 _decode_status: Final = msgspec.json.Decoder(AlertStatus).decode
@@ -137,6 +147,14 @@ def read_status(body: bytes | None) -> AlertStatus:
 def updated(status: AlertStatus, change: AlertChange, at: int) -> AlertStatus:
     """The status after an update."""
     return structs.replace(status, updated_at=at, **_said(change))
+
+
+def ended_by_reporter(status: AlertStatus, change: AlertChange, by: str, at: int) -> AlertStatus:
+    """The status after the sentinel of an alert has cancelled it, or said that it is resolved."""
+    standing = AlertState.RESOLVED if change.resolved else AlertState.CANCELLED
+    return structs.replace(
+        status, standing=standing, by=by, at=at, note=change.reason, reported_over=change.resolved
+    )
 
 
 def current(event: AlertEvent, status: AlertStatus) -> AlertEvent:

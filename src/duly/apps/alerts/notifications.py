@@ -96,24 +96,35 @@ def notification(attempt: StartAttempt, known: NotificationContext) -> Notificat
         return _digest(attempt, known)
     (item,) = items
     status = known.status(item.message)
-    correction, raised = item.ref.kind is DeliveryKind.CORRECTION, item.ref.kind is DeliveryKind.RAISED
-    silent = read_event(item.message.body).trigger_reason == SILENT
-    first = ("Heard again: " if silent else "Cancelled: ") if correction else "Now " if raised else ""
+    type_, first, said = _news(item, status)
     mark = "This may be a repeat: an earlier attempt may have arrived.\n" if item.repeat else ""
-    if correction:
-        mark += f"{status.note}.\n" if silent else "The alert you were sent has been taken back.\n"
+    mark += f"{said}.\n" if said else ""
     words = "\n".join([text(item.message, status), *known.times(item.message), *_link(item, known)])
     return Notification(
         delivery_id(item.ref),
         f"{'Repeat? ' if item.repeat else ''}{first}{line(item.message, status)}",
         mark + words,
         {
-            "type": "alert.cancelled" if correction else "alert.raised" if raised else "alert.event",
+            "type": type_,
             "timestamp": iso(item.message.time),
             "data": _shown(item, known),
         },
         attempt.urgent,
     )
+
+
+def _news(item: BatchItem, status: AlertStatus) -> tuple[str, str, str]:
+    """What a notification tells of its alert: its type for programs, and for people how its title begins and
+    what it says first."""
+    if item.ref.kind is DeliveryKind.RAISED:
+        return "alert.raised", "Now ", ""
+    if item.ref.kind is not DeliveryKind.CORRECTION:
+        return "alert.event", "", ""
+    if status.reported_over:
+        return "alert.resolved", "Resolved: ", "What you were alerted to is over"
+    if read_event(item.message.body).trigger_reason == SILENT:
+        return "alert.cancelled", "Heard again: ", status.note
+    return "alert.cancelled", "Cancelled: ", "The alert you were sent has been taken back"
 
 
 def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
@@ -144,9 +155,11 @@ def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
 
 def _line(item: BatchItem, known: NotificationContext) -> str:
     message = item.message
-    first = "cancelled: " if item.ref.kind is DeliveryKind.CORRECTION else ""
+    status = known.status(message)
+    end = "resolved: " if status.reported_over else "cancelled: "
+    first = end if item.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
-    words = f"{first}{line(message, known.status(message))}, {when}{ago(message.time, known.now)}"
+    words = f"{first}{line(message, status)}, {when}{ago(message.time, known.now)}"
     return "\n  ".join([words, *_link(item, known)])
 
 

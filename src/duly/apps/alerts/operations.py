@@ -261,7 +261,7 @@ class AlertOperations:
                 writes.append(Finish(one.ref, one.attempt, State.CANCELLED, reason))
             else:
                 left += 1
-        if standing is AlertState.CANCELLED:
+        if status.corrects:
             corrections = self.corrections(alert, now)
             writes += corrections
             left += len(corrections)
@@ -277,8 +277,8 @@ class AlertOperations:
         return tuple(writes)
 
     def corrections(self, alert: AlertRecord, now: int) -> list[Write]:
-        """Deliveries of the cancellation to recipients that were, or may have been, notified; one for
-        each."""
+        """Deliveries of the cancellation, or of the end, to recipients that were, or may have been, notified;
+        one for each."""
         told = {
             one.ref.recipient
             for one in alert.deliveries

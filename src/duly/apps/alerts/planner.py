@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import structs
 
-from duly.apps.alerts.model import AlertEvent, AlertState, AlertStatus, read_event, traits_of
+from duly.apps.alerts.model import AlertEvent, AlertStatus, read_event, traits_of
 from duly.apps.alerts.operations import DEAD, calls_off
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.silences import Silence
@@ -88,7 +88,7 @@ class AlertPlanner:
         status = self.statuses.get(ref.key)
         return status is None or not calls_off(status.standing, ref.kind)
 
-    def is_cancelled(self, key: bytes) -> bool:
-        """Whether an alert was cancelled."""
+    def is_corrected(self, key: bytes) -> bool:
+        """Whether recipients that were notified of an alert are notified of its end."""
         status = self.statuses.get(key)
-        return status is not None and status.standing is AlertState.CANCELLED
+        return status is not None and status.corrects

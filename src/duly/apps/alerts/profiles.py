@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Struct
 
-from duly.apps.alerts.channels import check_url, declared, label_of
+from duly.apps.alerts.channels import check_url, declared, is_webhook, label_of
 from duly.apps.alerts.channels.webhook import key_of, new_secret
 from duly.core.fanout.plan import DoubtPolicy, PlannedDelivery
 from duly.core.fanout.recipient_queue import RecipientPolicy
@@ -331,7 +331,7 @@ class Profiles:
         known = self._addresses.get(label)
         if known is not None and known.url != url:
             raise Malformed("two addresses have the same label by chance; change one of them a little")
-        webhook = url.startswith(("http://", "https://"))
+        webhook = is_webhook(url)
         if secret and webhook:
             key_of(secret)
         elif known is not None:

@@ -30,6 +30,7 @@ from duly.apps.alerts.model import (
     NOTHING_SAID,
     AlertState,
     current,
+    ended_by_reporter,
     name_in_bucket,
     read_change,
     read_event,
@@ -131,7 +132,7 @@ class AlertService:
                 doubt=self.profiles.doubt,
                 tries=self.profiles.tries,
                 wanted=self.planner.is_wanted,
-                cancelled=self.planner.is_cancelled,
+                cancelled=self.planner.is_corrected,
                 notes=self.planner.notes,
             ),
             sole=ledger.sole,
@@ -162,7 +163,7 @@ class AlertService:
     async def _catch_up(self) -> None:
         """Finish what a crash has interrupted: the corrections after a cancellation, and the notifications
         of the default profile after a critical alert that reached no recipient."""
-        for key in [key for key in self.planner.statuses if self.planner.is_cancelled(key)]:
+        for key in [key for key in self.planner.statuses if self.planner.is_corrected(key)]:
             await self._changed(key)
         await self._unnotified.catch_up()
 
@@ -346,9 +347,7 @@ class AlertService:
             )
             status = updated(alert.status, change, now)
             if frame.type == CANCEL and not status.standing.over:
-                status = structs.replace(
-                    status, standing=AlertState.CANCELLED, by=who.name, at=now, note=change.reason
-                )
+                status = ended_by_reporter(status, change, who.name, now)
             reported = alert.record.message
             silence = self.planner.silence_over(reported, current(read_event(reported.body), status), now)
             writes = self.operations.writes(alert, status, now, silenced=silence is not None)
@@ -427,7 +426,7 @@ class AlertService:
                 return
             if alert.status is not NOTHING_SAID:
                 self.planner.statuses[key] = alert.status
-            if self.planner.is_cancelled(key):
+            if self.planner.is_corrected(key):
                 # A recipient may have been notified during the cancellation.
                 missing = self.operations.corrections(alert, self._ledger.clock.now())
                 if missing:
@@ -499,7 +498,7 @@ class AlertService:
             stored = {name: body for name, body in found.items() if body is not None}
         for name in names.keys() & stored.keys():
             self.planner.statuses[names[name]] = read_status(stored[name])
-        return [key for key in names.values() if self.planner.is_cancelled(key)]
+        return [key for key in names.values() if self.planner.is_corrected(key)]
 
     async def _commit(self, what: Amendment | AttemptEnded) -> None:
         """Hand an event to the fanout; returns when what follows from it is stored."""

@@ -90,6 +90,7 @@ class SharedSqliteLedger(SqlLedger):
             except LedgerInUse:
                 await asyncio.sleep(TRY_AGAIN)
         _OPEN.add(self)
+        self.worker = self._file.enter(self.worker)
         try:
             self._witness.begin(await self.floor())
         except BaseException:
@@ -116,9 +117,17 @@ class SharedSqliteLedger(SqlLedger):
         self._file.release()
         _OPEN.discard(self)
 
+    def leave_to_parent(self) -> None:
+        """Close, in a forked child, what would make its parent seem alive."""
+        self._file.leave_to_parent()
+
     def check(self) -> None:
         """Raise if the file was moved or removed."""
         self._file.check_in_place()
+
+    def is_gone(self, worker: str) -> bool:
+        """Return whether a worker has certainly ended, by the lock that it held."""
+        return self._file.is_gone(worker)
 
     def recall(self, message: Message, now: int) -> Verdict | None:
         """Return None: what this process remembers, another one may have changed."""
@@ -453,6 +462,8 @@ def ledger_connections(ledger: SharedSqliteLedger) -> Iterable[_Connection]:
 
 
 def _keep_inherited() -> None:
+    for ledger in _OPEN:
+        ledger.leave_to_parent()
     _INHERITED.extend(_OPEN)
     _OPEN.clear()
 

@@ -21,6 +21,7 @@ from msgspec import DecodeError, Struct, json
 
 from duly.errors import LedgerDamaged, LedgerInUse
 from duly.runtime.files import PRIVATE_FILE
+from duly.storage.sqlite import presence_lock
 
 NOTE_SIZE: Final = 200
 
@@ -48,6 +49,21 @@ class SharedFile:
         self._lock: int | None = None
         self._inode: tuple[int, int] | None = None
         self._wal_inode: tuple[int, int] | None = None
+
+    def enter(self, worker: str) -> str:
+        """Note that a worker of this name is here; returns the name by which others can tell."""
+        return worker if self._lock is None else presence_lock.hold(self._lock, worker)
+
+    def is_gone(self, worker: str) -> bool:
+        """Whether a worker that has entered has certainly ended."""
+        return self._lock is not None and presence_lock.is_gone(self._lock, worker)
+
+    def leave_to_parent(self) -> None:
+        """Close what a fork has inherited: otherwise the parent would seem to live as long as the child. The
+        locks stay the parent's."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def join(self, *, prepared: bool) -> bool:
         """Take a share of the file; returns False if that is not possible now: it is owned, or has to be

@@ -67,7 +67,7 @@ def simulate(
     name of one run, as a failure prints it; `command` is what it prints to replay it.
     """
     __tracebackhide__ = True
-    left_out = frozenset(without)
+    left_out = frozenset([without] if isinstance(without, str) else without)
     _check(programs, left_out, runs)
     if replay:
         report = run_once(Faults.parse(replay), programs, check)
@@ -158,7 +158,10 @@ def _check(programs: Mapping[str, Program], without: frozenset[str], runs: int) 
         raise ProgramError("simulate() needs programs: simulate(shop=shop, till=till)")
     for name, program in programs.items():
         if not asyncio.iscoroutinefunction(program):
-            raise ProgramError(f"the program {name} must be an async function of its process")
+            raise ProgramError(
+                f"{name}= is no option of simulate() (those are check, runs, without), and as a program it "
+                "would have to be an async function of its process"
+            )
     if "hub" in programs:
         raise ProgramError("a process cannot be called 'hub': that is the hub's name")
     if unknown := without - set(KINDS):

@@ -143,9 +143,9 @@ class MessagesBackend(TokenCheck, Protocol):
         ...
 
 
-async def entered(server: TokenCheck, request: web.Request) -> Principal:
-    """Who makes this request; raises `NotAuthenticated`."""
-    who = await server.login(token_in(request), request.remote or "?")
+async def entered(server: TokenCheck, request: web.Request, token: str | None = None) -> Principal:
+    """Who makes this request, by the token in its head unless another is given; raises `NotAuthenticated`."""
+    who = await server.login(token or token_in(request), request.remote or "?")
     visitor = visitor_of(request)
     if visitor is not None:
         visitor.recognise(who.name)
@@ -229,6 +229,19 @@ class WaitingRequest(UncongestedSession):
         return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
 
 
+async def hand_over(
+    server: MessagesBackend, who: Principal, raws: Sequence[bytes], wait: float = 0.0
+) -> FrameBatch:
+    """Gives frames to the hub; returns when each has its `server_ack`, and for at most `wait` seconds more
+    when what was taken has ended."""
+    batch = FrameBatch(len(raws))
+    await server.receive_all(batch.waiters, who, raws)
+    await batch.said()
+    if wait:
+        await batch.ended(wait)
+    return batch
+
+
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
     """The routes of frames, outcomes and lists."""
     return [
@@ -267,7 +280,7 @@ class MessagesEndpoint:
     async def post(self, request: web.Request, who: Principal) -> web.Response:
         """Accepts one frame or a list of frames, and answers with a `server_ack` for each."""
         raw = await bodies.read(request)
-        wait = _seconds(request.query.get("wait")) if request.query_string else 0.0
+        wait = seconds_in(request.query.get("wait")) if request.query_string else 0.0
         return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
 
     async def serve_fast_path(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
@@ -286,22 +299,15 @@ class MessagesEndpoint:
     ) -> FastAnswer:
         many = frames.decode_batch(raw)
         if many is None:
-            (waiter,) = (await self._send(who, [raw if id_ is None else _with_id(raw, id_)], wait)).waiters
-            return _said(waiter, wait)
+            raw = raw if id_ is None else _with_id(raw, id_)
+            (waiter,) = (await hand_over(self._server, who, [raw], wait)).waiters
+            return answer_to(waiter, wait)
         if len(many) > BATCH_LIMIT:
             return _trouble(
                 413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
             )
-        waiters = (await self._send(who, many, wait)).waiters
+        waiters = (await hand_over(self._server, who, many, wait)).waiters
         return FastAnswer(200, msgspec.json.encode([waiter.answer for waiter in waiters]))
-
-    async def _send(self, who: Principal, raws: list[bytes], wait: float) -> FrameBatch:
-        batch = FrameBatch(len(raws))
-        await self._server.receive_all(batch.waiters, who, raws)
-        await batch.said()
-        if wait:
-            await batch.ended(wait)
-        return batch
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
@@ -476,7 +482,8 @@ def _with_id(raw: bytes, id_: str) -> bytes:
     return frames.encode(msgspec.structs.replace(frame, seq_id=id_))
 
 
-def _said(waiter: WaitingRequest, wait: float) -> FastAnswer:
+def answer_to(waiter: WaitingRequest, wait: float) -> FastAnswer:
+    """Returns the answer to one frame, as the status says it too."""
     frame = waiter.answer
     if waiter.ended is not None:
         return FastAnswer(200, outgoing.encode(frame))
@@ -530,7 +537,8 @@ def _status(frame: ServerAck) -> int:
             return _STATUS.get(frame.error or "", 400)
 
 
-def _seconds(text: str | None) -> float:
+def seconds_in(text: str | None) -> float:
+    """Reads the option `wait`; 0 if it is absent."""
     if not text:
         return 0.0
     try:
@@ -562,9 +570,9 @@ def as_json(value: object, status: int = 200) -> web.Response:
     return response(FastAnswer(status, msgspec.json.encode(value)))
 
 
-def error(status: int, word: str, detail: str) -> web.Response:
-    """Returns a response with an error as JSON."""
-    return response(_trouble(status, word, detail))
+def error(status: int, word: str, detail: str, wait: int = 0) -> web.Response:
+    """Returns a response with an error as JSON; `wait` (µs) is how long to wait before the next try."""
+    return response(_trouble(status, word, detail, wait))
 
 
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:

@@ -12,7 +12,15 @@ from typing import Final
 import msgspec
 from msgspec import Raw, Struct, structs
 
-from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest, PasswordChange
+from duly.transports.http.schemas import (
+    Credentials,
+    ErrorAnswer,
+    LogoutRequest,
+    PasswordChange,
+    WebhookReport,
+)
+from duly.wire.alertmanager import AlertmanagerWebhook
+from duly.wire.cloud_events import BATCH, STRUCTURED, CloudEvent
 from duly.wire.frames import Frame
 from duly.wire.outgoing import AnsweredServerAck
 
@@ -42,8 +50,10 @@ def _describable(type_: type[Struct]) -> type[Struct]:
 
 _SCHEMAS: Final = msgspec.json.schema_components(
     [
-        _describable(one)
-        for one in (Frame, AnsweredServerAck, Credentials, LogoutRequest, PasswordChange, ErrorAnswer)
+        *(_describable(one) for one in (Frame, AnsweredServerAck, CloudEvent, Credentials, LogoutRequest)),
+        *(_describable(one) for one in (PasswordChange, ErrorAnswer)),
+        AlertmanagerWebhook,
+        WebhookReport,
     ],
     ref_template=_REF,
 )[1]
@@ -94,12 +104,30 @@ def _account(summary: str, status: int, body: type) -> dict[str, object]:
     return {"summary": summary, "requestBody": {"content": _json(_ref(body))}, "responses": answers}
 
 
+def _webhook(sender: str) -> dict[str, object]:
+    """The route of a webhook that reports alerts; Basic authentication carries the token as its password."""
+    report = {"content": _json(_ref(WebhookReport))}
+    either = {"content": _json({"anyOf": [_ref(WebhookReport), _ref(ErrorAnswer)]})}
+    return {
+        "summary": f"Alerts that fire or are resolved, as {sender} sends them",
+        "security": [{"token": []}, {"password": []}],
+        "parameters": [{"name": "profile", "in": "query", "schema": {"type": "string"}}],
+        "requestBody": {"required": True, "content": _json(_ref(AlertmanagerWebhook))},
+        "responses": _answers(401, 403, 413, 503)
+        | {"200": {"description": "all are stored"} | report}
+        | {"400": {"description": _WORDS[400]} | either},
+    }
+
+
 OPENAPI: Final[dict[str, object]] = {
     "openapi": "3.1.0",
     "info": {"title": "duly", "version": "1", "description": "Commands that take effect once."},
     "components": {
         "schemas": _SCHEMAS,
-        "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+        "securitySchemes": {
+            "token": {"type": "http", "scheme": "bearer"},
+            "password": {"type": "http", "scheme": "basic"},
+        },
     },
     "security": [{"token": []}],
     "paths": {
@@ -175,6 +203,26 @@ OPENAPI: Final[dict[str, object]] = {
                     for name in ("sentinel", "event")
                 ],
                 "responses": _answers(200, 401, 403, 404),
+            }
+        },
+        "/v1/alertmanager": {"post": _webhook("Prometheus Alertmanager")},
+        "/v1/grafana": {"post": _webhook("Grafana")},
+        "/v1/cloudevents": {
+            "post": {
+                "summary": "Send an event of CloudEvents 1.0, structured or binary, or a batch",
+                "parameters": [
+                    {"name": "wait", "in": "query", "schema": {"type": "number", "maximum": WAIT_LIMIT}},
+                    {"name": "ce-specversion", "in": "header", "schema": {"type": "string"}},
+                ],
+                "requestBody": {
+                    "required": True,
+                    "content": {
+                        STRUCTURED: {"schema": _ref(CloudEvent)},
+                        BATCH: {"schema": {"type": "array", "items": _ref(CloudEvent)}},
+                        "application/json": {"schema": {"description": "the data, in binary mode"}},
+                    },
+                },
+                "responses": _said_of_frames(200, 202, 400, 401, 403, 413, 422, 503),
             }
         },
         "/v1/people": {"post": _account("Register a person", 201, Credentials)},

@@ -37,3 +37,23 @@ class ErrorAnswer(Struct, frozen=True, omit_defaults=True):
     code: int | None = None
     retry_after: float | None = None
     """seconds to wait before the next try"""
+
+
+class RefusedAlert(Struct, frozen=True):
+    """An alert of a webhook that was not taken, and why."""
+
+    alert: str
+    error: str
+    detail: str
+
+
+class WebhookReport(Struct, frozen=True):
+    """What became of the alerts of one webhook, counted."""
+
+    accepted: int = 0
+    resolved: int = 0
+    repeated: int = 0
+    """known already, in the state that the webhook says"""
+    ignored: int = 0
+    """resolved, and never reported here"""
+    refused: list[RefusedAlert] = []

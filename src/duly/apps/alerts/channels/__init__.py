@@ -1,9 +1,9 @@
 """Opens the channel of an address.
 
-`http(s)://` is the signed webhook, `mailto(s)://` is mail, `file:` and `console:` are for trying out;
-Apprise handles everything else. A label is what people see of an address: its host and a few digits of its
-hash, so that two addresses on one host differ. What precedes the `#` names the channel: when one address
-of it works again, all of them are tried.
+`http(s)://` is the signed webhook, `cloudevents+http(s)://` the same with CloudEvents, `mailto(s)://` is
+mail, `file:` and `console:` are for trying out; Apprise handles everything else. A label is what people see
+of an address: its host and a few digits of its hash, so that two addresses on one host differ. What precedes
+the `#` names the channel: when one address of it works again, all of them are tried.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from duly.apps.alerts.channels.channel import Channel
 from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Malformed
 
-WEBHOOK: Final = frozenset({"http", "https"})
+WEBHOOK: Final = frozenset(
+    f"{form}{scheme}" for form in ("", "cloudevents+", "cloudevents-binary+") for scheme in ("http", "https")
+)
 MAIL: Final = frozenset({"mailto", "mailtos"})
 LOCAL: Final = frozenset({"file", "console"})
 
@@ -62,6 +64,11 @@ def check_url(url: str, *, private: bool = True) -> None:
 
         check_service(url, private=private)
     declared(url)
+
+
+def is_webhook(url: str) -> bool:
+    """Whether an address is that of a webhook, which has a secret."""
+    return _split(url).scheme in WEBHOOK
 
 
 def declared(url: str) -> DoubtPolicy:

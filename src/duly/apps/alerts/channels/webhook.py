@@ -15,10 +15,11 @@ import io
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from hashlib import sha256
-from typing import Final
-from urllib.parse import SplitResult, urlsplit
+from typing import Final, cast
+from urllib.parse import SplitResult, quote, urlsplit
 
 import aiohttp
 import msgspec
@@ -28,6 +29,7 @@ from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.core.units import HOUR, seconds
 from duly.errors import Declined, InDoubt, Malformed, NotSent
+from duly.wire.cloud_events import OutgoingEvent, binary, structured
 
 SECONDS: Final = 15.0
 """For the whole attempt: connecting, sending and the answer."""
@@ -89,13 +91,40 @@ def _socket(info: aiohttp.AddrInfoType) -> socket.socket:
     return socket.socket(family, kind, proto)
 
 
+def _plain(notification: Notification) -> tuple[bytes, dict[str, str]]:
+    return msgspec.json.encode(notification.body), {"Content-Type": "application/json"}
+
+
+def _event(notification: Notification) -> OutgoingEvent:
+    """A notification as an event of CloudEvents: its id is that of the delivery, in every attempt."""
+    body = notification.body
+    data = cast("dict[str, object]", body["data"])
+    return OutgoingEvent(
+        id=notification.id,
+        source=f"/duly/alerts/{quote(str(data['sentinel']))}" if "sentinel" in data else "/duly/alerts",
+        type=f"duly.{body['type']}",
+        subject=str(data.get("event", notification.id)),
+        time=str(body["timestamp"]),
+        data=data,
+    )
+
+
+_FORMS: Final[dict[str, Callable[[Notification], tuple[bytes, dict[str, str]]]]] = {
+    "cloudevents": lambda notification: structured(_event(notification)),
+    "cloudevents-binary": lambda notification: binary(_event(notification)),
+}
+"""How a body is written, by what stands before the `+` of an address."""
+
+
 class WebhookChannel(Channel):
-    """Sends to one webhook."""
+    """Sends to one webhook, in the form that its address asks for."""
 
     def __init__(self, url: str, secret: str, doubt: DoubtPolicy, *, private: bool) -> None:
         check_host(urlsplit(url), private=private)
         self.doubt = doubt
-        self._url = url
+        form, _, plain = url.partition("+")
+        self._render = _FORMS.get(form, _plain)
+        self._url = url if self._render is _plain else plain
         self._secret = secret
         self._private = private
         self._session: aiohttp.ClientSession | None = None
@@ -111,10 +140,9 @@ class WebhookChannel(Channel):
         return self._session
 
     async def send(self, notification: Notification) -> None:
-        body = msgspec.json.encode(notification.body)
+        body, headers = self._render(notification)
         timestamp = int(time.time())
-        headers = {
-            "Content-Type": "application/json",
+        headers |= {
             "User-Agent": "duly",
             "webhook-id": notification.id,
             "webhook-timestamp": str(timestamp),

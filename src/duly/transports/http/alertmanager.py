@@ -1,0 +1,101 @@
+"""Takes alerts from Prometheus Alertmanager and from Grafana, by the webhooks that they send.
+
+The law: 2xx means that every alert of the webhook is stored. If one of them could not be stored for a reason
+that passes, the answer is 503, and the sender sends the whole webhook again: what was stored is a repeat
+then. What will never be taken is answered with 400 and the reason, which Alertmanager writes to its log.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections import Counter
+from typing import Final
+
+from aiohttp import web
+
+from duly.core.messages import key_of
+from duly.core.units import SECOND
+from duly.errors import DulyError, NotAllowed
+from duly.identity.accounts import Principal, Role
+from duly.transports.http import bodies, messages
+from duly.transports.http.fast_path import LATER
+from duly.transports.http.schemas import RefusedAlert, WebhookReport
+from duly.wire.alertmanager import FiringAlert, FiringState, event_frame, read_webhook, resolved_frame
+from duly.wire.frames import ServerCode
+from duly.wire.outgoing import ServerAck
+
+DEFAULT_PROFILE: Final = "default"
+PATHS: Final = ("/v1/alertmanager", "/v1/grafana")
+_CONFLICT: Final = "id_conflict"
+_PASSING: Final = (ServerCode.INTERNAL, ServerCode.OFFLINE)
+
+
+def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
+    """Returns the routes of the webhooks."""
+    webhooks = AlertWebhooks(server)
+    return [web.post(path, webhooks.serve) for path in PATHS]
+
+
+class AlertWebhooks:
+    """Takes the webhooks of one hub; the account that authenticates is the sentinel that reports."""
+
+    def __init__(self, server: messages.MessagesBackend) -> None:
+        self._server = server
+
+    async def serve(self, request: web.Request) -> web.Response:
+        """Takes one webhook, and answers when its alerts are stored."""
+        try:
+            who = await messages.entered(self._server, request, _token(request))
+            if who.role not in (Role.SENTINEL, Role.ADMIN):
+                raise NotAllowed(
+                    f"{who.name} is {who.role.with_article} and may not report alerts; use the token of "
+                    "'duly add sentinel NAME'"
+                )
+            alerts = read_webhook(await bodies.read(request))
+            profile = request.query.get("profile") or DEFAULT_PROFILE
+            return await self._take(who, alerts, profile)
+        except DulyError as trouble:
+            return messages.problem(trouble)
+
+    async def _take(self, who: Principal, alerts: list[FiringAlert], profile: str) -> web.Response:
+        ledger, counts = self._server.ledger, Counter[str]()
+        now = ledger.clock.now()
+        frames: list[bytes] = []
+        named: list[FiringAlert] = []
+        for alert in alerts:
+            known = await ledger.find(key_of(who.name, alert.id))
+            fires = alert.status is FiringState.FIRING
+            if (known is not None) is fires:
+                counts["repeated" if fires else "ignored"] += 1
+                continue
+            frames.append(event_frame(alert, profile, now) if fires else resolved_frame(alert))
+            named.append(alert)
+        refused: list[RefusedAlert] = []
+        passing: ServerAck | None = None
+        if frames:
+            batch = await messages.hand_over(self._server, who, frames)
+            for alert, waiter in zip(named, batch.waiters, strict=True):
+                said = waiter.answer
+                if said.code == ServerCode.ACCEPTED:
+                    counts["accepted" if alert.status is FiringState.FIRING else "resolved"] += 1
+                elif said.code == ServerCode.DUPLICATE or said.error == _CONFLICT:
+                    counts["repeated"] += 1  # it came twice at once, maybe with other annotations
+                else:
+                    passing = said if said.code in _PASSING else passing
+                    refused.append(RefusedAlert(alert.id, said.error or "", said.detail or ""))
+        if passing is not None:
+            wait = round((passing.retry_after or LATER) * SECOND)
+            return messages.error(503, passing.error or "internal", passing.detail or "try again", wait)
+        return messages.as_json(WebhookReport(**counts, refused=refused), 400 if refused else 200)
+
+
+def _token(request: web.Request) -> str | None:
+    """The token in the head of a request; of Basic authentication it is the password."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "basic":
+        return messages.token_in(request)
+    try:
+        return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2] or None
+    except (binascii.Error, UnicodeDecodeError):
+        return None

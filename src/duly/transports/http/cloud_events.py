@@ -1,0 +1,55 @@
+"""Takes CloudEvents by `POST /v1/cloudevents`: one in structured or binary mode, or a batch.
+
+The law: 2xx means stored, also for an event that was stored before. 503 means that the sender should send the
+same event again; every other answer, that this will not help.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from duly.identity.accounts import Principal
+from duly.transports.http import bodies, messages
+from duly.transports.http.fast_path import LATER, FastAnswer
+from duly.wire import outgoing
+from duly.wire.cloud_events import frame_of, read_events
+from duly.wire.frames import ServerCode
+
+
+def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
+    """Returns the route of events."""
+    guarded = messages.MessagesEndpoint(server).guarded
+    return [web.post("/v1/cloudevents", guarded(CloudEventsEndpoint(server).post))]
+
+
+class CloudEventsEndpoint:
+    """Takes the events of one hub; who may send what is judged as for any frame."""
+
+    def __init__(self, server: messages.MessagesBackend) -> None:
+        self._server = server
+
+    async def post(self, request: web.Request, who: Principal) -> web.Response:
+        """Takes an event or a batch, and answers with a `server_ack` for each."""
+        wait = messages.seconds_in(request.query.get("wait"))
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        events = read_events(headers, await bodies.read(request))
+        if not isinstance(events, list):
+            (waiter,) = (await messages.hand_over(self._server, who, [frame_of(events)], wait)).waiters
+            return messages.response(_said(waiter))
+        if len(events) > messages.BATCH_LIMIT:
+            detail = f"{len(events)} events in one request; the limit is {messages.BATCH_LIMIT}"
+            return messages.error(413, "too_large", detail)
+        frames = [frame_of(event) for event in events]
+        waiters = (await messages.hand_over(self._server, who, frames, wait)).waiters
+        answers = [_said(waiter) for waiter in waiters] or [FastAnswer(200, b"")]
+        worst = max(answers, key=lambda said: said.status)
+        body = b"[" + b",".join(outgoing.encode(waiter.answer) for waiter in waiters) + b"]"
+        return messages.response(FastAnswer(worst.status, body, worst.later))
+
+
+def _said(waiter: messages.WaitingRequest) -> FastAnswer:
+    """The answer to one event."""
+    said = messages.answer_to(waiter, wait=1.0)
+    if waiter.answer.code == ServerCode.OFFLINE or said.status == 429:
+        return FastAnswer(503, said.body, said.later or LATER)
+    return said

@@ -1,0 +1,129 @@
+"""Webhooks of Prometheus Alertmanager and of Grafana, read as frames of a sentinel.
+
+The law: an alert there is known by its labels (its `fingerprint`) and by the moment since which it fires. So
+a webhook that is sent again, by a retry, by `repeat_interval` or by a second Alertmanager, names the same
+ids, and an alert that fires anew has another id. What changes while an alert fires (annotations with a value
+in them) is no part of the id. Grafana sends what Alertmanager sends, and a few fields more.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import Enum
+from hashlib import blake2b
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+from duly.core.monitor.signals import CANCEL, EVENT, Severity
+from duly.core.units import DAY, MS
+from duly.errors import Malformed
+from duly.wire import limits
+from duly.wire.frames import Frame, dump, encode
+
+PROFILE: Final = "duly_profile"
+"""The label that names the profile of an alert."""
+_OWN_PLACE: Final = frozenset({"alertname", "severity", "instance", PROFILE})
+"""The labels that an alert of ours has a place of its own for."""
+_LINKS: Final = ("generatorURL", "dashboardURL", "panelURL", "silenceURL", "imageURL", "valueString")
+_CRITICAL: Final = frozenset(
+    {"critical", "page", "emergency", "fatal", "disaster", "high", "error", "p1", "sev1"}
+)
+_INFO: Final = frozenset({"info", "notice", "none", "debug", "low", "ok", "p5", "sev5"})
+
+
+class FiringState(Enum):
+    """Whether an alert fires."""
+
+    FIRING = "firing"
+    RESOLVED = "resolved"
+
+
+class FiringAlert(Struct, frozen=True, rename="camel"):
+    """One alert in a webhook."""
+
+    status: FiringState
+    starts_at: Annotated[datetime, Meta(tz=True)]
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    fingerprint: str = ""
+    generator_url: str = msgspec.field(default="", name="generatorURL")
+    dashboard_url: str = msgspec.field(default="", name="dashboardURL")
+    panel_url: str = msgspec.field(default="", name="panelURL")
+    silence_url: str = msgspec.field(default="", name="silenceURL")
+    image_url: str = msgspec.field(default="", name="imageURL")
+    value_string: str = ""
+
+    @property
+    def id(self) -> str:
+        """The id of its event: what fires, and since when."""
+        return f"{self.fingerprint or _fingerprint(self.labels)}-{self.since}"
+
+    @property
+    def since(self) -> int:
+        """When it began to fire, in milliseconds."""
+        return round(self.starts_at.timestamp() * 1000)
+
+    @property
+    def severity(self) -> Severity:
+        """Its label `severity` as one of ours; a warning if it has none, or one that is not known."""
+        word = self.labels.get("severity", "").strip().lower()
+        if word in _CRITICAL:
+            return Severity.CRITICAL
+        return Severity.INFO if word in _INFO else Severity.WARNING
+
+
+class AlertmanagerWebhook(Struct, frozen=True):
+    """The body of a webhook: the alerts of one group."""
+
+    alerts: list[FiringAlert]
+
+
+_decode: Final = msgspec.json.Decoder(AlertmanagerWebhook).decode
+
+
+def read_webhook(body: bytes) -> list[FiringAlert]:
+    """The alerts in the body of a webhook; raises `Malformed` for one that is none."""
+    limits.check_depth(body, "a webhook")
+    try:
+        return _decode(body).alerts
+    except (msgspec.DecodeError, ValueError) as problem:
+        raise Malformed(
+            f"this is not a webhook of Alertmanager or Grafana: {problem}; "
+            "leave the custom payload of Grafana empty"
+        ) from None
+
+
+def event_frame(alert: FiringAlert, profile: str, now: int) -> bytes:
+    """The frame that reports an alert which fires. What has fired for more than a day is reported as of now:
+    it may be older than what a hub remembers, and is no less true."""
+    meta = {name: value for name, value in alert.labels.items() if name not in _OWN_PLACE}
+    meta |= alert.annotations
+    given = msgspec.to_builtins(alert)
+    meta |= {name: given[name] for name in _LINKS if given[name]}
+    since = alert.since
+    if since * MS < now - DAY:
+        meta["startsAt"] = alert.starts_at.isoformat()
+        since = now // MS
+    data = {
+        "profile_id": alert.labels.get(PROFILE) or profile,
+        "trigger_reason": alert.labels.get("alertname") or "alert",
+        "device_address": alert.labels.get("instance", ""),
+        "timestamp": since,
+        "severity": alert.severity.value,
+        "device_meta": meta,
+    }
+    return encode(Frame(EVENT, alert.id, data=dump(data)))
+
+
+def resolved_frame(alert: FiringAlert) -> bytes:
+    """The frame that says that an alert is over."""
+    data = {"event": alert.id, "resolved": True, "reason": "it fires no more"}
+    return encode(Frame(CANCEL, f"{alert.id}-resolved", data=dump(data)))
+
+
+def _fingerprint(labels: dict[str, str]) -> str:
+    """Stands in for the fingerprint that an old Alertmanager does not send."""
+    pairs = msgspec.json.encode(sorted(labels.items()))
+    return blake2b(pairs, digest_size=8).hexdigest()

@@ -1,0 +1,178 @@
+"""CloudEvents 1.0 over HTTP, in and out: structured, binary and batched in; structured and binary out.
+
+The law: `source` and `id` together are an event's identity, and become the id of its frame; so an event that
+is sent again is the same message. `type` is the type of the frame (what stands before its last dot names the
+sender's domain, and is left out), `subject` its recipient, `data` its data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from hashlib import blake2b
+from typing import Annotated, Final
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec import Meta, Raw, Struct, structs
+
+from duly.core.messages import NAME_LIMIT
+from duly.core.units import DAY, MINUTE, MS
+from duly.errors import Malformed
+from duly.wire import limits
+from duly.wire.fields import NOTHING
+from duly.wire.frames import Frame, encode
+
+STRUCTURED: Final = "application/cloudevents+json"
+BATCH: Final = "application/cloudevents-batch+json"
+VERSION: Final = "1.0"
+PREFIX: Final = "ce-"
+"""How the names of an event's headers begin, in binary mode."""
+LASTS: Final = 5 * MINUTE
+"""How long after its `time` a command may take effect that names no `expirytime`; a day if it may wait."""
+_SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
+"""The characters that stand for themselves in a header."""
+
+Moment = Annotated[datetime, Meta(tz=True)]
+
+
+class CloudEvent(Struct, frozen=True):
+    """An event, with the attributes that mean something here; others are ignored."""
+
+    id: str
+    source: str
+    type: str
+    specversion: str
+    subject: str | None = None
+    time: Moment | None = None
+    datacontenttype: str = "application/json"
+    data: Raw = NOTHING
+    data_base64: bytes | None = None
+    expirytime: Moment | None = None
+    queue: bool = False
+    traceparent: str | None = None
+
+
+_decode_one: Final = msgspec.json.Decoder(CloudEvent).decode
+_decode_many: Final = msgspec.json.Decoder(list[CloudEvent]).decode
+
+
+def media_type(content_type: str) -> str:
+    """A content type without its parameters.
+
+    >>> media_type("application/CloudEvents+JSON; charset=utf-8")
+    'application/cloudevents+json'
+    """
+    return content_type.partition(";")[0].strip().lower()
+
+
+def read_events(headers: Mapping[str, str], body: bytes) -> list[CloudEvent] | CloudEvent:
+    """The event in a request, or the events of a batch; raises `Malformed` for what is none. The names of
+    headers are in small letters."""
+    limits.check_depth(body, "an event")
+    form = media_type(headers.get("content-type", ""))
+    try:
+        if form == BATCH:
+            return [_checked(one) for one in _decode_many(body)]
+        return _checked(_decode_one(body) if form == STRUCTURED else _binary(headers, body))
+    except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as problem:
+        raise Malformed(f"this is not an event of CloudEvents {VERSION}: {problem}") from None
+
+
+def _binary(headers: Mapping[str, str], body: bytes) -> CloudEvent:
+    """The event whose attributes are headers, and whose data is the body."""
+    named = {
+        name.removeprefix(PREFIX): unquote(value)
+        for name, value in headers.items()
+        if name.startswith(PREFIX) and name not in ("ce-data", "ce-data_base64")
+    }
+    if "specversion" not in named:
+        raise ValueError(
+            f"it has neither the content type {STRUCTURED} nor the header ce-specversion; "
+            "send structured or binary mode"
+        )
+    named["datacontenttype"] = headers.get("content-type") or "application/json"
+    event = msgspec.convert(named, CloudEvent, strict=False)
+    return structs.replace(event, data_base64=body or None)
+
+
+def _checked(event: CloudEvent) -> CloudEvent:
+    """The event with its data as JSON."""
+    if event.specversion != VERSION:
+        raise ValueError(f"its specversion is {event.specversion[:20]!r}")
+    if not (event.id and event.source and event.type):
+        raise ValueError("id, source and type must not be empty")
+    if any(ch.isspace() for ch in event.source):
+        raise ValueError("source is a URI: it has no spaces")
+    form = media_type(event.datacontenttype)
+    if bytes(event.data) or event.data_base64 is None:
+        return event
+    if form.endswith(("/json", "+json", "/octet-stream")):  # the last is what HTTP clients say by default
+        msgspec.json.decode(event.data_base64)
+        return structs.replace(event, data=Raw(event.data_base64))
+    if form.startswith("text/"):
+        return structs.replace(event, data=Raw(msgspec.json.encode(event.data_base64.decode())))
+    raise ValueError(f"its data is {form[:80]}; only JSON and text are passed on")
+
+
+def frame_of(event: CloudEvent) -> bytes:
+    """The frame that an event means. What has a `time` and is a command has an end, too: then its id need not
+    be remembered for ever, and an old event has no effect."""
+    type_ = event.type.rpartition(".")[2]
+    alert = type_.startswith("alert_")
+    made = None if event.time is None else _micros(event.time)
+    exp: int | None = None
+    if event.expirytime is not None:
+        exp = _micros(event.expirytime)
+    elif made is not None and not alert and event.subject:
+        exp = made + (DAY if event.queue else LASTS)
+    return encode(
+        Frame(
+            type_,
+            _id_of(event),
+            to=event.subject,
+            data=event.data,
+            exp=None if exp is None else exp // MS,
+            queue=event.queue,
+            traceparent=event.traceparent,
+            time=made // MS if alert and made is not None else None,
+        )
+    )
+
+
+def _id_of(event: CloudEvent) -> str:
+    """The id of an event's frame: its source and its id, or a hash of both where they are long. No source has
+    a space in it, so two events never share one."""
+    both = f"{event.source} {event.id}"
+    return both if len(both) <= NAME_LIMIT else f"ce:{blake2b(both.encode(), digest_size=16).hexdigest()}"
+
+
+def _micros(at: datetime) -> int:
+    return round(at.timestamp() * 1_000_000)
+
+
+class OutgoingEvent(Struct, frozen=True):
+    """An event that we send; its data is JSON."""
+
+    id: str
+    source: str
+    type: str
+    subject: str
+    time: str
+    data: object
+
+
+def structured(event: OutgoingEvent) -> tuple[bytes, dict[str, str]]:
+    """The body and the headers of an event in structured mode."""
+    whole = {"specversion": VERSION, "datacontenttype": "application/json"} | msgspec.to_builtins(
+        event, builtin_types=(Raw,)
+    )
+    return msgspec.json.encode(whole), {"Content-Type": STRUCTURED}
+
+
+def binary(event: OutgoingEvent) -> tuple[bytes, dict[str, str]]:
+    """The body and the headers of an event in binary mode."""
+    named = {name: getattr(event, name) for name in ("id", "source", "type", "subject", "time")}
+    headers = {f"{PREFIX}{name}": quote(value, safe=_SAFE) for name, value in named.items()}
+    headers |= {f"{PREFIX}specversion": VERSION, "Content-Type": "application/json"}
+    return msgspec.json.encode(event.data), headers
