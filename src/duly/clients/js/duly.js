@@ -1,4 +1,46 @@
 // duly for browsers: App, Chat, Sentinel. Made by tools/js from the modules in src/; edit those.
+class Alert {
+  #owner;
+  #ruled = false;
+  #calledOff = false;
+  #settle = () => {};
+  #end = () => {};
+  #fails = [];
+  constructor(owner, device, reason) {
+    this.#owner = owner;
+    this.device = device;
+    this.reason = reason;
+    this.id = "";
+    this.stored = new Promise((resolve, reject) => {
+      this.#settle = resolve;
+      this.#fails.push(reject);
+    });
+    this.sent = new Promise((resolve, reject) => {
+      this.#end = resolve;
+      this.#fails.push(reject);
+    });
+    for (const promise of [this.stored, this.sent]) promise.catch(() => {}); // it need not be awaited
+  }
+  cancel() {
+    if (!this.#ruled) this.#calledOff = true;
+    else if (this.id) this.#owner.cancel(this.device, this.id);
+  }
+  update(newer) {
+    this.#owner.update(this.id, newer);
+  }
+  _rule(event, ruling) {
+    this.#ruled = true;
+    this.id = event;
+    this.#settle(ruling);
+    if (this.#calledOff) this.cancel();
+  }
+  _end(end) {
+    this.#end(end);
+  }
+  _abandon(problem) {
+    for (const fail of this.#fails) fail(problem);
+  }
+}
 class Refused extends Error {
   constructor(code, error, detail) {
     super(`${detail || error} (code ${code})`);
@@ -311,6 +353,130 @@ function memoryStore() {
     removeItem: (key) => { items.delete(key); },
   };
 }
+const ROUNDS = fractions(64, 1 / 3);
+class Sha256 {
+  #state = fractions(8, 1 / 2);
+  #block = new Uint8Array(64);
+  #words = new Uint32Array(64);
+  #filled = 0;
+  #length = 0;
+  add(bytes) {
+    this.#length += bytes.length;
+    for (let at = 0; at < bytes.length; ) {
+      const part = bytes.subarray(at, at + 64 - this.#filled);
+      this.#block.set(part, this.#filled);
+      this.#filled += part.length;
+      at += part.length;
+      if (this.#filled === 64) this.#compress();
+    }
+    return this;
+  }
+  hex() {
+    const length = this.#length;
+    this.add(new Uint8Array([0x80]));
+    while (this.#filled !== 56) this.add(new Uint8Array(1));
+    const view = new DataView(new ArrayBuffer(8));
+    view.setUint32(0, Math.floor(length / 2 ** 29));
+    view.setUint32(4, (length << 3) >>> 0);
+    this.add(new Uint8Array(view.buffer));
+    return Array.from(this.#state, (word) => word.toString(16).padStart(8, "0")).join("");
+  }
+  #compress() {
+    const words = this.#words;
+    const view = new DataView(this.#block.buffer);
+    this.#filled = 0;
+    for (let i = 0; i < 16; i++) words[i] = view.getUint32(4 * i);
+    for (let i = 16; i < 64; i++) {
+      const x = words[i - 15];
+      const y = words[i - 2];
+      const low = turn(x, 7) ^ turn(x, 18) ^ (x >>> 3);
+      const high = turn(y, 17) ^ turn(y, 19) ^ (y >>> 10);
+      words[i] = words[i - 16] + low + words[i - 7] + high;
+    }
+    let [a, b, c, d, e, f, g, h] = this.#state;
+    for (let i = 0; i < 64; i++) {
+      const choice = (e & f) ^ (~e & g);
+      const one = (h + (turn(e, 6) ^ turn(e, 11) ^ turn(e, 25)) + choice + ROUNDS[i] + words[i]) | 0;
+      const majority = (a & b) ^ (a & c) ^ (b & c);
+      const two = ((turn(a, 2) ^ turn(a, 13) ^ turn(a, 22)) + majority) | 0;
+      [h, g, f, e, d, c, b, a] = [g, f, e, (d + one) | 0, c, b, a, (one + two) | 0];
+    }
+    [a, b, c, d, e, f, g, h].forEach((word, i) => { this.#state[i] += word; });
+  }
+}
+function sha256(text) {
+  return new Sha256().add(new TextEncoder().encode(text)).hex();
+}
+function turn(word, by) {
+  return (word >>> by) | (word << (32 - by));
+}
+function fractions(count, power) {
+  const found = new Uint32Array(count);
+  for (let n = 2, i = 0; i < count; n++) {
+    let divisor = 2;
+    while (divisor * divisor <= n && n % divisor) divisor++;
+    if (divisor * divisor > n) found[i++] = (n ** power % 1) * 2 ** 32;
+  }
+  return found;
+}
+const AT_ONCE = 4;
+const ASK_AGAIN = 5;
+const MEDIA_PATIENCE = 120_000;
+const LOST = ["unknown", "expired", "superseded"];
+class MediaError extends Error {
+  constructor(message) {
+    super(message);
+    this.name = "MediaError";
+  }
+}
+async function download(app, device, name, { parts = [], progress } = {}) {
+  const media = await ask(app, device, "media_download", { name });
+  const { size, sha256, chunk } = media ?? {};
+  if (!(size >= 0 && chunk > 0 && typeof sha256 === "string")) {
+    throw new MediaError(`${device} does not answer media_download as a device should`);
+  }
+  const all = Math.ceil(size / chunk);
+  if (parts.some((part, n) => n >= all || part.length !== Math.min(chunk, size - n * chunk))) parts.length = 0;
+  while (parts.length < all) {
+    const wanted = Array.from({ length: Math.min(AT_ONCE, all - parts.length) }, (_, i) => parts.length + i);
+    parts.push(...(await Promise.all(wanted.map((n) => chunkOf(app, device, name, n)))));
+    progress?.(parts.length, all);
+  }
+  const whole = new Uint8Array(parts.reduce((sum, part) => sum + part.length, 0));
+  let at = 0;
+  for (const part of parts) {
+    whole.set(part, at);
+    at += part.length;
+  }
+  const found = new Sha256().add(whole).hex();
+  if (found === sha256) return whole;
+  parts.length = 0;
+  throw new MediaError(`${name} arrived damaged (its SHA-256 is ${found.slice(0, 12)}…); ask again`);
+}
+async function chunkOf(app, device, name, n) {
+  for (let tries = 0; tries < ASK_AGAIN; tries++) {
+    const answer = await ask(app, device, "media_download_chunk", { name, n });
+    if (answer?.data) return Uint8Array.from(atob(answer.data), (letter) => letter.charCodeAt(0));
+  }
+  throw new MediaError(`${device} does not give chunk ${n} of ${name}`);
+}
+async function ask(app, device, type, data) {
+  const until = performance.now() + MEDIA_PATIENCE;
+  for (let pause = 200; ; pause = Math.min(2 * pause, 3_000)) {
+    let why = "";
+    try {
+      const ack = await app.send(device, type, data);
+      if (ack.state === "done") return ack.data;
+      why = ack.detail || ack.state;
+      if (!LOST.includes(ack.state)) throw new MediaError(`${device}: ${why}`);
+    } catch (problem) {
+      if (!(problem instanceof Refused) || (problem.code !== 1 && problem.code !== 4)) throw problem;
+      why = problem.detail;
+    }
+    if (performance.now() >= until) throw new MediaError(`${device}: ${why}`);
+    await new Promise((resolve) => setTimeout(resolve, pause));
+  }
+}
 const RESENDS = 3;
 const PATIENCE = 60_000;
 const DAY = 86_400_000;
@@ -390,6 +556,9 @@ class App extends Client {
     this.#commands.set(command.id, command);
     this.#transmit(command);
     return command;
+  }
+  download(device, name, options) {
+    return download(this, device, name, options);
   }
   #transmit(command) {
     command.nextTry = Infinity; // without a connection, the next one sends it
@@ -747,4 +916,1091 @@ class Chat extends Client {
 function lineOf({ conv, n, type, from, data, time, seq_id, edited }) {
   return { conv, n, type, sender: from, data, time, id: seq_id, edited: Boolean(edited) };
 }
-export { App, Chat, Closed, Refused };
+const SECOND = 1_000_000;
+const HOUR = 3_600 * SECOND;
+const DAY_LONG = 24 * HOUR;
+const DISCONNECT = "disconnect";
+const SUMMARY = "summary";
+const LONGEST = 10 * 366 * 86_400;
+const SEVERITIES = ["info", "warning", "critical"];
+const USUAL = {
+  debounce: 30, per_hour: 10, summary: 300, cooldown: 300, countdown: 15, settle: true, keep: 7 * 86_400,
+  heartbeat: 0, retry_first: 5, retry_most: 3_600, tries: 0,
+};
+function policyOf(limits = {}) {
+  const policy = { ...USUAL, ...limits };
+  for (const [name, value] of Object.entries(policy)) {
+    if (!(name in USUAL)) throw new TypeError(`${name} is not a limit of a sentinel`);
+    if (name === "settle") continue;
+    if (typeof value !== "number" || !(value >= 0 && value <= LONGEST)) {
+      throw new RangeError(`${name} is a number from 0 to ${LONGEST}, not ${value}`);
+    }
+  }
+  const whole = Number.isInteger(policy.per_hour) && Number.isInteger(policy.tries);
+  if (!whole || policy.per_hour < 1) throw new RangeError("per_hour is 1 or more, tries 0 or more, in whole");
+  if (policy.summary <= 0) throw new RangeError("a summary comes after more than 0 seconds");
+  if (policy.countdown >= policy.keep) throw new RangeError("an event would expire in its countdown");
+  if (policy.heartbeat > 0 && policy.heartbeat < 1) throw new RangeError("heartbeat is 0, or 1 or more");
+  if (!(policy.retry_first > 0 && policy.retry_first <= policy.retry_most)) {
+    throw new RangeError("retry_first is more than 0 and at most retry_most");
+  }
+  return policy;
+}
+function micros(seconds) {
+  return Math.round(seconds * SECOND);
+}
+class Suppressor {
+  #debounce;
+  #cooldown;
+  #summary;
+  #limit;
+  constructor(policy) {
+    this.#debounce = micros(policy.debounce);
+    this.#cooldown = micros(policy.cooldown);
+    this.#summary = micros(policy.summary);
+    this.#limit = policy.per_hour;
+  }
+  none() {
+    return { last: new Map(), critical: new Map(), passed: [], cancelled: null, summary: null };
+  }
+  signal(marks, now, critical, reason, limit = true) {
+    this.refresh(marks, now);
+    const same = (critical ? marks.critical : marks.last).get(reason);
+    if (same !== undefined) return { ruling: "debounced", until: same + this.#debounce };
+    if (critical) {
+      marks.critical.set(reason, now);
+    } else {
+      if (marks.cancelled !== null) return { ruling: "cooling", until: marks.cancelled + this.#cooldown };
+      if (limit && marks.passed.length >= this.#limit) return this.#hold(marks, now, reason);
+      marks.passed.push(now);
+      if (marks.passed.length > this.#limit) marks.passed.shift();
+    }
+    marks.last.set(reason, now);
+    return { ruling: "pass", until: null };
+  }
+  #hold(marks, now, reason) {
+    const free = marks.passed[0] + HOUR;
+    marks.summary ??= { reasons: new Map(), since: now, until: now, due: Math.min(free, now + this.#summary) };
+    marks.summary.reasons.set(reason, (marks.summary.reasons.get(reason) ?? 0) + 1);
+    marks.summary.until = now;
+    return { ruling: "limited", until: free };
+  }
+  refresh(marks, now) {
+    for (const times of [marks.last, marks.critical]) {
+      for (const [reason, at] of times) if (!(at <= now && now - at < this.#debounce)) times.delete(reason);
+    }
+    const { cancelled } = marks;
+    if (cancelled !== null && !(cancelled <= now && now - cancelled < this.#cooldown)) marks.cancelled = null;
+    marks.passed = marks.passed.filter((at) => at <= now && now - at < HOUR).slice(-this.#limit);
+    if (marks.summary && marks.passed.length < this.#limit) {
+      marks.summary.due = Math.min(marks.summary.due, now);
+    }
+  }
+  cancelled(marks, now) {
+    this.refresh(marks, now);
+    marks.cancelled = now;
+    marks.last.clear();
+    marks.critical.clear();
+  }
+  forgive(marks, reason, critical) {
+    marks.critical.delete(reason);
+    if (!critical) marks.last.delete(reason);
+  }
+  toldApart(marks, reason) {
+    const { summary } = marks;
+    const count = summary?.reasons.get(reason);
+    if (!summary || !count) return;
+    if (count > 1) summary.reasons.set(reason, count - 1);
+    else summary.reasons.delete(reason);
+    if (!summary.reasons.size) marks.summary = null;
+  }
+  idle(marks, now) {
+    this.refresh(marks, now);
+    const { last, critical, passed, cancelled, summary } = marks;
+    return !last.size && !critical.size && !passed.length && cancelled === null && summary === null;
+  }
+}
+const RECENT = 32;
+const SWEEP = 256;
+class MonitoredDevice {
+  constructor(name, marks, saved = {}) {
+    this.name = name;
+    this.marks = marks;
+    this.cancels = saved.cancels ?? 0;
+    this.back = saved.back ?? 0;
+    this.events = new Map(saved.events ?? []);
+    this.covered = saved.covered ?? "";
+    this.held = new Map(saved.held ?? []);
+  }
+  hold({ origin, ...signal }, until, limited) {
+    const before = this.held.get(signal.reason);
+    if (before) {
+      const rank = Math.max(SEVERITIES.indexOf(signal.severity), SEVERITIES.indexOf(before.signal.severity));
+      signal.severity = /** @type {import("./policy.js").Severity} */ (SEVERITIES[rank]);
+      signal.at = Math.min(signal.at, before.signal.at);
+      until = Math.min(until, before.until);
+    }
+    this.held.set(signal.reason, { signal, until, limited });
+  }
+  recent(at, span = HOUR) {
+    return [...this.events].filter(([, then]) => Math.abs(at - then) < span).map(([event]) => event);
+  }
+  add(event, at) {
+    const recent = new Set(this.recent(at, DAY_LONG));
+    for (const known of [...this.events.keys()]) if (!recent.has(known)) this.events.delete(known);
+    this.events.set(event, at);
+    for (const [oldest] of this.events) {
+      if (this.events.size <= RECENT) break;
+      this.events.delete(oldest);
+    }
+  }
+  save() {
+    const { last, critical, passed, cancelled, summary } = this.marks;
+    const marks = {
+      last: [...last], critical: [...critical], passed, cancelled,
+      summary: summary && { ...summary, reasons: [...summary.reasons] },
+    };
+    const { cancels, back, events, covered, held } = this;
+    return JSON.stringify({ marks, cancels, back, events: [...events], covered, held: [...held] });
+  }
+}
+class MonitoredDevices {
+  #devices = new Map();
+  #longest;
+  #summary;
+  #sweepAt = SWEEP;
+  constructor(policy) {
+    this.suppressor = new Suppressor(policy);
+    this.#longest = micros(Math.max(policy.debounce, policy.cooldown, policy.summary));
+    this.#summary = micros(policy.summary);
+  }
+  restore(name, text, now) {
+    const saved = JSON.parse(text);
+    const { last, critical, passed, cancelled, summary } = saved.marks;
+    const marks = {
+      last: new Map(last), critical: new Map(critical), passed, cancelled,
+      summary: summary && { ...summary, reasons: new Map(summary.reasons) },
+    };
+    if (marks.summary) marks.summary.due = Math.min(marks.summary.due, now + this.#summary);
+    const device = new MonitoredDevice(name, marks, saved);
+    for (const held of device.held.values()) held.until = Math.min(held.until, now + this.#longest);
+    this.#devices.set(name, device);
+  }
+  at(name) {
+    let device = this.#devices.get(name);
+    if (!device) this.#devices.set(name, (device = new MonitoredDevice(name, this.suppressor.none())));
+    return device;
+  }
+  get(name) {
+    return this.#devices.get(name);
+  }
+  of(event) {
+    for (const device of this.#devices.values()) if (device.events.has(event)) return device;
+    return undefined;
+  }
+  hold(device, signal, { ruling, until }) {
+    const limited = ruling === "limited";
+    const when = limited ? (device.marks.summary?.due ?? null) : until;
+    const told = signal.reason === DISCONNECT ? device.covered !== "" : ruling !== "cooling";
+    if (!told && when !== null) device.hold(signal, when, limited);
+    return limited || !told;
+  }
+  lapsed(now) {
+    const over = [];
+    for (const device of this.#devices.values()) {
+      for (const [reason, held] of device.held) {
+        if (held.until > now) continue;
+        device.held.delete(reason);
+        over.push({ device, held });
+      }
+    }
+    return over.sort((a, b) => a.held.signal.at - b.held.signal.at);
+  }
+  summaries(now) {
+    const due = [];
+    for (const device of this.#devices.values()) {
+      if (!device.marks.summary) continue;
+      this.suppressor.refresh(device.marks, now);
+      if (device.marks.summary.due > now) continue;
+      due.push({ device, ...device.marks.summary });
+      device.marks.summary = null;
+    }
+    return due;
+  }
+  get holding() {
+    let count = 0;
+    for (const device of this.#devices.values()) count += device.held.size;
+    return count;
+  }
+  nextWake() {
+    let next = Infinity;
+    for (const { held, marks } of this.#devices.values()) {
+      for (const { until } of held.values()) next = Math.min(next, until);
+      next = Math.min(next, marks.summary?.due ?? Infinity);
+    }
+    return next;
+  }
+  shift(by) {
+    for (const { held, marks } of this.#devices.values()) {
+      for (const one of held.values()) one.until += by;
+      if (marks.summary) marks.summary.due += by;
+    }
+  }
+  sweep(now) {
+    if (this.#devices.size < this.#sweepAt) return [];
+    const idle = [...this.#devices.values()].filter(
+      (device) => !device.cancels && !device.held.size && !device.recent(now, DAY_LONG).length
+        && this.suppressor.idle(device.marks, now),
+    );
+    for (const { name } of idle) this.#devices.delete(name);
+    this.#sweepAt = Math.max(SWEEP, 2 * this.#devices.size);
+    return idle.map(({ name }) => name);
+  }
+}
+const EVENT = "alert_event";
+const UPDATE = "alert_update";
+const CANCEL = "alert_cancel";
+const MS = 1_000;
+const JITTER = 0.2;
+const CALLED_OFF = "a person called it off before it went out";
+const SETTLED = "the device was back before the countdown ended";
+const OVERTAKEN = "a critical event for the same reason took its place";
+const EXPIRED = "it expired before it could be done";
+const SILENT = "no answer came; whether it took effect is not known";
+function eventId({ sentinel, tower, profile, session }, reason, device, at) {
+  return sha256(JSON.stringify({ device, profile, reason, sentinel, session, tower, window_start: at }))
+    .slice(0, 32);
+}
+class Monitor {
+  #policy;
+  #identity;
+  #keep;
+  #devices;
+  #messages = new Map();
+  #offset = null;
+  #minted;
+  #reachable = false;
+  #promised;
+  #beatAt = Infinity;
+  #random;
+  #changes = new Map();
+  #effects = [];
+  constructor(policy, identity, random = Math.random) {
+    this.#policy = policy;
+    this.#identity = identity;
+    this.#keep = micros(policy.keep);
+    this.#devices = new MonitoredDevices(policy);
+    this.#promised = policy.heartbeat > 0;
+    this.#random = random;
+  }
+  get waiting() {
+    return this.#messages.size + this.#devices.holding;
+  }
+  take() {
+    const taken = { changes: this.#changes, effects: this.#effects };
+    this.#changes = new Map();
+    this.#effects = [];
+    return taken;
+  }
+  restore(kept, now) {
+    const messages = [];
+    for (const [key, text] of kept) {
+      if (key.startsWith("device:")) this.#devices.restore(key.slice(7), text, now);
+      if (key.startsWith("message:")) messages.push({ ...JSON.parse(text), queued: false, tries: 0, again: 0 });
+    }
+    const { offset, minted } = JSON.parse(kept.get("monitor") ?? "{}");
+    this.#offset = offset ?? null;
+    this.#minted = minted;
+    for (const message of messages.sort((a, b) => a.at - b.at)) {
+      const begun = message.expires ? Math.max(message.at, message.expires - this.#keep) : message.at;
+      message.due = Math.min(message.due, now + Math.max(0, message.due - begun));
+      this.#messages.set(message.id, message);
+      if (message.sent || message.kind !== EVENT) continue;
+      const { device_address: device, trigger_reason: reason } = message.data;
+      this.#ruled({ device, reason }, "pass", null, message.id, message.due);
+    }
+    this.#advance(now);
+  }
+  signal(signal, now) {
+    const device = this.#devices.at(signal.device);
+    const { suppressor } = this.#devices;
+    const critical = signal.severity === "critical";
+    const lasting = signal.reason === DISCONNECT;
+    let changed = lasting && device.back !== 0;
+    if (changed) {
+      device.back = 0;
+      device.covered = "";
+    }
+    const counting = this.#counting(signal.device, signal.reason, critical);
+    if (counting) {
+      if (lasting && device.covered !== counting.id) {
+        device.covered = counting.id;
+        changed = true;
+      }
+      this.#ruled(signal, "debounced", counting.due, counting.id);
+    } else {
+      if (critical && lasting && !device.covered) suppressor.forgive(device.marks, signal.reason, true);
+      const decision = suppressor.signal(device.marks, signal.at, critical, signal.reason);
+      if (decision.ruling === "pass") {
+        this.#pass(signal, device, signal.at, now);
+        return;
+      }
+      changed = this.#devices.hold(device, signal, decision) || changed;
+      const limited = decision.ruling === "limited";
+      this.#ruled(signal, decision.ruling, limited ? (device.marks.summary?.due ?? null) : decision.until);
+    }
+    if (changed) this.#save(device);
+  }
+  #judgeAgain(now) {
+    for (const { device, held } of this.#devices.lapsed(now)) {
+      const { signal, limited } = held;
+      this.#save(device);
+      if (signal.reason === DISCONNECT && (device.back || device.covered)) continue;
+      const critical = signal.severity === "critical";
+      const { suppressor } = this.#devices;
+      const decision = suppressor.signal(device.marks, now, critical, signal.reason, !limited);
+      if (decision.ruling === "pass") {
+        if (limited) suppressor.toldApart(device.marks, signal.reason);
+        this.#pass(signal, device, now, now);
+      } else {
+        this.#devices.hold(device, signal, decision);
+        this.#save(device);
+      }
+    }
+  }
+  #pass(signal, device, begins, now) {
+    const critical = signal.severity === "critical";
+    const reason = critical ? `${signal.reason}, critical` : signal.reason;
+    const id = eventId(this.#identity, reason, signal.device, signal.at + device.cancels);
+    device.add(id, signal.at);
+    device.held.delete(signal.reason);
+    if (signal.reason === DISCONNECT) device.covered = id;
+    const lasts = signal.countdown ?? micros(this.#policy.countdown);
+    const due = lasts ? begins + lasts : Math.min(begins, now);
+    for (const name of this.#devices.sweep(now)) this.#changes.set(`device:${name}`, null);
+    const milder = critical ? this.#counting(signal.device, signal.reason, false) : undefined;
+    this.#ruled(signal, "pass", null, id, due);
+    if (milder) {
+      device.events.delete(milder.id);
+      this.#end(milder, "superseded", OVERTAKEN);
+    }
+    this.#save(device);
+    this.#send(EVENT, id, signal.at, this.#event(signal, device.cancels), due, now);
+  }
+  #event(signal, cancels, summary) {
+    return {
+      profile_id: this.#identity.profile, trigger_reason: signal.reason, device_address: signal.device,
+      session_id: this.#identity.session, timestamp: Math.floor(signal.at / MS), severity: signal.severity,
+      cancelled_count: cancels, device_meta: signal.meta ?? undefined, location: signal.location ?? undefined,
+      offset_ms: this.#offset === null ? undefined : Math.floor(this.#offset / MS), summary,
+    };
+  }
+  #sumUp({ device, reasons, since }, now) {
+    const id = eventId(this.#identity, SUMMARY, device.name, since);
+    const held = [...reasons.values()].reduce((sum, count) => sum + count, 0);
+    const summary = { held, reasons: Object.fromEntries(reasons), since: Math.floor(since / MS) };
+    const signal = { device: device.name, reason: SUMMARY, at: now, severity: "warning" };
+    this.#ruled(signal, "pass", null, id, now);
+    this.#save(device);
+    this.#send(EVENT, id, now, this.#event(signal, device.cancels, summary), now, now);
+  }
+  back(name, at) {
+    const device = this.#devices.get(name);
+    if (!device || device.back) return;
+    device.back = at;
+    device.covered = "";
+    device.held.delete(DISCONNECT);
+    this.#save(device);
+  }
+  cancel(name, event, at, now) {
+    const device = name ? this.#devices.get(name) : this.#devices.of(event);
+    const known = device && (!event || device.events.has(event));
+    const events = !known ? [] : event ? [event] : device.recent(at);
+    const held = known && !event ? [...device.held.keys()] : [];
+    if (!device || (!events.length && !held.length)) {
+      this.#effects.push({ do: "cancelled", device: name, dropped: [], corrected: [], held: [] });
+      return;
+    }
+    if (held.length) device.held.clear();
+    const dropped = events.filter((one) => this.#messages.get(one)?.sent === false);
+    const corrected = events.filter((one) => !dropped.includes(one));
+    for (const one of events) device.events.delete(one);
+    if (events.includes(device.covered)) device.covered = "";
+    device.cancels += 1;
+    this.#devices.suppressor.cancelled(device.marks, at);
+    this.#save(device);
+    this.#effects.push({ do: "cancelled", device: device.name, dropped, corrected, held });
+    for (const one of dropped) {
+      for (const message of [this.#messages.get(one), ...this.#behind(one)]) {
+        if (message) this.#end(message, "cancelled", CALLED_OFF);
+      }
+    }
+    for (const one of corrected) {
+      this.#follow(CANCEL, { event: one, cancelled_at: Math.floor(at / MS) }, at, now);
+    }
+  }
+  change(event, change, at, now) {
+    if (!this.#devices.of(event)) {
+      this.#effects.push({ do: "in vain", event });
+      return;
+    }
+    const waiting = this.#messages.get(event);
+    if (!waiting || waiting.sent) {
+      this.#follow(UPDATE, { event, ...change }, at, now);
+      return;
+    }
+    waiting.data = { ...waiting.data, ...change };
+    waiting.expires = this.#expiry(waiting.data, waiting.at, now);
+    this.#store(waiting);
+  }
+  #follow(kind, data, at, now) {
+    this.#minted = nextId(this.#minted, Math.floor(at / MS));
+    this.#saveSelf();
+    this.#send(kind, this.#minted, at, data, at, now);
+  }
+  reached(now) {
+    this.#reachable = true;
+    this.#beatAt = this.#promised ? now : Infinity;
+    for (const message of [...this.#messages.values()]) {
+      if (!message.sent) continue;
+      message.tries = 0;
+      this.#transmit(message, now);
+    }
+    this.#advance(now);
+  }
+  lost() {
+    this.#reachable = false;
+    this.#beatAt = Infinity;
+  }
+  standDown() {
+    this.#promised = false;
+    this.#beatAt = Infinity;
+  }
+  measured(offset) {
+    this.#offset = offset;
+    this.#saveSelf();
+    for (const message of this.#messages.values()) {
+      if (message.sent || message.kind !== EVENT || message.data.offset_ms !== undefined) continue;
+      message.data.offset_ms = Math.floor(offset / MS);
+      this.#store(message);
+    }
+  }
+  answered(id, state, detail, now) {
+    const message = this.#messages.get(id);
+    if (message?.sent) this.#ended(message, state, detail, now);
+  }
+  #send(kind, id, at, data, due, now) {
+    const expires = this.#expiry(data, at, now);
+    const message = { id, kind, at, expires, due, data, sent: false, queued: false, tries: 0, again: 0 };
+    this.#messages.set(id, message);
+    this.#store(message);
+    if (due > now) return;
+    if (this.#mayStart(message)) this.#start(message, now);
+    else this.#queue(message);
+  }
+  #start(message, now) {
+    message.sent = true;
+    this.#store(message);
+    this.#transmit(message, now);
+  }
+  #transmit(message, now) {
+    message.tries += 1;
+    const { tries, retry_first, retry_most } = this.#policy;
+    const longest = micros(Math.min(retry_first * 2 ** Math.min(message.tries - 1, 40), retry_most));
+    const more = !tries || message.tries < tries;
+    message.again = more ? now + Math.round(longest * (1 - JITTER * this.#random())) : Infinity;
+    this.#effects.push({ do: "transmit", message });
+  }
+  #queue(message) {
+    message.queued = true;
+    if (message.kind !== EVENT) return;
+    const { device_address: device, trigger_reason: reason } = message.data;
+    this.#effects.push({ do: "queued", event: message.id, device, reason });
+  }
+  #mayStart(message) {
+    return this.#reachable && (message.kind === EVENT || !this.#messages.has(message.data.event));
+  }
+  #counting(device, reason, critical) {
+    for (const message of this.#messages.values()) {
+      const { kind, sent, queued, data } = message;
+      if (kind !== EVENT || sent || queued || data.device_address !== device) continue;
+      if (data.trigger_reason === reason && (data.severity === "critical") === critical) return message;
+    }
+    return undefined;
+  }
+  #behind(event) {
+    return [...this.#messages.values()].filter(({ kind, data }) => kind !== EVENT && data.event === event);
+  }
+  #expiry(data, at, now) {
+    return data.severity === "critical" && !data.event ? 0 : Math.max(at, now) + this.#keep;
+  }
+  #end(message, state, detail) {
+    const { id, kind, data } = message;
+    this.#messages.delete(id);
+    this.#changes.set(`message:${id}`, null);
+    this.#effects.push({ do: "ended", kind, event: kind === EVENT ? id : data.event, state, detail });
+  }
+  #ended(message, state, detail, now) {
+    this.#end(message, state, detail);
+    if (message.kind !== EVENT) return;
+    const never = state !== "done" && state !== "unknown";
+    if (never) this.#forget(message, detail === SETTLED);
+    for (const waiting of this.#behind(message.id)) {
+      if (never) this.#end(waiting, "cancelled", detail);
+      else if (waiting.due <= now && this.#mayStart(waiting)) this.#start(waiting, now);
+    }
+  }
+  #forget({ id, data }, settled) {
+    const device = this.#devices.get(data.device_address);
+    if (!device) return;
+    const critical = data.severity === "critical";
+    if (critical || !settled) this.#devices.suppressor.forgive(device.marks, data.trigger_reason, critical);
+    device.events.delete(id);
+    if (device.covered === id) device.covered = "";
+    this.#save(device);
+  }
+  wake(now) {
+    for (const message of [...this.#messages.values()]) {
+      if (!message.sent || !this.#messages.has(message.id)) continue;
+      if (message.expires && message.expires <= now) this.#ended(message, "unknown", SILENT, now);
+      else if (this.#reachable && message.again <= now) this.#transmit(message, now);
+    }
+    this.#judgeAgain(now);
+    for (const summary of this.#devices.summaries(now)) this.#sumUp(summary, now);
+    this.#advance(now);
+    if (this.#beatAt <= now) {
+      this.#beatAt = now + micros(this.#policy.heartbeat);
+      this.#effects.push({ do: "beat" });
+    }
+  }
+  #advance(now) {
+    for (const message of [...this.#messages.values()]) {
+      if (message.sent || message.due > now || !this.#messages.has(message.id)) continue;
+      if (message.expires && message.expires <= now) {
+        this.#ended(message, "expired", EXPIRED, now);
+        continue;
+      }
+      if (message.kind === EVENT && !message.queued) {
+        const { device_address: name, trigger_reason: reason } = message.data;
+        const back = this.#devices.get(name)?.back ?? 0;
+        if (reason === DISCONNECT && this.#policy.settle && back > 0 && back <= message.due) {
+          this.#ended(message, "cancelled", SETTLED, now);
+          continue;
+        }
+        this.#queue(message);
+      }
+      if (this.#mayStart(message)) this.#start(message, now);
+    }
+  }
+  nextWake() {
+    let next = Math.min(this.#devices.nextWake(), this.#beatAt);
+    for (const { sent, queued, due, again, expires } of this.#messages.values()) {
+      if (expires) next = Math.min(next, expires);
+      if (sent && this.#reachable) next = Math.min(next, again);
+      if (!sent && !queued) next = Math.min(next, due);
+    }
+    return next;
+  }
+  shift(by) {
+    this.#devices.shift(by);
+    this.#beatAt += by;
+    if (this.#offset !== null) this.#offset -= by;
+    for (const message of this.#messages.values()) {
+      message.due += by;
+      message.again += by;
+      if (message.expires) message.expires += by;
+      this.#store(message);
+    }
+  }
+  #save(device) {
+    this.#changes.set(`device:${device.name}`, device.save());
+  }
+  #saveSelf() {
+    this.#changes.set("monitor", JSON.stringify({ offset: this.#offset, minted: this.#minted }));
+  }
+  #store({ id, kind, at, expires, due, data, sent }) {
+    this.#changes.set(`message:${id}`, JSON.stringify({ id, kind, at, expires, due, data, sent }));
+  }
+  #ruled({ device, reason, origin }, ruling, until, event = "", due = 0) {
+    this.#effects.push({ do: "ruled", origin, device, reason, ruling, until, event, due });
+  }
+}
+class StoreTaken extends Error {
+  constructor(message = "the store was opened again elsewhere; this sentinel has stopped") {
+    super(message);
+    this.name = "StoreTaken";
+  }
+}
+class MemoryStore {
+  #items = new Map();
+  async load() {
+    return new Map(this.#items);
+  }
+  async write(changes) {
+    apply(this.#items, changes);
+  }
+}
+class KeyValueStore {
+  #storage;
+  #prefix;
+  #names = new Set();
+  constructor(storage, prefix = "duly:sentinel:") {
+    this.#storage = storage;
+    this.#prefix = prefix;
+  }
+  async load() {
+    const journal = await this.#storage.getItem(`${this.#prefix}journal`);
+    this.#names = new Set(JSON.parse((await this.#storage.getItem(`${this.#prefix}names`)) ?? "[]"));
+    if (journal) await this.#carryOut(new Map(JSON.parse(journal)));
+    const items = new Map();
+    for (const name of this.#names) {
+      const text = await this.#storage.getItem(this.#prefix + name);
+      if (text !== null) items.set(name, text);
+    }
+    return items;
+  }
+  async write(changes) {
+    await this.#storage.setItem(`${this.#prefix}journal`, JSON.stringify([...changes]));
+    await this.#carryOut(changes);
+  }
+  async #carryOut(changes) {
+    const before = this.#names.size;
+    let fewer = false;
+    for (const [name, text] of changes) {
+      if (text !== null) this.#names.add(name);
+      else fewer = this.#names.delete(name) || fewer;
+    }
+    if (fewer || this.#names.size !== before) {
+      await this.#storage.setItem(`${this.#prefix}names`, JSON.stringify([...this.#names]));
+    }
+    for (const [name, text] of changes) {
+      if (text !== null) await this.#storage.setItem(this.#prefix + name, text);
+      else await this.#storage.removeItem(this.#prefix + name);
+    }
+    await this.#storage.removeItem(`${this.#prefix}journal`);
+  }
+}
+class IndexedDbStore {
+  #name;
+  #owner = Math.random().toString(36).slice(2) + Date.now().toString(36);
+  #database = null;
+  constructor(name = "duly-sentinel") {
+    this.#name = name;
+  }
+  async load() {
+    const items = await this.#within((entries, done) => {
+      entries.put(this.#owner, "owner");
+      const [keys, values] = [entries.getAllKeys(), entries.getAll()];
+      values.onsuccess = () => done(new Map(keys.result.map((key, i) => [String(key), values.result[i]])));
+    });
+    items.delete("owner");
+    return items;
+  }
+  write(changes) {
+    return this.#within((entries, done, fail) => {
+      const owner = entries.get("owner");
+      owner.onsuccess = () => {
+        if (owner.result !== this.#owner) {
+          fail(new StoreTaken());
+          return;
+        }
+        for (const [name, text] of changes) text === null ? entries.delete(name) : entries.put(text, name);
+        done(undefined);
+      };
+    });
+  }
+  async close() {
+    this.#database?.close();
+    this.#database = null;
+  }
+  async #within(work) {
+    this.#database ??= await openDatabase(this.#name);
+    try {
+      const transaction = this.#database.transaction("items", "readwrite", { durability: "strict" });
+      return await new Promise((resolve, reject) => {
+        let result;
+        transaction.oncomplete = () => resolve(result);
+        transaction.onabort = () => reject(transaction.error ?? new Error("the browser did not store it"));
+        work(transaction.objectStore("items"), (value) => { result = value; }, (problem) => {
+          reject(problem);
+          transaction.abort();
+        });
+      });
+    } catch (problem) {
+      if (!(problem instanceof StoreTaken)) await this.close(); // as when the user clears the site's data
+      throw problem;
+    }
+  }
+}
+function openDatabase(name) {
+  return new Promise((resolve, reject) => {
+    const opening = indexedDB.open(name, 1);
+    opening.onupgradeneeded = () => opening.result.createObjectStore("items");
+    opening.onsuccess = () => resolve(opening.result);
+    opening.onerror = () => reject(opening.error);
+  });
+}
+function apply(items, changes) {
+  for (const [name, text] of changes) text === null ? items.delete(name) : items.set(name, text);
+}
+const HELD = 1_000;
+const NAME_LIMIT = 200;
+const FIELD_LIMIT = 64 * 1024;
+const LOOK = 60_000;
+const STEP = 1_000;
+const FINAL = new Set(["malformed", "too_large", "id_conflict", "stale", "expired", "refused"]);
+const DONE = new Map([[EVENT, "sent"], [UPDATE, "updated"], [CANCEL, "corrected"]]);
+class Sentinel extends Listeners {
+  #url;
+  #token;
+  #socket;
+  #store;
+  #profile;
+  #session;
+  #policy;
+  #monitor = null;
+  #link = null;
+  #early = [];
+  #alerts = new Map();
+  #causes = new Map();
+  #seen = new Set();
+  #committing = false;
+  #closed = null;
+  #last = 0;
+  #drift = Date.now() - performance.now();
+  #timer = undefined;
+  #silence = undefined;
+  #telling = undefined;
+  #beats = 0;
+  #run = draw();
+  #told = "{}";
+  #idle = new Set();
+  #isReady = () => {};
+  #isOver = () => {};
+  constructor(url, token, options = {}) {
+    super(["news"]);
+    const { store, profile = "default", policy, heartbeat, session = "" } = options;
+    this.#url = url;
+    this.#token = token;
+    this.#socket = options.socket ?? globalThis.WebSocket;
+    if (!this.#socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
+    const usual = store === undefined && globalThis.indexedDB ? new IndexedDbStore() : new MemoryStore();
+    this.#store = /** @type {import("./stores.js").Store} */ (store ?? usual);
+    this.#profile = nameOf("profile", profile);
+    this.#session = session;
+    this.#policy = policyOf(heartbeat === undefined ? policy : { ...policy, heartbeat });
+    this.counts = { signals: 0, debounced: 0, cooling: 0, limited: 0, cancelled: 0, sent: 0, resent: 0 };
+    this.ready = new Promise((resolve, reject) => {
+      this.#isReady = resolve;
+      this.#isOver = reject;
+    });
+    this.ready.catch(() => {});
+    this.opened = this.#open();
+    this.opened.catch((problem) => this.#stop(problem));
+  }
+  async #open() {
+    const kept = await this.#store.load();
+    const self = JSON.parse(kept.get("self") ?? "null") ?? { name: draw(), session: draw() };
+    if (!kept.has("self")) await this.#store.write(new Map([["self", JSON.stringify(self)]]));
+    if (this.#closed) throw this.#closed;
+    const tower = this.#url.split(",")[0].replace(/^\w+:\/\//, "").replace(/\/.*$/, "");
+    const session = this.#session || self.session;
+    const identity = { sentinel: self.name, tower, profile: this.#profile, session };
+    this.#monitor = new Monitor(this.#policy, identity);
+    this.#monitor.restore(kept, this.#now());
+    this.#link = new Link(this.#url, this.#token, this.#socket, {
+      cursors: () => undefined,
+      welcome: (frame) => this.#up(frame),
+      unwelcome: ({ error, detail }) => this.#say("denied", { detail: detail ?? error ?? "" }),
+      hear: (frame) => this.#hear(frame),
+      down: (reason) => this.#down(reason),
+    });
+    for (const early of this.#early.splice(0)) early(this.#monitor, this.#now());
+    this.#commit();
+  }
+  disconnect(device, options) {
+    return this.trigger(DISCONNECT, device, options);
+  }
+  reconnect(device) {
+    const at = this.#now();
+    nameOf("device", device);
+    this.#tell((monitor) => monitor.back(device, at));
+  }
+  trigger(reason, device, { severity = "warning", meta, location, countdown } = {}) {
+    if (nameOf("reason", reason) === SUMMARY) throw new TypeError("`summary` is the sentinel's own reason");
+    if (countdown !== undefined && !(countdown >= 0 && countdown < this.#policy.keep)) {
+      throw new RangeError(`countdown is a number of seconds, 0 or more, not ${countdown}`);
+    }
+    if (this.#closed) throw this.#closed;
+    const alert = new Alert(this, nameOf("device", device), reason);
+    const signal = {
+      device, reason, at: this.#moment(), severity: severityOf(severity), meta: fieldOf("meta", meta),
+      location: fieldOf("location", location), countdown: countdown === undefined ? null : micros(countdown),
+      origin: alert,
+    };
+    this.#tell((monitor, now) => monitor.signal(signal, now));
+    return alert;
+  }
+  cancel(device, event = "") {
+    const at = this.#now();
+    nameOf("device", device);
+    this.#tell((monitor, now) => monitor.cancel(device, event, at, now));
+  }
+  update(event, { severity, meta, location }) {
+    if (!event) throw new TypeError("there is no event yet, or it was held back; await alert.stored first");
+    const change = {};
+    if (severity !== undefined) change.severity = severityOf(severity);
+    if (meta !== undefined) change.device_meta = fieldOf("meta", meta);
+    if (location !== undefined) change.location = fieldOf("location", location);
+    const at = this.#now();
+    this.#tell((monitor, now) => monitor.change(event, change, at, now));
+  }
+  standDown() {
+    if (!this.connected) {
+      throw new Refused(1, "offline", "the tower cannot be reached; it expects the heartbeat until it is told");
+    }
+    this.#tell((monitor) => monitor.standDown());
+    this.#beat(0);
+  }
+  get connected() {
+    return this.#link?.up ?? false;
+  }
+  get waiting() {
+    return (this.#monitor?.waiting ?? 0) + this.#early.length;
+  }
+  async drained() {
+    await this.opened;
+    while (this.waiting || this.#committing) {
+      await new Promise((/** @type {(value: void) => void} */ resolve) => this.#idle.add(resolve));
+      if (this.#closed) throw this.#closed;
+    }
+  }
+  async close() {
+    this.#stop(new Closed("the sentinel was closed; what it has stored goes on at its next start"));
+    while (this.#committing) {
+      await new Promise((/** @type {(value: void) => void} */ resolve) => this.#idle.add(resolve));
+    }
+    await this.#store.close?.();
+  }
+  #stop(problem) {
+    if (this.#closed) return;
+    this.#closed = problem;
+    for (const timer of [this.#timer, this.#silence, this.#telling]) clearTimeout(timer);
+    this.#link?.close();
+    this.#isOver(problem);
+    for (const alerts of this.#alerts.values()) for (const alert of alerts) alert._abandon(problem);
+    this.#rest();
+  }
+  #now() {
+    return Date.now() * 1_000;
+  }
+  #moment() {
+    const now = this.#now();
+    this.#last = now > this.#last || now < this.#last - micros(1) ? now : this.#last + 1;
+    return this.#last;
+  }
+  #tell(work) {
+    if (this.#closed) throw this.#closed;
+    if (!this.#monitor) {
+      this.#early.push(work);
+      return;
+    }
+    this.#followClock(this.#monitor);
+    work(this.#monitor, this.#now());
+    this.#commit();
+  }
+  #followClock(monitor) {
+    const drift = Date.now() - performance.now();
+    const by = Math.round(drift - this.#drift);
+    if (Math.abs(by) < STEP) return;
+    this.#drift = drift;
+    monitor.shift(by * 1_000);
+  }
+  async #commit() {
+    const monitor = this.#monitor;
+    if (this.#committing || !monitor) return;
+    this.#committing = true;
+    try {
+      for (;;) {
+        const { changes, effects } = monitor.take();
+        if (!changes.size && !effects.length) break;
+        if (changes.size) await this.#write(changes);
+        if (this.#closed) break;
+        for (const effect of effects) this.#perform(effect);
+      }
+    } catch (problem) {
+      this.#stop(/** @type {Error} */ (problem));
+    } finally {
+      this.#committing = false;
+    }
+    this.#setTimer(monitor);
+    this.#rest();
+  }
+  async #write(changes) {
+    for (let pause = 200; ; pause = Math.min(2 * pause, 10_000)) {
+      try {
+        await this.#store.write(changes);
+        return;
+      } catch (problem) {
+        if (problem instanceof StoreTaken || this.#closed) throw problem;
+        this.#say("trouble", { detail: String(problem) });
+        await new Promise((resolve) => setTimeout(resolve, pause));
+        if (this.#closed) throw this.#closed;
+      }
+    }
+  }
+  #rest() {
+    const waiting = [...this.#idle];
+    this.#idle.clear();
+    for (const resolve of waiting) resolve();
+  }
+  #setTimer(monitor) {
+    clearTimeout(this.#timer);
+    if (this.#closed) return;
+    const wait = Math.min(Math.max((monitor.nextWake() - this.#now()) / 1_000, 0), LOOK);
+    this.#timer = setTimeout(() => this.#tell((machine, now) => machine.wake(now)), Math.ceil(wait));
+  }
+  #perform(effect) {
+    switch (effect.do) {
+      case "ruled":
+        return this.#ruled(effect);
+      case "transmit": {
+        const { id, kind, data, at } = effect.message;
+        if (kind === EVENT) this.#causes.set(id, [data.device_address, data.trigger_reason]);
+        if (this.#seen.has(id)) this.counts.resent += 1;
+        this.#seen.add(id);
+        return this.#send({ type: kind, seq_id: id, data, time: Math.floor(at / 1_000) });
+      }
+      case "ended":
+        return this.#ended(effect);
+      case "queued":
+        return this.#say("queued", effect);
+      case "cancelled": {
+        const { device, dropped, corrected, held } = effect;
+        if (!dropped.length && !corrected.length && !held.length) this.#say("nothing to cancel", { device });
+        for (const reason of held) this.#say("cancelled", { device, reason, detail: "it was held back" });
+        for (const event of corrected) this.#say("correcting", { device, event });
+        return;
+      }
+      case "in vain":
+        return this.#say("nothing to update", effect);
+      case "beat":
+        this.#beat(Math.round(this.#policy.heartbeat * 1_000));
+    }
+  }
+  #ruled({ origin, device, reason, ruling, until, event, due }) {
+    const passed = ruling === "pass";
+    if (event && !this.#causes.has(event)) this.#causes.set(event, [device, reason]);
+    const counting = passed && due > this.#now();
+    const what = !passed ? "held" : reason === SUMMARY ? SUMMARY : counting ? "countdown" : "stored";
+    const end = passed ? (counting ? due : 0) : (until ?? 0);
+    this.#say(what, { device, reason, event, detail: passed ? "" : ruling, until: Math.floor(end / 1_000) });
+    if (!(origin instanceof Alert)) return;
+    this.counts.signals += 1;
+    if (ruling !== "pass") {
+      this.counts[ruling] += 1;
+      origin._end({ state: "held", reason: ruling, event });
+    } else {
+      this.#alerts.set(event, [...(this.#alerts.get(event) ?? []), origin]);
+    }
+    origin._rule(event, ruling);
+    this.#tellHeldBack();
+  }
+  #ended({ kind, event, state, detail }) {
+    this.#say((state === "done" && DONE.get(kind)) || state, { event, detail });
+    if (kind !== EVENT) return;
+    if (state === "done") this.counts.sent += 1;
+    if (state === "cancelled") this.counts.cancelled += 1;
+    this.#causes.delete(event);
+    this.#seen.delete(event);
+    for (const alert of this.#alerts.get(event) ?? []) alert._end({ state, reason: detail, event });
+    this.#alerts.delete(event);
+  }
+  #say(what, { device = "", reason = "", event = "", detail = "", until = 0 } = {}) {
+    if (event && !device) [device, reason] = this.#causes.get(event) ?? ["", ""];
+    this._emit("news", { what, time: Date.now(), device, reason, event, detail, until });
+  }
+  #send(frame) {
+    if (!this.#link?.up) return;
+    this.#link.send(frame);
+    this.#silence ??= setTimeout(() => {
+      this.#silence = undefined;
+      this.#link?.dead();
+    }, 2 * RESEND + 100);
+  }
+  #up(frame) {
+    const offset = frame.time * 1_000 - this.#now();
+    this.#tell((monitor, now) => {
+      monitor.measured(offset);
+      monitor.reached(now);
+    });
+    this.#say("online");
+    this.#isReady();
+    this.#told = "{}";
+    this.#tellHeldBack();
+  }
+  #down(reason) {
+    if (this.#closed) return;
+    this.#tell((monitor) => monitor.lost());
+    this.#say("offline", { detail: reason });
+  }
+  #hear({ type, seq_id: id, code, error = "", detail = "" }) {
+    if (type !== "server_ack" || !id) return;
+    if (id.startsWith("beat-")) {
+      if (error) this.#say("refused", { detail: `the heartbeat: ${error}: ${detail}` });
+    } else if (code === 0 || code === 5) {
+      this.#tell((monitor, now) => monitor.answered(id, "done", "", now));
+    } else if (code === 2 && FINAL.has(error)) {
+      const state = error === "stale" ? "unknown" : "failed";
+      this.#tell((monitor, now) => monitor.answered(id, state, `${error}: ${detail}`, now));
+    } else {
+      this.#say("refused", { event: id, detail: `${error}: ${detail}` });
+    }
+  }
+  #heldBack() {
+    const { debounced: debounce, limited: limit, cooling: cooldown } = this.counts;
+    return Object.fromEntries(Object.entries({ debounce, limit, cooldown }).filter(([, count]) => count));
+  }
+  #tellHeldBack() {
+    if (this.#telling !== undefined || !this.connected) return;
+    if (this.#told === JSON.stringify(this.#heldBack())) return;
+    this.#telling = setTimeout(() => {
+      this.#telling = undefined;
+      this.#beat(null);
+    }, HELD);
+  }
+  #beat(every) {
+    const held = this.#heldBack();
+    this.#told = JSON.stringify(held);
+    const reported = this.#told === "{}" ? {} : { run: this.#run, held };
+    this.#beats += 1;
+    const data = { profile_id: this.#profile, every, ...reported };
+    this.#send({ type: "alert_heartbeat", seq_id: `beat-${this.#beats}`, data });
+  }
+}
+function nameOf(field, value) {
+  const bytes = typeof value === "string" ? new TextEncoder().encode(value).length : 0;
+  if (bytes < 1 || bytes > NAME_LIMIT || /\0|\p{Surrogate}/u.test(value)) {
+    throw new TypeError(`${field} is a text of 1 to ${NAME_LIMIT} bytes without NUL`);
+  }
+  return value;
+}
+function severityOf(value) {
+  if (!SEVERITIES.includes(value)) throw new TypeError(`severity is one of ${SEVERITIES.join(", ")}`);
+  return /** @type {import("./policy.js").Severity} */ (value);
+}
+function fieldOf(field, value) {
+  if (value === undefined || value === null) return undefined;
+  const text = JSON.stringify(value);
+  if (text === undefined) throw new TypeError(`${field} cannot be written as JSON`);
+  const size = new TextEncoder().encode(text).length;
+  if (size > FIELD_LIMIT) throw new RangeError(`${field} has ${size} bytes, the limit is ${FIELD_LIMIT}`);
+  return JSON.parse(text);
+}
+function draw() {
+  const bytes = new Uint8Array(8);
+  if (globalThis.crypto) globalThis.crypto.getRandomValues(bytes);
+  else bytes.forEach((_, i) => { bytes[i] = Math.random() * 256; });
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+export { Alert, App, Chat, Closed, IndexedDbStore, KeyValueStore, MediaError, MemoryStore, Refused, Sentinel, StoreTaken, download };

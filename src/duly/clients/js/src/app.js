@@ -18,6 +18,7 @@ import { Refused } from "./errors.js";
 import { byCounter } from "./ids.js";
 import { Kept } from "./kept.js";
 import { RESEND } from "./link.js";
+import { download } from "./media.js";
 
 const RESENDS = 3;
 const PATIENCE = 60_000;
@@ -116,8 +117,8 @@ export class App extends Client {
    * @param {string} token
    * @param {object} [options]
    * @param {boolean} [options.keep] commands under way survive a reload of the page, and are resumed
-   * @param {import("./kept.js").SyncStorage|null} [options.storage] where ids, cursors and commands are kept, if not in the browser's
-   *   own stores; null: nowhere
+   * @param {import("./kept.js").SyncStorage|null} [options.storage] where ids, cursors and commands are kept, if not
+   *   in the browser's own stores; null: nowhere
    * @param {new (url: string) => WebSocket} [options.socket] a WebSocket, where there is none, as in Node 20
    */
   constructor(url, token, { keep = false, storage, socket = globalThis.WebSocket } = {}) {
@@ -172,6 +173,13 @@ export class App extends Client {
     this.#commands.set(command.id, command);
     this.#transmit(command);
     return command;
+  }
+
+  /** Fetch a file from a device, checked by its hash.
+   * @param {string} device @param {string} name @param {import("./media.js").DownloadOptions} [options]
+   * @returns {Promise<Uint8Array>} */
+  download(device, name, options) {
+    return download(this, device, name, options);
   }
 
   /** @param {Command} command */
