@@ -99,6 +99,7 @@ $(VENV)/.docs: $(VENV)/.user
 docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are errors
 	$(BIN)/python tools/map
 	$(BIN)/python tools/reference
+	$(BIN)/python tools/js
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tracing makes everything several times slower; the limit of a single test allows for that. The simulation is

@@ -1,5 +1,5 @@
-"""The sentinel's machine in JavaScript decides as the one in Python: both play the same scripts, in virtual time,
-and every ruling, transmission, correction and end is compared."""
+"""The sentinel's machine in JavaScript decides as the one in Python: both play the same scripts, in virtual
+time, and every ruling, transmission, correction and end is compared."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ Script = list[list[Any]]
 def drawn(chance: random.Random, length: int) -> Script:
     """A script: what happens, one after the other."""
     script: Script = [["reach"]] if chance.random() < 0.7 else []
-    kinds = ["signal"] * 8 + ["wait"] * 6 + ["answer"] * 3 + ["back"] * 3 + ["cancel", "cut", "reach", "restart"]
+    kinds = (
+        ["signal"] * 8 + ["wait"] * 6 + ["answer"] * 3 + ["back"] * 3 + ["cancel", "cut", "reach", "restart"]
+    )
     kinds += ["cancel one", "change", "offset"]
     while len(script) < length:
         kind = chance.choice(kinds)
@@ -178,15 +180,15 @@ def play_in_javascript(scripts: list[Script]) -> list[list[list[Any]]]:
 
 
 def told(trace: list[list[Any]], script: Script) -> list[list[list[Any]]]:
-    """A trace without what the two machines may do differently: a restart sends what was not answered at once in
-    Python, and at the next connection in JavaScript."""
+    """A trace without what the two machines may do differently: what was not answered before a restart is
+    sent at once in Python, and at the next connection in JavaScript."""
     return [
         [effect for effect in effects if not (effect[0] == "transmit" and step[0] == "restart")]
         for step, effects in zip(script, trace, strict=True)
     ]
 
 
-@pytest.mark.parametrize("seeds", [range(60), pytest.param(range(60, 3_000), marks=pytest.mark.proof)])
+@pytest.mark.parametrize("seeds", [range(25), pytest.param(range(25, 3_000), marks=pytest.mark.proof)])
 def test_both_machines_decide_the_same(seeds: range) -> None:
     scripts = [drawn(random.Random(seed), 60) for seed in seeds]
     for seed, script, theirs in zip(seeds, scripts, play_in_javascript(scripts), strict=True):

@@ -71,7 +71,7 @@ class Watch {
     else if (op === "change") monitor.change(this.events[words[0]] ?? "none", { location: words[1] }, now, now);
     else if (op === "cut") monitor.lost();
     else if (op === "reach") monitor.reached(now);
-    else if (op === "offset") monitor.measured(words[0]);
+    else if (op === "offset") monitor.measured(words[0], now);
     else if (op === "shift") {
       this.now += words[0];
       monitor.shift(words[0]);

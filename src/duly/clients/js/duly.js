@@ -603,7 +603,6 @@ class App extends Client {
     clearTimeout(command.timer);
     this.#commands.delete(command.id);
     this.#unsettled.delete(command.id);
-    this.#kept.forget(`command:${command.id}`);
     const { to: device, type } = command.frame;
     if (ack) {
       command.accept();
@@ -618,6 +617,7 @@ class App extends Client {
       if (this.#unsettled.size > UNSETTLED) this.#unsettled.delete(oldest);
     }
     this._emit("end", { id: command.id, device, type, ack, refused });
+    this.#kept.forget(`command:${command.id}`); // last: a crash before this tells of the end once more
   }
   #write(command) {
     if (!this.#keep) return;
@@ -1376,12 +1376,13 @@ class Monitor {
     this.#promised = false;
     this.#beatAt = Infinity;
   }
-  measured(offset) {
+  measured(offset, now) {
     this.#offset = offset;
     this.#saveSelf();
     for (const message of this.#messages.values()) {
       if (message.sent || message.kind !== EVENT || message.data.offset_ms !== undefined) continue;
       message.data.offset_ms = Math.floor(offset / MS);
+      message.expires = this.#expiry(message.data, message.at, now);
       this.#store(message);
     }
   }
@@ -1400,6 +1401,8 @@ class Monitor {
   }
   #start(message, now) {
     message.sent = true;
+    this.#messages.delete(message.id); // what was sent is repeated in the order in which it went out
+    this.#messages.set(message.id, message);
     this.#store(message);
     this.#transmit(message, now);
   }
@@ -1438,7 +1441,7 @@ class Monitor {
     const { id, kind, data } = message;
     this.#messages.delete(id);
     this.#changes.set(`message:${id}`, null);
-    this.#effects.push({ do: "ended", kind, event: kind === EVENT ? id : data.event, state, detail });
+    this.#effects.push({ do: "ended", id, kind, event: kind === EVENT ? id : data.event, state, detail });
   }
   #ended(message, state, detail, now) {
     this.#end(message, state, detail);
@@ -1452,10 +1455,9 @@ class Monitor {
   }
   #forget({ id, data }, settled) {
     const device = this.#devices.get(data.device_address);
-    if (!device) return;
+    if (!device?.events.delete(id)) return; // a person has called it off, and it is forgotten already
     const critical = data.severity === "critical";
     if (critical || !settled) this.#devices.suppressor.forgive(device.marks, data.trigger_reason, critical);
-    device.events.delete(id);
     if (device.covered === id) device.covered = "";
     this.#save(device);
   }
@@ -1480,7 +1482,7 @@ class Monitor {
         this.#ended(message, "expired", EXPIRED, now);
         continue;
       }
-      if (message.kind === EVENT && !message.queued) {
+      if (!message.queued) {
         const { device_address: name, trigger_reason: reason } = message.data;
         const back = this.#devices.get(name)?.back ?? 0;
         if (reason === DISCONNECT && this.#policy.settle && back > 0 && back <= message.due) {
@@ -1662,6 +1664,7 @@ class Sentinel extends Listeners {
   #link = null;
   #early = [];
   #alerts = new Map();
+  #unruled = new Set();
   #causes = new Map();
   #seen = new Set();
   #committing = false;
@@ -1738,6 +1741,7 @@ class Sentinel extends Listeners {
       location: fieldOf("location", location), countdown: countdown === undefined ? null : micros(countdown),
       origin: alert,
     };
+    this.#unruled.add(alert);
     this.#tell((monitor, now) => monitor.signal(signal, now));
     return alert;
   }
@@ -1788,7 +1792,7 @@ class Sentinel extends Listeners {
     for (const timer of [this.#timer, this.#silence, this.#telling]) clearTimeout(timer);
     this.#link?.close();
     this.#isOver(problem);
-    for (const alerts of this.#alerts.values()) for (const alert of alerts) alert._abandon(problem);
+    for (const alert of [...this.#unruled, ...[...this.#alerts.values()].flat()]) alert._abandon(problem);
     this.#rest();
   }
   #now() {
@@ -1896,6 +1900,7 @@ class Sentinel extends Listeners {
     const end = passed ? (counting ? due : 0) : (until ?? 0);
     this.#say(what, { device, reason, event, detail: passed ? "" : ruling, until: Math.floor(end / 1_000) });
     if (!(origin instanceof Alert)) return;
+    this.#unruled.delete(origin);
     this.counts.signals += 1;
     if (ruling !== "pass") {
       this.counts[ruling] += 1;
@@ -1931,7 +1936,7 @@ class Sentinel extends Listeners {
   #up(frame) {
     const offset = frame.time * 1_000 - this.#now();
     this.#tell((monitor, now) => {
-      monitor.measured(offset);
+      monitor.measured(offset, now);
       monitor.reached(now);
     });
     this.#say("online");
@@ -2003,4 +2008,4 @@ function draw() {
   else bytes.forEach((_, i) => { bytes[i] = Math.random() * 256; });
   return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
-export { Alert, App, Chat, Closed, IndexedDbStore, KeyValueStore, MediaError, MemoryStore, Refused, Sentinel, StoreTaken, download };
+export { Alert, App, Chat, Closed, IndexedDbStore, KeyValueStore, MediaError, MemoryStore, Refused, Sentinel, StoreTaken };

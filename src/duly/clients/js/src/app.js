@@ -234,7 +234,6 @@ export class App extends Client {
     clearTimeout(command.timer);
     this.#commands.delete(command.id);
     this.#unsettled.delete(command.id);
-    this.#kept.forget(`command:${command.id}`);
     const { to: device, type } = command.frame;
     if (ack) {
       command.accept();
@@ -249,6 +248,7 @@ export class App extends Client {
       if (this.#unsettled.size > UNSETTLED) this.#unsettled.delete(oldest);
     }
     this._emit("end", { id: command.id, device, type, ack, refused });
+    this.#kept.forget(`command:${command.id}`); // last: a crash before this tells of the end once more
   }
 
   /** @param {Command} command */

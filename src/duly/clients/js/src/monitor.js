@@ -326,13 +326,14 @@ export class Monitor {
   }
 
   /** Store the offset of the tower's clock, and add it to unsent events: our clock may have started in 1970.
-   * @param {number} offset */
-  measured(offset) {
+   * @param {number} offset @param {number} now */
+  measured(offset, now) {
     this.#offset = offset;
     this.#saveSelf();
     for (const message of this.#messages.values()) {
       if (message.sent || message.kind !== EVENT || message.data.offset_ms !== undefined) continue;
       message.data.offset_ms = Math.floor(offset / MS);
+      message.expires = this.#expiry(message.data, message.at, now);
       this.#store(message);
     }
   }
@@ -439,10 +440,9 @@ export class Monitor {
    * was back in time (`settled`) may still be flapping. @param {Message} message @param {boolean} settled */
   #forget({ id, data }, settled) {
     const device = this.#devices.get(data.device_address);
-    if (!device) return;
+    if (!device?.events.delete(id)) return; // a person has called it off, and it is forgotten already
     const critical = data.severity === "critical";
     if (critical || !settled) this.#devices.suppressor.forgive(device.marks, data.trigger_reason, critical);
-    device.events.delete(id);
     if (device.covered === id) device.covered = "";
     this.#save(device);
   }

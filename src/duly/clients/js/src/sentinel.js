@@ -67,8 +67,10 @@ export class Sentinel extends Listeners {
   #link = null;
   /** Signals that came before that. @type {((monitor: Monitor, now: number) => void)[]} */
   #early = [];
-  /** @type {Map<string, Alert[]>} */
+  /** Those that wait for their end, by event. @type {Map<string, Alert[]>} */
   #alerts = new Map();
+  /** Those whose signal is not stored yet. @type {Set<Alert>} */
+  #unruled = new Set();
   /** The device and the reason of each event. @type {Map<string, [string, string]>} */
   #causes = new Map();
   #seen = new Set();
@@ -172,6 +174,7 @@ export class Sentinel extends Listeners {
       location: fieldOf("location", location), countdown: countdown === undefined ? null : micros(countdown),
       origin: alert,
     };
+    this.#unruled.add(alert);
     this.#tell((monitor, now) => monitor.signal(signal, now));
     return alert;
   }
@@ -241,7 +244,7 @@ export class Sentinel extends Listeners {
     for (const timer of [this.#timer, this.#silence, this.#telling]) clearTimeout(timer);
     this.#link?.close();
     this.#isOver(problem);
-    for (const alerts of this.#alerts.values()) for (const alert of alerts) alert._abandon(problem);
+    for (const alert of [...this.#unruled, ...[...this.#alerts.values()].flat()]) alert._abandon(problem);
     this.#rest();
   }
 
@@ -370,6 +373,7 @@ export class Sentinel extends Listeners {
     const end = passed ? (counting ? due : 0) : (until ?? 0);
     this.#say(what, { device, reason, event, detail: passed ? "" : ruling, until: Math.floor(end / 1_000) });
     if (!(origin instanceof Alert)) return;
+    this.#unruled.delete(origin);
     this.counts.signals += 1;
     if (ruling !== "pass") {
       this.counts[ruling] += 1;
@@ -416,7 +420,7 @@ export class Sentinel extends Listeners {
   #up(frame) {
     const offset = frame.time * 1_000 - this.#now();
     this.#tell((monitor, now) => {
-      monitor.measured(offset);
+      monitor.measured(offset, now);
       monitor.reached(now);
     });
     this.#say("online");
