@@ -1,5 +1,7 @@
-"""Conformance vectors: inputs and the outcomes that every implementation of the protocol must come to, as JSON
-files beside this one. `tools/vectors` writes them from the core; docs/write-your-own.md says what is in them.
+"""Conformance vectors: inputs, and the outcomes that every implementation of the protocol must come to.
+
+They are JSON files beside this one; the README there says what is in them. `tools/vectors` writes them from
+the core.
 """
 
 from __future__ import annotations
