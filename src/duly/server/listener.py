@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from duly.errors import Malformed
+from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
 from duly.transports.http import alerts, bodies, figures, logins, messages, static
@@ -81,6 +82,7 @@ class Listener:
                 *alerts.routes(hub),
                 *figures.routes(hub),
                 *static.routes(),
+                *wire_documents.routes(),
                 web.post("/v1/admin/{verb}", administer),
                 *hub.dashboard.routes(),
             ]

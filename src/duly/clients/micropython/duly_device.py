@@ -114,7 +114,8 @@ class Command:
 def moment(seq_id: str) -> "tuple[int, int]":
     """Returns an id's time and counter, by which ids are compared."""
     ms, _, n = seq_id.partition("_")
-    if not (ms.isdigit() and n.isdigit()) or seq_id != f"{int(ms)}_{int(n)}":
+    sound = ms.isdigit() and n.isdigit() and seq_id == f"{int(ms)}_{int(n)}"
+    if not sound or int(ms) >= 1 << 48 or int(n) >= 1 << 63:
         raise ValueError("a seq_id is milliseconds, an underscore and a counter")
     return int(ms), int(n)
 
