@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -27,6 +28,7 @@ from tests.local_hub import LocalHub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
+ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent / "js"
 PACKAGE = Path(str(files("duly"))) / "clients" / "js"
 POINTS = [
@@ -224,3 +226,34 @@ async def test_a_file_of_a_device_arrives_whole(local: LocalHub, tmp_path: Path)
     assert (tmp_path / "got").read_bytes() == picture
     assert found["told"][-1] == [8, 8]
     assert "lock: there is no media 'none'" in found["missing"]
+
+
+@pytest.mark.parametrize("guide", ["docs/js.md", "docs/zh/js.md"])
+async def test_the_examples_of_the_guide_run_as_printed(local: LocalHub, tmp_path: Path, guide: str) -> None:
+    """Each with the package installed as npm would."""
+    examples = re.findall(r"```js\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
+    assert len(examples) == 2
+    (tmp_path / "node_modules").mkdir()
+    (tmp_path / "node_modules" / "duly").symlink_to(PACKAGE)
+    if "guide" not in local.tokens:
+        await local.add(Role.SENTINEL, "guide")
+        await local.add(Role.DEVICE, "lock-1")
+        await local.hub.accounts.grant("phone", "lock-1")
+    device = Device(local.url, local.tokens["lock-1"])
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> Any:
+        return command.data
+
+    async with device:
+        for account, example in zip(("guide", "phone"), examples, strict=True):
+            program = tmp_path / f"{account}.mjs"
+            given = json.dumps([local.url, local.tokens[account]])
+            program.write_text(
+                f"const [url, token] = {given};\n{example}\nconsole.log(`state: ${{state}}`);\n"
+            )
+            process = await asyncio.create_subprocess_exec(
+                *node(str(program)), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            )
+            out, err = await asyncio.wait_for(process.communicate(), 30)
+            assert (process.returncode, out.splitlines()[-1]) == (0, b"state: done"), err.decode()

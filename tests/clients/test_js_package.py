@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests import servers
-from tests.clients.test_js_node import HERE, PACKAGE, node
+from tests.clients.test_js_node import HERE, PACKAGE, ROOT, node
 
-ROOT = Path(__file__).parents[2]
 COMPILER = ["typescript@7.0.2", "@types/node@20"]
 APP_LIMIT = 12 * 1024
 """Bytes that an app may cost a page, compressed."""
@@ -62,7 +61,10 @@ def test_a_program_in_typescript_is_checked_by_the_packages_types(compiler: Path
     (tmp_path / "node_modules" / "duly").symlink_to(PACKAGE)
     (tmp_path / "package.json").write_text('{"type": "module"}')
     shutil.copy(HERE / "usage.ts", tmp_path)
-    words = "--strict --noEmit --module nodenext --target es2022 --types node usage.ts"
+    for n, guide in enumerate(("docs/js.md", "docs/zh/js.md")):
+        (example,) = re.findall(r"```ts\n(.*?)```", (ROOT / guide).read_text(), re.DOTALL)
+        (tmp_path / f"guide{n}.ts").write_text(example)
+    words = "--strict --noEmit --module nodenext --target es2022 --types node usage.ts guide0.ts guide1.ts"
     check(compiler, *words.split(), cwd=tmp_path)
 
 

@@ -26,6 +26,7 @@ var (
 	effects = flag.String("effects", "", "a file with a line for each effect")
 	again   = flag.Bool("again", false, "a task that a crash has interrupted is run again")
 	work    = flag.Duration("work", 0, "how long a lamp takes")
+	atOnce  = flag.Int("at-once", 100, "how many tasks are carried out at a time")
 	to      = flag.String("to", "", "whom to call")
 	count   = flag.Int("count", 1, "how many tasks to send")
 	expires = flag.Duration("expires", time.Minute, "when they expire")

@@ -10,7 +10,7 @@ import (
 
 // options of the node, by the flags.
 func options() duly.Options {
-	found := duly.Options{URL: *url, Prefix: *prefix, Store: *store, ResendFirst: *resend}
+	found := duly.Options{URL: *url, Prefix: *prefix, Store: *store, ResendFirst: *resend, Concurrency: *atOnce}
 	if *secret != "" {
 		bytes, err := hex.DecodeString(*secret)
 		if err != nil {
