@@ -85,6 +85,8 @@ class MqttServer:
         self.retained: dict[str, MqttMessage] = {}
         self._heard: asyncio.Queue[MqttMessage] = asyncio.Queue()
         self._news = asyncio.Event()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
         self.down = False
         """whether connections are turned away, as if the broker were not there"""
         self.port = 0
@@ -96,14 +98,28 @@ class MqttServer:
 
     async def stop(self) -> None:
         """Listen no more."""
-        self.cut()
         if self._server is not None:
             self._server.close()
+        self.cut()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.down:
             writer.transport.abort()
             return
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        self._writers.add(writer)
+        try:
+            await self._converse(reader, writer)
+        finally:
+            self._serving.discard(serving)
+            self._writers.discard(writer)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         client: MqttClient | None = None
         with suppress(ConnectionError, asyncio.IncompleteReadError, ValueError, IndexError):
             first, body = await _packet(reader)

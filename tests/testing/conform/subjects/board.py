@@ -13,7 +13,7 @@ from duly_device import Device  # type: ignore[import-not-found]  # noqa: E402  
 device = Device(url, token, file=store + "/flash.json", log=print)
 
 
-@device.on("count")  # type: ignore[untyped-decorator]
+@device.on("count")
 async def count(command):  # type: ignore[no-untyped-def]
     name = store + "/count"
     try:
