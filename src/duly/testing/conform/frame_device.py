@@ -15,7 +15,7 @@ _NONSENSE: Final = (
     "this is not JSON",
     "{}",
     "[1,2,3]",
-    '{"type":"gap","from":"nobody-knows","after":1,"first":2}',
+    '{"type":"gap","from":"no-such-device","after":1,"first":2}',
     '{"type":"server_ack","seq_id":"1_1","code":0}',
     '{"type":"count","seq_id":17,"from":"phone","data":{}}',
     '{"type":"count","from":"phone","data":{}}',

@@ -18,8 +18,8 @@ from duly.testing.conform.frame_server import now_ms
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import (
     Cut,
-    Deliver,
-    Effects,
+    DeliverTask,
+    CountEffects,
     ExpectAnswer,
     Flood,
     InKind,
@@ -141,7 +141,7 @@ class ReceiverRun:
 
     async def _play(self, step: Step) -> None:
         match step:
-            case Deliver():
+            case DeliverTask():
                 self._deliver(step)
             case Reserve(names):
                 for name in names:
@@ -150,7 +150,7 @@ class ReceiverRun:
                 await self._answered(step)
             case NotDone():
                 await self._not_done(step)
-            case Effects():
+            case CountEffects():
                 await self._effects(step)
             case InOrder(names):
                 self._in_order(names)
@@ -176,7 +176,7 @@ class ReceiverRun:
 
     # ── steps ────────────────────────────────────────────────────────────────────────────────────
 
-    def _deliver(self, step: Deliver) -> None:
+    def _deliver(self, step: DeliverTask) -> None:
         task = self._tasks.get(step.name)
         if task is None or (step.lane and task.lane is None):
             task = self._tasks[step.name] = self._make(step, task)
@@ -185,7 +185,7 @@ class ReceiverRun:
         for _ in range(step.times):
             self._peer.deliver(task)
 
-    def _make(self, step: Deliver, reserved: ConformTask | None) -> ConformTask:
+    def _make(self, step: DeliverTask, reserved: ConformTask | None) -> ConformTask:
         if reserved is not None:
             id_ = reserved.id
         else:
@@ -250,7 +250,7 @@ class ReceiverRun:
         if step.silent and fresh:
             raise BrokenRule(self._rule, f"{task.id} of {task.sender} was answered")
 
-    async def _effects(self, step: Effects) -> None:
+    async def _effects(self, step: CountEffects) -> None:
         await self._hear(lambda: False, QUIET)
         ran = await self._probe() - self._began - self._others - 1
         if ran > step.count:

@@ -7,8 +7,8 @@ from typing import Final
 
 from duly.testing.conform.steps import (
     Cut,
-    Deliver,
-    Effects,
+    DeliverTask,
+    CountEffects,
     ExpectAnswer,
     Flood,
     InKind,
@@ -30,88 +30,108 @@ FORGETS_AFTER: Final = 130
 def _killed_at_the_answer(*names: str) -> Iterator[Step]:
     """Kill the program in the moment in which it answers, and ask again."""
     for name in names:
-        yield from (Deliver(name), Kill(at=name), Deliver(name), ExpectAnswer(name, same=True))
+        yield from (DeliverTask(name), Kill(at=name), DeliverTask(name), ExpectAnswer(name, same=True))
 
 
 def _killed_at_work(*moments: float) -> Iterator[Step]:
     """Kill the program so many seconds after a command was sent, and ask again twice."""
     for number, seconds in enumerate(moments):
         name = f"command {number}"
-        yield from (Deliver(name), Pause(seconds), Kill(), Deliver(name), Pause(0.2), Deliver(name))
+        yield from (
+            DeliverTask(name),
+            Pause(seconds),
+            Kill(),
+            DeliverTask(name),
+            Pause(0.2),
+            DeliverTask(name),
+        )
 
 
 _BOTH: Final = (
-    Script("connects", (Cut(), Deliver("a"), ExpectAnswer("a"), Cut(), Deliver("b"), ExpectAnswer("b"))),
-    Script("answers", (Deliver("a"), ExpectAnswer("a"), Deliver("b"), ExpectAnswer("b"), Effects(2))),
-    Script("runs-once", (Deliver("a", times=3), ExpectAnswer("a"), Deliver("a", times=2), Effects(1))),
+    Script(
+        "connects", (Cut(), DeliverTask("a"), ExpectAnswer("a"), Cut(), DeliverTask("b"), ExpectAnswer("b"))
+    ),
+    Script(
+        "answers", (DeliverTask("a"), ExpectAnswer("a"), DeliverTask("b"), ExpectAnswer("b"), CountEffects(2))
+    ),
+    Script(
+        "runs-once",
+        (DeliverTask("a", times=3), ExpectAnswer("a"), DeliverTask("a", times=2), CountEffects(1)),
+    ),
     Script(
         "repeats-the-answer",
         (
-            Deliver("a"),
+            DeliverTask("a"),
             ExpectAnswer("a"),
-            Deliver("b"),
+            DeliverTask("b"),
             ExpectAnswer("b"),
-            Deliver("a"),
+            DeliverTask("a"),
             ExpectAnswer("a", same=True),
         ),
     ),
     Script(
         "keys-by-sender",
         (
-            Deliver("a"),
+            DeliverTask("a"),
             ExpectAnswer("a"),
-            Deliver("b", sender="tablet", like="a"),
+            DeliverTask("b", sender="tablet", like="a"),
             ExpectAnswer("b"),
-            Effects(2),
+            CountEffects(2),
         ),
     ),
     Script(
         "refuses-conflicts",
-        (Deliver("a"), ExpectAnswer("a"), Deliver("b", like="a", other_content=True), Effects(1)),
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            DeliverTask("b", like="a", other_content=True),
+            CountEffects(1),
+        ),
     ),
     Script(
         "remembers-over-cuts",
         (
-            Deliver("a"),
+            DeliverTask("a"),
             ExpectAnswer("a"),
             Cut(),
-            Deliver("a", times=2),
+            DeliverTask("a", times=2),
             ExpectAnswer("a", same=True),
-            Effects(1),
+            CountEffects(1),
         ),
     ),
     Script(
         "remembers-over-restarts",
         (
-            Deliver("a"),
+            DeliverTask("a"),
             ExpectAnswer("a"),
             Pause(0.5),
             Kill(),
-            Deliver("a"),
+            DeliverTask("a"),
             ExpectAnswer("a", same=True),
-            Effects(1),
+            CountEffects(1),
         ),
     ),
-    Script("stores-before-it-answers", (*_killed_at_the_answer("a", "b", "c"), Effects(3))),
-    Script("runs-once-over-kills", (*_killed_at_work(0.0, 0.02, 0.05), Effects(3, or_fewer=True))),
+    Script("stores-before-it-answers", (*_killed_at_the_answer("a", "b", "c"), CountEffects(3))),
+    Script("runs-once-over-kills", (*_killed_at_work(0.0, 0.02, 0.05), CountEffects(3, or_fewer=True))),
     Script(
         "never-runs-the-forgotten",
         (
-            Deliver("a", sender="traveller", age=3_600),
+            DeliverTask("a", sender="traveller", age=3_600),
             ExpectAnswer("a"),
             Flood(FORGETS_AFTER),
-            Deliver("a"),
-            Effects(1),
+            DeliverTask("a"),
+            CountEffects(1),
             Cut(),
-            Deliver("a", times=2),
-            Effects(1),
+            DeliverTask("a", times=2),
+            CountEffects(1),
         ),
     ),
-    Script("minds-expiry", (Deliver("a", expired=True), NotDone("a"), Effects(0))),
+    Script("minds-expiry", (DeliverTask("a", expired=True), NotDone("a"), CountEffects(0))),
     Script(
-        "names-the-unknown", (Deliver("a", unknown_type=True), ExpectAnswer("a", how="not done"), Effects(0))
+        "names-the-unknown",
+        (DeliverTask("a", unknown_type=True), ExpectAnswer("a", how="not done"), CountEffects(0)),
     ),
-    Script("survives-nonsense", (Nonsense(), Deliver("a"), ExpectAnswer("a"), Effects(1))),
+    Script("survives-nonsense", (Nonsense(), DeliverTask("a"), ExpectAnswer("a"), CountEffects(1))),
 )
 _OVER_MQTT: Final = (
     Script("keeps-its-session", (Inspect(),)),
@@ -124,12 +144,12 @@ DEVICE_SCRIPTS: Final = (
     Script(
         "keeps-order",
         (
-            Deliver("first", lane="door"),
+            DeliverTask("first", lane="door"),
             ExpectAnswer("first"),
             Reserve(("second", "third")),
-            Deliver("third", lane="door"),
+            DeliverTask("third", lane="door"),
             Pause(0.05),
-            Deliver("second", lane="door"),
+            DeliverTask("second", lane="door"),
             ExpectAnswer("third", how="either"),
             ExpectAnswer("second", how="either"),
             InOrder(("second", "third")),
@@ -142,15 +162,18 @@ DEVICE_SCRIPTS: Final = (
 NODE_SCRIPTS: Final = (
     *_BOTH,
     *_OVER_MQTT,
-    Script("minds-the-receiver", (Deliver("a", receiver="another"), NotDone("a", silent=True), Effects(0))),
-    Script("minds-old-tasks", (Deliver("a", days_old=3), NotDone("a", silent=True), Effects(0))),
+    Script(
+        "minds-the-receiver",
+        (DeliverTask("a", receiver="another"), NotDone("a", silent=True), CountEffects(0)),
+    ),
+    Script("minds-old-tasks", (DeliverTask("a", days_old=3), NotDone("a", silent=True), CountEffects(0))),
     Script(
         "answers-in-kind",
         (
-            Deliver("a", sender="reader", plain_json=True),
+            DeliverTask("a", sender="reader", plain_json=True),
             ExpectAnswer("a"),
             InKind("a"),
-            Deliver("b", sender="elder", old_names=True),
+            DeliverTask("b", sender="elder", old_names=True),
             ExpectAnswer("b"),
             InKind("b"),
         ),

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 
-class Deliver(Struct, frozen=True):
+class DeliverTask(Struct, frozen=True):
     """Send a command, or under a name that was used before the same command again. Its `count` makes it run.
 
     `like` gives it the id of another command; `age` is how many seconds ago its id was minted."""
@@ -50,7 +50,7 @@ class NotDone(Struct, frozen=True):
     silent: bool = False
 
 
-class Effects(Struct, frozen=True):
+class CountEffects(Struct, frozen=True):
     """So many commands have run since the script began."""
 
     count: int
@@ -70,7 +70,7 @@ class InKind(Struct, frozen=True):
 
 
 class Flood(Struct, frozen=True):
-    """Deliver so many other commands, each after the one before was answered."""
+    """DeliverTask so many other commands, each after the one before was answered."""
 
     count: int
 
@@ -100,11 +100,11 @@ class Inspect(Struct, frozen=True):
 
 
 Step: TypeAlias = (
-    Deliver
+    DeliverTask
     | Reserve
     | ExpectAnswer
     | NotDone
-    | Effects
+    | CountEffects
     | InOrder
     | InKind
     | Flood

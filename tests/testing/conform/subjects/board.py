@@ -1,4 +1,4 @@
-# MicroPython has no pathlib.
+# MicroPython has no pathlib, and no typing.
 # ruff: noqa: PTH104, PTH123, ASYNC230
 """A device that counts, in MicroPython: LIBRARY URL TOKEN STORE."""
 
@@ -6,15 +6,17 @@ import asyncio
 import os
 import sys
 
+try:
+    from typing import Any
+except ImportError:
+    pass
+
 library, url, token, store = sys.argv[1:]
 sys.path.insert(0, library)
-from duly_device import Device  # type: ignore[import-not-found]  # noqa: E402  # it lies in `library`
-
-device = Device(url, token, file=store + "/flash.json", log=print)
+device = __import__("duly_device").Device(url, token, file=store + "/flash.json", log=print)
 
 
-@device.on("count")
-async def count(command):  # type: ignore[no-untyped-def]
+async def count(command: "Any") -> "dict[str, int]":
     name = store + "/count"
     try:
         with open(name) as file:
@@ -29,4 +31,5 @@ async def count(command):  # type: ignore[no-untyped-def]
     return {"count": n}
 
 
+device.on("count")(count)
 asyncio.run(device.run())
