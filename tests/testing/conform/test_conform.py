@@ -18,13 +18,13 @@ from typer.testing import CliRunner
 
 from duly.cli import app as command_line
 from duly.errors import Malformed
-from duly.testing.conform import RULES, ConformReport, ConformRun, Noun, receiver
+from duly.testing.conform import RULES, ConformReport, ConformRun, Noun, app_run, receiver, sentinel_run
 from duly.testing.conform.app_run import APP_SCRIPTS, AppScript
 from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
 from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelScript
 from duly.testing.conform.steps import Script
 from tests.servers import missing
-from tests.testing.conform.subjects import broken_device, device
+from tests.testing.conform.subjects import broken_app, broken_device, broken_sentinel, device
 
 ROOT = Path(__file__).parents[3]
 SUBJECTS = Path(__file__).parent / "subjects"
@@ -72,9 +72,13 @@ def test_the_page_explains_every_rule_under_its_name(noun: Noun, language: int) 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What must not happen has less time to happen: nothing here is slow."""
     monkeypatch.setattr(receiver, "QUIET", 0.05)
+    for module in (app_run, sentinel_run):
+        monkeypatch.setattr(module, "NEXT_WITHIN", 0.5)
 
 
-async def proved(url: str, rules: list[str], client: Callable[[str], Awaitable[None]]) -> ConformReport:
+async def proved(
+    url: str, rules: list[str], client: Callable[[str], Awaitable[None]], noun: Noun = Noun.DEVICE
+) -> ConformReport:
     """The report of a client that runs in this process."""
     started: list[asyncio.Task[None]] = []
 
@@ -85,7 +89,7 @@ async def proved(url: str, rules: list[str], client: Callable[[str], Awaitable[N
         started.append(asyncio.create_task(serve(found)))
 
     try:
-        return await ConformRun(Noun.DEVICE, url, only=rules).run(lambda rule, done, total: None, start)
+        return await ConformRun(noun, url, only=rules).run(lambda rule, done, total: None, start)
     finally:
         for task in started:
             task.cancel()
@@ -131,6 +135,73 @@ async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mo
     assert found.sentence == next(each.sentence for each in RULES[Noun.DEVICE] if each.name == rule)
     assert found.why
     assert any('"seq_id"' in line for line in found.frames)
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("silent", "resends"),
+        ("restless", "resends"),
+        ("silent", "resends-after-cuts"),
+        ("hasty", "waits-for-the-end"),
+        ("strict", "takes-any-order"),
+        ("literal", "reads-duplicates"),
+        ("fickle", "ends-once"),
+        ("gullible", "ignores-strangers"),
+        ("stubborn", "reports-refusals"),
+        ("resigned", "tries-again-after-4"),
+        ("hopeful", "reports-the-unknown"),
+        ("backward", "mints-ids"),
+        ("fragile", "survives-nonsense"),
+    ],
+)
+async def test_a_broken_app_is_caught_by_name(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(app_run, "PATIENCE", 0.1)
+
+    async def client(url: str) -> None:
+        with suppress(ValueError):
+            await broken_app.main(mode, url)
+
+    report = await proved("ws://127.0.0.1:0", [rule], client, Noun.APP)
+    assert [found.rule for found in report.broken] == [rule], report
+
+
+async def test_a_sound_app_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_run, "PATIENCE", 0.2)
+
+    def client(url: str) -> Awaitable[None]:
+        return broken_app.main("sound", url)
+
+    rules = [rule.name for rule in RULES[Noun.APP] if not rule.restarts]
+    report = await proved("ws://127.0.0.1:0", rules, client, Noun.APP)
+    assert not report.broken
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("anonymous", "fills-in-events"),
+        ("silent", "resends"),
+        ("minting", "resends"),
+        ("forgetful", "resends-after-cuts"),
+        ("resigned", "tries-again-after-4"),
+        ("deaf", "stops-when-acknowledged"),
+        ("absent", "keeps-while-offline"),
+        ("hasty", "keeps-while-offline"),
+    ],
+)
+async def test_a_broken_sentinel_is_caught_by_name(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(sentinel_run, "PATIENCE", 0.1)
+
+    def client(url: str) -> Awaitable[None]:
+        return broken_sentinel.main(mode, url)
+
+    report = await proved("ws://127.0.0.1:0", [rule], client, Noun.SENTINEL)
+    assert [found.rule for found in report.broken] == [rule], report
 
 
 async def test_the_other_rules_do_not_blame_it(tmp_path: Path, quick: None) -> None:

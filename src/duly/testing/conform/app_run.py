@@ -9,6 +9,7 @@ The law: what the app has understood is read from what it sends next, not asked.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -23,6 +24,8 @@ from duly.testing.conform.subject import Subject
 COMMAND: Final = "conform"
 DEVICE: Final = "lock"
 NEXT_WITHIN: Final = 15.0
+PATIENCE: Final = 1.0
+"""By how much the times of scripts are multiplied: their own tests need less."""
 REFUSED: Final = "refused"
 _NONSENSE: Final = (
     '{"type":"ack","seq_id":"1_1","from":"lock","code":0,"state":"done"}',
@@ -161,14 +164,11 @@ class AppRun:
     async def _recover(self) -> None:
         """End what is under way, so that the next script begins with a new command."""
         self._current = None
-        for _ in range(3):
-            try:
-                self._current = await self._next()
-                return
-            except BrokenRule:
-                for frame in self._known.values():
-                    self._say(frame, HubSays(0))
-                    self._tell(frame, DeviceSays())
+        for frame in list(self._known.values())[-3:]:
+            self._say(frame, HubSays(0))
+            self._tell(frame, DeviceSays())
+        with suppress(BrokenRule):
+            self._current = await self._next()
 
     async def _play(self, step: AppStep) -> None:
         current = self._current
@@ -179,12 +179,12 @@ class AppRun:
             case DeviceSays():
                 self._tell(current, step)
             case SentAgain(seconds):
-                if not await self._again(current, seconds):
+                if not await self._again(current, seconds * PATIENCE):
                     raise BrokenRule(
                         self._rule, f"{current['seq_id']} did not come again within {seconds:g} s"
                     )
             case NothingNew(seconds):
-                await self._nothing_new(current, seconds)
+                await self._nothing_new(current, seconds * PATIENCE)
             case Reported():
                 await self._reported(current, step)
             case Cut():
@@ -265,8 +265,10 @@ class AppRun:
             raise BrokenRule("reports-refusals", f"{seq_id} was refused for good, and came again")
 
     async def _next(self) -> Json:
-        """The next new command; repeats of older ones are answered as a hub would."""
-        while (frame := await self._frame(NEXT_WITHIN)) is not None:
+        """The next new command."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + NEXT_WITHIN
+        while (frame := await self._frame(max(0.0, until - loop.time()))) is not None:
             if str(frame.get("seq_id")) not in self._known:
                 self._take(frame)
                 return frame

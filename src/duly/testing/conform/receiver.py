@@ -17,9 +17,9 @@ from msgspec import Struct
 from duly.testing.conform.frame_server import now_ms
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import (
+    CountEffects,
     Cut,
     DeliverTask,
-    CountEffects,
     ExpectAnswer,
     Flood,
     InKind,

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from duly.testing.conform.steps import (
+    CountEffects,
     Cut,
     DeliverTask,
-    CountEffects,
     ExpectAnswer,
     Flood,
     InKind,

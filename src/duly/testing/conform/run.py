@@ -18,7 +18,7 @@ from duly.testing.conform.frame_server import FrameServer
 from duly.testing.conform.mqtt_server import MqttServer
 from duly.testing.conform.receiver import ReceiverPeer, ReceiverRun, SeqIdCounter
 from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
-from duly.testing.conform.rules import RULES, BrokenRule, ConformRule, NotChecked, Noun
+from duly.testing.conform.rules import RULES, BrokenRule, NotChecked, Noun
 from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelRun, SentinelScript
 from duly.testing.conform.steps import Script
 from duly.testing.conform.subject import Subject
@@ -172,13 +172,9 @@ class ConformRun:
                 found[result.rule] = result
             if result.rule == "connects" and result.result == "broken":
                 break  # nothing more can be heard of it
-        return [found.get(one.name) or self._judged(one.name, "not checked") for one in self._rules()]
-
-    def _rules(self) -> list[ConformRule]:
-        wanted = {script.rule for script in self._scripts}
-        return [
-            rule for rule in RULES[self._noun] if rule.name in wanted or rule.name in ("connects", "answers")
-        ]
+        wanted = {script.rule for script in self._scripts} | found.keys()
+        rules = [rule.name for rule in RULES[self._noun] if rule.name in wanted]
+        return [found.get(name) or self._judged(name, "not checked") for name in rules]
 
     def _judged(self, name: str, result: str, why: str = "", frames: Sequence[str] = ()) -> RuleResult:
         sentence = next((rule.sentence for rule in RULES[self._noun] if rule.name == name), "")

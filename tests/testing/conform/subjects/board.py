@@ -1,5 +1,5 @@
 # MicroPython has no pathlib, and no typing.
-# ruff: noqa: PTH104, PTH123, ASYNC230
+# ruff: noqa: PTH104, PTH123, ASYNC230, SIM105
 """A device that counts, in MicroPython: LIBRARY URL TOKEN STORE."""
 
 import asyncio
