@@ -11,6 +11,7 @@ from duly.testing.conform.receiver import COUNT, ConformTask, HeardAnswer
 from duly.testing.conform.rules import BrokenRule, NotChecked
 
 PUSHED_WITHIN: Final = 3.0
+PONG_WITHIN: Final = 10.0
 _NONSENSE: Final = (
     "this is not JSON",
     "{}",
@@ -88,8 +89,8 @@ class FrameDevicePeer:
         """Prove `answers-pings` and `keeps-pushes`."""
         match rule:
             case "answers-pings":
-                if not await self._server.answers_ping(10.0):
-                    raise BrokenRule(rule, "a ping was not answered within 10 s")
+                if not await self._server.answers_ping(PONG_WITHIN):
+                    raise BrokenRule(rule, f"a ping was not answered within {PONG_WITHIN:g} s")
             case "keeps-pushes":
                 await self._check_pushes(rule)
             case _:
@@ -114,12 +115,12 @@ class FrameDevicePeer:
         if await self._push(first, 1.0) is not None:
             raise BrokenRule(rule, f"the push {first} was acknowledged, and came again")
 
-    async def _push(self, wanted: str = "", seconds: float = PUSHED_WITHIN) -> str | None:
+    async def _push(self, wanted: str = "", seconds: float | None = None) -> str | None:
         """The id of the next push, or of this one; None if there was none."""
         if not wanted:
             self.deliver(ConformTask("pusher", f"{now_ms()}_0", data={"push": True}, exp=now_ms() + 60_000))
         loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
+        until = loop.time() + (PUSHED_WITHIN if seconds is None else seconds)
         while loop.time() < until:
             while not self._pushes.empty():
                 found = self._pushes.get_nowait()

@@ -120,14 +120,14 @@ class FrameServer:
 
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
-    async def connected(self, seconds: float = CONNECTED) -> None:
+    async def connected(self) -> None:
         """Wait until the client is here and was welcomed."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(CONNECTED):
                 await self._up.wait()
         except TimeoutError:
             raise BrokenRule(
-                "connects", f"it did not connect and authenticate within {seconds:g} s"
+                "connects", f"it did not connect and authenticate within {CONNECTED:g} s"
             ) from None
 
     def send(self, frame: Mapping[str, object]) -> None:

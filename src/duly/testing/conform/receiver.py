@@ -136,8 +136,13 @@ class ReceiverRun:
         self._rule = script.rule
         await self._peer.connected()
         self._began = await self._probe()
-        for step in script.steps:
-            await self._play(step)
+        for number, step in enumerate(script.steps):
+            try:
+                await self._play(step)
+            except BrokenRule as problem:
+                if not any(isinstance(before, Nonsense) for before in script.steps[:number]):
+                    raise
+                raise BrokenRule(script.rule, f"after messages that it cannot read, {problem}") from None
 
     async def _play(self, step: Step) -> None:
         match step:

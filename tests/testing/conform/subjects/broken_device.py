@@ -2,7 +2,9 @@
 
 `naive` remembers nothing; `hasty` answers before it stores; `forgetful` keeps the last 100 ids and nothing of
 those before; `deaf` answers no repeat; `anonymous` takes the id for the key, of any sender; `careless` runs
-what has expired; `disorderly` runs commands as they come.
+what has expired; `disorderly` runs commands as they come; `amnesic` forgets at a cut; `mumbling` does not say
+for whom its answers are; `polite` calls what it does not know done; `fragile` ends at what it cannot read;
+`pingless` answers no pings; `pushy` sends a push once; `lonely` does not come back.
 """
 
 import asyncio
@@ -43,12 +45,14 @@ class BrokenDevice:
     async def take(self, frame: dict[str, Any], socket: aiohttp.ClientWebSocketResponse) -> None:
         key = frame["seq_id"] if self.mode == "anonymous" else f"{frame['from']} {frame['seq_id']}"
         ack = {"type": "ack", "seq_id": frame["seq_id"], "to": frame["from"]}
+        if self.mode == "mumbling":
+            del ack["to"]
         if key in self.known and self.mode != "naive":
             if self.mode != "deaf":
                 await socket.send_json(self.known[key] | ack)
             return
         if frame["type"] != "count":
-            await socket.send_json(ack | {"code": 7})
+            await socket.send_json(ack | {"code": 0 if self.mode == "polite" else 7})
             return
         if frame.get("exp", 0) < time.time() * 1000 and self.mode != "careless":
             await socket.send_json(ack | {"code": 4, "state": "expired"})
@@ -61,6 +65,8 @@ class BrokenDevice:
             return
         self.save()
         await socket.send_json(self.known[key] | ack)
+        if self.mode == "pushy" and frame["data"].get("push"):
+            await socket.send_json({"type": "event_report", "seq_id": "1_0", "data": {}})
 
 
 async def main(mode: str, url: str, token: str, store: str) -> None:
@@ -68,7 +74,7 @@ async def main(mode: str, url: str, token: str, store: str) -> None:
     async with aiohttp.ClientSession() as http:
         while True:
             try:
-                async with http.ws_connect(f"{url}/v1/ws") as socket:
+                async with http.ws_connect(f"{url}/v1/ws", autoping=mode != "pingless") as socket:
                     await socket.send_json({"type": "auth", "token": token})
                     async for message in socket:
                         try:
@@ -76,9 +82,14 @@ async def main(mode: str, url: str, token: str, store: str) -> None:
                             if isinstance(frame["seq_id"], str) and "from" in frame:
                                 await device.take(frame, socket)
                         except (ValueError, KeyError, TypeError):
-                            pass
+                            if mode == "fragile" and "welcome" not in message.data:
+                                return
             except aiohttp.ClientError:
                 pass
+            if mode == "lonely":
+                return
+            if mode == "amnesic":
+                device.known.clear()
             await asyncio.sleep(0.05)
 
 
