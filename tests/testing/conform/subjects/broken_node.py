@@ -2,8 +2,8 @@
 
 `sound` breaks none of these. `clean` lets the broker forget its session; `unseen` reports no status;
 `strange` has another session in its will; `unconfirmed` publishes no `ack`; `nosy` takes tasks for others;
-`ancient` takes old tasks; `plain` answers in JSON, whatever it was asked in; `modern` does not use older names
-of fields in answers; `unsure` answers with QoS 0.
+`ancient` takes old tasks; `plain` answers in JSON, whatever it was asked in; `modern` does not use older
+names of fields in answers; `unsure` answers with QoS 0.
 """
 
 import base64
