@@ -28,6 +28,7 @@ from duly.testing.conform import (
     frame_device,
     frame_server,
     receiver,
+    relayed_tasks,
     sentinel_run,
 )
 from duly.testing.conform.app_run import APP_SCRIPTS, AppScript
@@ -254,18 +255,24 @@ async def broken_node_report(mode: str, rule: str) -> ConformReport:
         ("plain", "answers-in-kind"),
         ("modern", "answers-in-kind"),
         ("unsure", "answers"),
+        ("sound", "resends"),
+        ("gullible", "takes-the-first-end"),
+        ("last", "takes-the-first-end"),
     ],
 )
 async def test_a_broken_node_is_caught_by_name(
     quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
 ) -> None:
     monkeypatch.setattr(fd_peer, "STATUS_WITHIN", 0.3)
+    monkeypatch.setattr(relayed_tasks, "SENT_AGAIN_WITHIN", 0.3)
+    monkeypatch.setattr(relayed_tasks, "QUIET", 0.1)
     report = await broken_node_report(mode, rule)
     assert [found.rule for found in report.broken] == [rule], report
 
 
 @pytest.mark.parametrize(
-    "rule", ["keeps-its-session", "reports-status", "confirms-receipt", "answers-in-kind"]
+    "rule",
+    ["keeps-its-session", "reports-status", "confirms-receipt", "answers-in-kind", "takes-the-first-end"],
 )
 async def test_a_sound_node_passes(quick: None, rule: str) -> None:
     report = await broken_node_report("sound", rule)

@@ -15,6 +15,7 @@ from duly.errors import Malformed
 from duly.testing.conform.frame_server import CONNECTED, now_ms
 from duly.testing.conform.mqtt_server import MqttClient, MqttMessage, MqttServer
 from duly.testing.conform.receiver import COUNT, ConformTask, HeardAnswer
+from duly.testing.conform.relayed_tasks import PEER, RelayedTasks
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.wire import fd
 from duly.wire.fd import FdKind
@@ -56,6 +57,7 @@ class FdPeer:
         """the tasks by their msg_id"""
         self._first_said: dict[tuple[str, str], str] = {}
         self._pushes: asyncio.Queue[str] = asyncio.Queue()
+        self._relayed = RelayedTasks(server, name, self.deliver, self.answer)
 
     def _topic(self, user: str, kind: FdKind) -> str:
         return f"nodes/{user}/{kind}"
@@ -112,11 +114,16 @@ class FdPeer:
         return None
 
     def _read(self, message: MqttMessage) -> HeardAnswer | None:
-        user, kind = fd.parse_topic(fd.PREFIX, message.topic)
+        try:
+            user, kind = fd.parse_topic(fd.PREFIX, message.topic)
+        except Malformed:
+            return None  # no topic of the protocol
         if kind is FdKind.STATUS:
             self._note_push(message)
             return None
         if kind is FdKind.PENDING:
+            if user == PEER:
+                self._relayed.published.append(msgspec.json.decode(message.payload, type=dict[str, object]))
             return None
         if message.qos == 0:
             raise BrokenRule("answers", f"an answer is published with QoS 1, not 0: {message.topic}")
@@ -200,6 +207,10 @@ class FdPeer:
                 await self._check_receipt(rule)
             case "keeps-pushes":
                 await self._check_pushes(rule)
+            case "resends":
+                await self._relayed.check_resends(rule)
+            case "takes-the-first-end":
+                await self._relayed.check_first_end(rule)
             case _:
                 raise NotChecked("it is a rule of WebSocket, and this client uses MQTT")
 

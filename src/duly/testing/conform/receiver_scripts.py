@@ -178,4 +178,6 @@ NODE_SCRIPTS: Final = (
             InKind("b"),
         ),
     ),
+    Script("resends", (Inspect(),)),
+    Script("takes-the-first-end", (Inspect(),)),
 )

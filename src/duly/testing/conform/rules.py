@@ -119,6 +119,10 @@ RULES: Final[Mapping[Noun, tuple[ConformRule, ...]]] = {
         ConformRule(
             "answers-in-kind", "It answers in the form (base64 or JSON) and with the field names of the task."
         ),
+        ConformRule("resends", "It sends a task again with the same id and content until it is answered."),
+        ConformRule(
+            "takes-the-first-end", "It takes the first result of a task that it sent, and no other for it."
+        ),
     ),
     Noun.APP: (
         ConformRule(

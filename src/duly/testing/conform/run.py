@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final, Protocol
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import Struct
 
 from duly.errors import Malformed
@@ -160,13 +161,14 @@ class ConformRun:
                 await play(script)
             except NotChecked as problem:
                 result = self._judged(script.rule, "not checked", str(problem))
-            except BrokenRule as problem:
+            except (BrokenRule, Malformed, msgspec.DecodeError) as problem:
                 why = str(problem)
                 if subject is not None and subject.ended is not None:
                     why += f"; the program has ended with code {subject.ended}"
-                result = self._judged(problem.rule, "broken", why, self._transcript.last(since))
-                if problem.rule != script.rule:
-                    reason = f"{problem.rule} was broken before it could be proved"
+                rule = problem.rule if isinstance(problem, BrokenRule) else script.rule
+                result = self._judged(rule, "broken", why, self._transcript.last(since))
+                if rule != script.rule:
+                    reason = f"{rule} was broken before it could be proved"
                     found.setdefault(script.rule, self._judged(script.rule, "not checked", reason))
             if found.get(result.rule) is None or result.result == "broken":
                 found[result.rule] = result

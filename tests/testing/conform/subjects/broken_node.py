@@ -3,7 +3,8 @@
 `sound` breaks none of these. `clean` lets the broker forget its session; `unseen` reports no status;
 `strange` has another session in its will; `unconfirmed` publishes no `ack`; `nosy` takes tasks for others;
 `ancient` takes old tasks; `plain` answers in JSON, whatever it was asked in; `modern` does not use older
-names of fields in answers; `unsure` answers with QoS 0.
+names of fields in answers; `unsure` answers with QoS 0. None of them sends a task again. `gullible` takes any
+result for its own; `last` takes the last result of a task that it sent.
 """
 
 import base64
@@ -22,6 +23,9 @@ class BrokenNode:
         self.mode = mode
         self.count = 0
         self.known: dict[tuple[str, str], Json] = {}
+        self.asked: tuple[str, str] | None = None
+        """who asked to relay the task that is under way"""
+        self.ends: list[str] = []
         self.client = mqtt.Client(CallbackAPIVersion.VERSION2, "node", clean_session=mode == "clean")
         self.client.username_pw_set("node", "conform")
         session = "other" if mode == "strange" else "s1"
@@ -39,12 +43,15 @@ class BrokenNode:
         self.client.loop_stop()
 
     def connected(self, client: mqtt.Client, *_: Any) -> None:
-        client.subscribe("nodes/node/pending", 1)
+        client.subscribe([(f"nodes/node/{kind}", 1) for kind in ("pending", "complete", "failed")])
         if self.mode != "unseen":
             status = {"online": True, "session": "s1", "time": int(time.time())}
             client.publish("nodes/node/status", json.dumps(status), 1, retain=True)
 
     def heard(self, _client: mqtt.Client, _data: Any, message: mqtt.MQTTMessage) -> None:
+        if not message.topic.endswith("/pending"):
+            self.ended(json.loads(message.payload), message.topic.endswith("/complete"))
+            return
         try:
             task = json.loads(message.payload)
             sender = task.get("sender") or task["sender_client_id"]
@@ -59,10 +66,25 @@ class BrokenNode:
         field = "message_id" if "message_id" in task and self.mode != "modern" else "msg_id"
         if self.mode != "unconfirmed":
             self.say(sender, "ack", {field: id_})
+        if task["action"] == "relay":
+            self.asked, self.ends = (sender, id_), []
+            own = {"sender": "node", "receiver": "peer", "msg_id": f"own-{id_}", "action": "count"}
+            self.say("peer", "pending", own | {"exp": int(time.time()) + 60, "time": int(time.time())})
+            return
         if (sender, id_) not in self.known:
             self.count += 1
             self.known[sender, id_] = self.result(task)
         self.say(sender, "complete", {field: id_} | self.known[sender, id_])
+
+    def ended(self, answer: Json, done: bool) -> None:
+        """The end of a task that was sent."""
+        if self.asked is None or (answer["msg_id"] != f"own-{self.asked[1]}" and self.mode != "gullible"):
+            return
+        self.ends.append("done" if done else "failed")
+        if self.mode == "last" and len(self.ends) < 2:
+            return
+        (sender, id_), self.asked = self.asked, None
+        self.say(sender, "complete", {"msg_id": id_, "value": {"state": self.ends[-1]}})
 
     def result(self, task: Json) -> Json:
         value = {"count": self.count}

@@ -20,6 +20,14 @@ async def main(host: str, port: str, name: str, token: str, store: str) -> None:
         new.replace(number)
         return {"count": n}
 
+    @node.task("relay", effect="at_most_once")
+    async def relay(task: Task) -> dict[str, object]:
+        try:
+            value = await node.call(task.payload["to"], "count", {}, expires=60)
+        except duly.TaskFailed as problem:
+            return {"state": "failed", "error": str(problem)}
+        return {"state": "done", "value": value}
+
     await node.run()
 
 
