@@ -50,7 +50,7 @@ def conform(
         known = ", ".join(RULES)
         raise typer.BadParameter(f"there is no {noun!r}; choose {known}", param_hint="NOUN") from None
     played = ConformRun(chosen, url, command, only=only or ())
-    report = asyncio.run(played.run(_progress, lambda found: _ready(found, command)))
+    report = asyncio.run(played.run(_progress, lambda found: _ready(found, played.name, command)))
     if json:
         print_json(report)
     else:
@@ -58,9 +58,9 @@ def conform(
     raise typer.Exit(Exit.FAILED if report.broken else Exit.OK)
 
 
-def _ready(url: str, command: str | None) -> None:
+def _ready(url: str, name: str, command: str | None) -> None:
     if command is None:
-        note(f"listening on {url}; start your client now (its token: conform)")
+        note(f"listening on {url}; start your client now (its name is {name}, its token conform)")
 
 
 def _progress(rule: str, done: int, total: int) -> None:

@@ -35,7 +35,7 @@ from duly.testing.conform.app_run import APP_SCRIPTS, AppScript
 from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
 from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelScript
 from duly.testing.conform.steps import Script
-from tests.servers import missing
+from tests.servers import missing, unable
 from tests.testing.conform.subjects import broken_app, broken_device, broken_sentinel, device
 from tests.testing.conform.subjects.broken_node import BrokenNode
 
@@ -377,6 +377,9 @@ class TestWholeRuns:
 
     def test_javascript_app(self) -> None:
         node = shutil.which("node") or missing("node")
+        version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+        if int(version.strip().removeprefix("v").split(".")[0]) < 20:
+            unable(f"Node.js {version.strip()} has no WebSocket; install 20 or newer")
         program = (node, "--experimental-websocket", SUBJECTS / "app.mjs", CLIENTS / "js" / "duly.js")
         passes("app", FRAMES, *program, "{url}", "{token}", "{store}")
 

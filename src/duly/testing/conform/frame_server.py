@@ -120,6 +120,10 @@ class FrameServer:
 
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
+    async def first_client(self) -> None:
+        """Wait for the first client, as long as it takes."""
+        await self._up.wait()
+
     async def connected(self) -> None:
         """Wait until the client is here and was welcomed."""
         try:

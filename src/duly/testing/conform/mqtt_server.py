@@ -241,6 +241,10 @@ class MqttServer:
         except TimeoutError:
             return None
 
+    async def first_client(self) -> None:
+        """Wait for the first client, as long as it takes."""
+        await self.until(lambda: bool(self.clients))
+
     async def subscriber(self, topic: str, seconds: float) -> MqttClient | None:
         """The client that is connected and subscribed to this topic, waited for; None if there is none within
         this time."""

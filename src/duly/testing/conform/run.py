@@ -74,6 +74,10 @@ class PlayedServer(Protocol):
         """Listen no more."""
         ...
 
+    async def first_client(self) -> None:
+        """Wait for the first client, as long as it takes."""
+        ...
+
 
 AnyScript = Script | AppScript | SentinelScript
 
@@ -85,7 +89,8 @@ class ConformRun:
     def __init__(self, noun: Noun, url: str, command: str | None = None, *, only: Iterable[str] = ()) -> None:
         self._noun = noun
         self._transcript = Transcript()
-        self._name = NAMES[noun]
+        self.name = NAMES[noun]
+        """the name of the client under test"""
         self._host, self._port, is_mqtt = _address(noun, url)
         self._command = command
         self._scheme = "mqtt" if is_mqtt else "ws"
@@ -94,7 +99,7 @@ class ConformRun:
         if is_mqtt:
             self._broker = MqttServer(self._transcript)
         else:
-            self._frames = FrameServer(self._transcript, self._name, _WELCOMES.get(noun))
+            self._frames = FrameServer(self._transcript, self.name, _WELCOMES.get(noun))
         self._scripts = _chosen(noun, only, self._scheme)
         self._ids = SeqIdCounter(timeless=noun is Noun.NODE)
 
@@ -133,6 +138,8 @@ class ConformRun:
     async def _report(self, subject: Subject | None, progress: Progress) -> ConformReport:
         if subject is not None:
             subject.start()
+        else:
+            await self._server.first_client()  # a person starts it
         results = await self._play_all(subject, progress)
         return ConformReport(self._noun.value, tuple(results), "" if subject is None else subject.said())
 
@@ -143,7 +150,7 @@ class ConformRun:
             "url": self.url,
             "host": self._host,
             "port": str(self._server.port),
-            "name": self._name,
+            "name": self.name,
             "token": TOKEN,
             "store": str(store),
         }
@@ -186,7 +193,7 @@ class ConformRun:
         frames, broker = self._frames, self._broker
         peer: ReceiverPeer | None = None
         if broker is not None:
-            peer = FdPeer(broker, self._name, is_hub=self._noun is Noun.DEVICE)
+            peer = FdPeer(broker, self.name, is_hub=self._noun is Noun.DEVICE)
         elif frames is not None and self._noun is Noun.DEVICE:
             peer = FrameDevicePeer(frames)
         app = None if frames is None else AppRun(frames, subject)
