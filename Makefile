@@ -30,7 +30,7 @@ $(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[all,dev]'
-	@! command -v npm > /dev/null || npm install --silent --no-save --prefix $(VENV)/npm @asyncapi/specs@6.11.1
+	@! command -v npm > /dev/null || npm install --silent --no-save --prefix $(VENV)/npm @asyncapi/specs@6.11.1 || echo "one test will miss @asyncapi/specs"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
@@ -13,12 +14,14 @@ from importlib.machinery import SourceFileLoader
 from importlib.resources import files
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
 
 from duly.clients.media import Media
 from duly.testing import vectors
+from duly.testing.loops import VirtualLoop
 from tests.servers import missing
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +158,46 @@ def device_sees(case: Case) -> bool:
     return not case["frame"].keys() & {"queue", "order", "timeout", "traceparent", "n"} and (
         case["frame"]["to"] == "lock"
     )
+
+
+@pytest.mark.parametrize("case", vectors.read("lanes")["device"], ids=name_of)
+def test_micropython_keeps_the_order_of_each_lane(tmp_path: Path, case: Case) -> None:
+    """In virtual time, with the Python that has it."""
+    library: Any = run_path(str(CLIENTS / "micropython" / "duly_device.py"))
+    loop = VirtualLoop()
+    ended: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    lanes = {(one["sender"], one["id"]): (one["sender"], one["order"]["key"]) for one in case["arrive"]}
+
+    def end(sender: str, id_: str, word: str) -> None:
+        ended.setdefault(lanes[sender, id_], []).append((id_, word))
+
+    async def arrive() -> None:
+        device = library["Device"]("ws://hub", "token", file=str(tmp_path / "flash.json"))
+
+        async def say(frame: dict[str, Any]) -> None:
+            if frame.get("state") == "superseded":
+                end(frame["to"], frame["seq_id"], "superseded")
+
+        device._send = say
+        device.on("lock_control")(lambda command: end(command.sender, command.id, "run"))
+        worker = asyncio.create_task(device._work())
+        for one in case["arrive"]:
+            await asyncio.sleep(one["at"] / 1000 - loop.time())
+            frame = {
+                "type": "lock_control",
+                "from": one["sender"],
+                "seq_id": one["id"],
+                "order": one["order"],
+            }
+            await device._take(library["Command"](frame))
+        await asyncio.sleep(2)
+        worker.cancel()
+
+    loop.play(arrive())
+    expected: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for one in case["outcome"]:
+        expected.setdefault(lanes[one["sender"], one["id"]], []).append((one["id"], one["end"]))
+    assert ended == expected
 
 
 # ── C ────────────────────────────────────────────────────────────────────────────────────────────
