@@ -30,6 +30,7 @@ $(VENV)/.user: $(VENV)/.made pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[all,dev]'
+	@! command -v npm > /dev/null || npm install --silent --no-save --prefix $(VENV)/npm @asyncapi/specs@6.11.1 || echo "one test will miss @asyncapi/specs"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.user
@@ -99,6 +100,7 @@ $(VENV)/.docs: $(VENV)/.user
 docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are errors
 	$(BIN)/python tools/map
 	$(BIN)/python tools/reference
+	$(BIN)/python tools/js
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 # Tracing makes everything several times slower; the limit of a single test allows for that. The simulation is

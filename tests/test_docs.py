@@ -84,7 +84,7 @@ def test_the_promises_are_the_designs_own_words() -> None:
         assert f"**{promise}**" in readme
 
 
-@pytest.mark.parametrize("tool", ["tools/map", "tools/reference"])
+@pytest.mark.parametrize("tool", ["tools/map", "tools/reference", "tools/js"])
 def test_the_generated_parts_are_up_to_date(tool: str) -> None:
     done = subprocess.run(
         [sys.executable, tool, "--check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50

@@ -6,6 +6,9 @@ import asyncio
 import base64
 import os
 import re
+import shutil
+import signal
+import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
@@ -17,6 +20,7 @@ import duly
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
+from tests import servers
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SECONDS = 20.0
@@ -96,13 +100,39 @@ def settings(tmp_path: Path) -> Settings:
 
 
 def test_every_example_is_listed_and_run_here() -> None:
-    programs = {path.name for path in EXAMPLES.glob("*.py")}
-    listed = set(re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
-    run = set(re.findall(r'"(\w+\.py)"', Path(__file__).read_text(encoding="utf-8")))
+    programs = {path.name for path in EXAMPLES.glob("*.*") if path.suffix in (".py", ".sh")}
+    listed = set(re.findall(r"\]\((\w+\.(?:py|sh))\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
+    run = set(re.findall(r'"(\w+\.(?:py|sh))"', Path(__file__).read_text(encoding="utf-8")))
     for program, test in RUN_ELSEWHERE.items():
         text = (Path(__file__).parent / f"{test}.py").read_text(encoding="utf-8")
         assert program.removesuffix(".py") in text
     assert programs == listed == run
+
+
+async def test_a_device_in_a_shell_script_runs_a_command_once(folder: Folder, tmp_path: Path) -> None:
+    for tool in ("mosquitto_sub", "mosquitto_pub", "jq"):
+        if shutil.which(tool) is None:
+            servers.missing(tool)
+    hub = await folder.hub(Settings(data=str(tmp_path / "data"), port=0, mqtt_port=0))
+    phone, lock = await hub.accounts.add(Role.APP, "phone"), await hub.accounts.add(Role.DEVICE, "lock")
+    await hub.accounts.grant("phone", "lock")
+    port = hub.mqtt_url.rsplit(":", 1)[1]
+    program = subprocess.Popen(
+        [EXAMPLES / "shell_device.sh", "127.0.0.1", port, "lock", lock, tmp_path / "store"],
+        start_new_session=True,
+    )
+    try:
+        async with duly.App(hub.url, phone) as app:
+            async with asyncio.timeout(SECONDS):
+                while "lock" not in app.online:
+                    await asyncio.sleep(0.02)
+            first = await app.post("lock", "count")
+            assert (await first.ended()).data == {"count": 1}
+            assert (await app.send("lock", "dance")).code == 7
+            assert (await app.send("lock", "count")).data == {"count": 2}
+    finally:
+        os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
 
 
 async def test_a_function_runs_once(folder: Folder) -> None:

@@ -31,8 +31,11 @@ def replace(text: str, name: str, content: str) -> str:
     return pattern.sub(lambda _: f"{begin}\n\n{content.strip()}\n\n{end}", text)
 
 
-def apply(documents: Mapping[str, Mapping[str, str]], tool: str) -> None:
-    """Writes `documents[path][name]` between the markers of that name; with `--check` only compares."""
+def apply(
+    documents: Mapping[str, Mapping[str, str]], tool: str, whole: Mapping[str, str] | None = None
+) -> None:
+    """Writes `documents[path][name]` between the markers of that name, and `whole[path]` as a file; with
+    `--check` only compares."""
     check = "--check" in sys.argv[1:]
     stale = []
     for path, parts in documents.items():
@@ -47,6 +50,12 @@ def apply(documents: Mapping[str, Mapping[str, str]], tool: str) -> None:
             stale.append(path)
             if not check:
                 file.write_text(after, encoding="utf-8")
+    for path, content in (whole or {}).items():
+        file = ROOT / path
+        if not file.exists() or file.read_text(encoding="utf-8") != content:
+            stale.append(path)
+            if not check:
+                file.write_text(content, encoding="utf-8")
     if check and stale:
         sys.exit(f"out of date: {', '.join(stale)}; run {tool}")
     sys.stdout.write("".join(f"wrote {path}\n" for path in stale))

@@ -35,8 +35,8 @@ FLAGS = (
 
 PAGE = """<!doctype html><meta charset="utf-8"><script type="module">
 const hub = new URLSearchParams(location.search).get("hub");
-const { App, Chat } = await import(`${hub}/duly.js`);
-Object.assign(globalThis, { hub, Chat });
+const { App, Chat, Sentinel } = await import(`${hub}/duly.js`);
+Object.assign(globalThis, { hub, Chat, Sentinel });
 globalThis.open = (token, options, hubs = hub) => {
   globalThis.app = new App(hubs, token, options);
   globalThis.told = [];

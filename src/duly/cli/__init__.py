@@ -44,6 +44,11 @@ VERBS: Final = {
     "up": Verb(Panel.RUN, "up.up", "Run a hub: apps and devices connect to it."),
     "demo": Verb(Panel.RUN, "demo.demo", "Command a lock over a bad network, and count effects."),
     "sim": Verb(Panel.RUN, "sim.sim", "Run simulated worlds, and check that the promises hold."),
+    "conform": Verb(
+        Panel.RUN,
+        "conform.conform",
+        "Play a hostile hub against a client that you wrote, and say which rules it breaks.",
+    ),
     "prune": Verb(
         Panel.RUN,
         "prune.prune",

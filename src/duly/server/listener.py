@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from duly.errors import Malformed
+from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
 from duly.transports.http import alertmanager, alerts, bodies, cloud_events, figures, logins, messages, static
@@ -83,6 +84,7 @@ class Listener:
                 *cloud_events.routes(hub),
                 *figures.routes(hub),
                 *static.routes(),
+                *wire_documents.routes(),
                 web.post("/v1/admin/{verb}", administer),
                 *hub.dashboard.routes(),
             ]

@@ -30,10 +30,10 @@ from duly.wire.fd_content import (
 )
 
 __all__ = [
-    "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed", "FdKind",
-    "FdPending", "FdStatus", "Form", "check_prefix", "check_username", "content_of", "decode", "decode_ack",
-    "decode_complete", "decode_failed", "decode_pending", "decode_status", "encode", "is_question",
-    "parse_topic", "question", "read_content", "topic_of",
+    "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed", "FdFields",
+    "FdKind", "FdPending", "FdStatus", "Form", "check_prefix", "check_username", "content_of", "decode",
+    "decode_ack", "decode_complete", "decode_failed", "decode_pending", "decode_status", "encode",
+    "is_question", "parse_topic", "question", "read_content", "topic_of",
 ]  # fmt: skip
 
 SIZE_LIMIT: Final = limits.SIZE_LIMIT
@@ -158,7 +158,7 @@ Fd: TypeAlias = FdPending | FdAck | FdComplete | FdFailed | FdStatus
 _ABSENT: Final = Raw(b"")
 
 
-class _Wire(Struct, omit_defaults=True, gc=False):
+class FdFields(Struct, omit_defaults=True, gc=False):
     """Every field of every kind, under old and new names, as it may stand on the wire."""
 
     sender: str | None = None
@@ -191,7 +191,7 @@ class _Wire(Struct, omit_defaults=True, gc=False):
     enc: str | None = None
 
 
-class _AnswerWire(Struct, omit_defaults=True, gc=False):
+class _AnswerFields(Struct, omit_defaults=True, gc=False):
     """The fields of an answer as it is written, in the same order: few are written sooner than many."""
 
     msg_id: str | None = None
@@ -204,7 +204,7 @@ class _AnswerWire(Struct, omit_defaults=True, gc=False):
     enc: str | None = None
 
 
-_read: Final = msgspec.json.Decoder(_Wire).decode
+_read: Final = msgspec.json.Decoder(FdFields).decode
 _write: Final = msgspec.json.Encoder().encode
 _FORMS: Final = {form.value: form for form in Form}
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────
@@ -326,14 +326,14 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
     return text
 
 
-def _pending(m: FdPending, form: Form) -> _Wire:
+def _pending(m: FdPending, form: Form) -> FdFields:
     check_username(m.sender, "sender")
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
     payload = write_content(m.payload, form)
     time, exp = m.time // SECOND, m.exp // SECOND
-    w = _Wire(
+    w = FdFields(
         action=m.action,
         payload=Raw(payload),
         order=Raw(m.order) if m.order else _ABSENT,
@@ -349,16 +349,16 @@ def _pending(m: FdPending, form: Form) -> _Wire:
     return w
 
 
-def _answer(m: FdAck | FdComplete | FdFailed) -> _AnswerWire:
+def _answer(m: FdAck | FdComplete | FdFailed) -> _AnswerFields:
     msg_id = _name(m.msg_id, "msg_id")
-    w = _AnswerWire(message_id=msg_id) if m.old_names else _AnswerWire(msg_id)
+    w = _AnswerFields(message_id=msg_id) if m.old_names else _AnswerFields(msg_id)
     if m.sig or m.kid:
         w.sig, w.kid = m.sig or None, m.kid or None
     return w
 
 
-def _status(m: FdStatus, form: Form) -> _Wire:
-    w = _Wire(
+def _status(m: FdStatus, form: Form) -> FdFields:
+    w = FdFields(
         online=m.online,
         battery=m.battery,
         rssi=m.rssi,
@@ -425,7 +425,7 @@ def check_prefix(prefix: str) -> str:
 # ── small things ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _wire(text: bytes) -> _Wire:
+def _wire(text: bytes) -> FdFields:
     limits.check(text, "a message")
     try:
         return _read(text)
@@ -433,7 +433,7 @@ def _wire(text: bytes) -> _Wire:
         raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
 
 
-def _id(w: _Wire) -> tuple[str, bool]:
+def _id(w: FdFields) -> tuple[str, bool]:
     old = w.msg_id is None and w.message_id is not None
     return _name(w.msg_id or w.message_id or "", "msg_id"), old
 
@@ -473,7 +473,7 @@ def _expiry(seconds: float | None) -> int:
     return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
 
 
-def _content(w: _Wire, raw: Raw, form: Form | None) -> Content:
+def _content(w: FdFields, raw: Raw, form: Form | None) -> Content:
     if raw is _ABSENT:
         return NOTHING
     said = _FORMS.get(w.enc) if w.enc else None

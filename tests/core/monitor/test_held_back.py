@@ -414,3 +414,16 @@ class SwallowedMachine(RuleBasedStateMachine):
 
 TestSwallowedMachine = SwallowedMachine.TestCase
 TestSwallowedMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_late_refusal_of_what_was_called_off_does_not_make_a_repeat_of_a_later_event_pass() -> None:
+    watch = Watch(SentinelPolicy(countdown=0, cooldown=0))
+    first = watch.signal("fall")
+    watch.wait(1)
+    watch.call_off()
+    watch.wait(1)
+    assert watch.signal("fall").decision.passes
+    watch.give(Answered(key_of(SCOPE, first.event), State.FAILED, Answer(2)))
+    watch.wait(1)
+    for one in (watch, watch.restarted()):
+        assert one.signal("fall").decision.ruling is Ruling.DEBOUNCED

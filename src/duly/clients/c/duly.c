@@ -712,7 +712,7 @@ static bool read_ids(task *t) {
     if (!bar) return false;
     uint64_t ms, n;
     duly_text time = {first + 1, (size_t)(bar - first - 1)}, count = {bar + 1, (size_t)(last - bar - 1)};
-    if (!number(time, &ms) || ms >> 48 || !number(count, &n)) return false;
+    if (!number(time, &ms) || ms >> 48 || !number(count, &n) || n >> 63) return false;
     t->entry.id = make_id(ms, n);
     t->entry.sender = hash(0, at, t->command.sender.size);
     return true;

@@ -114,7 +114,8 @@ class Command:
 def moment(seq_id: str) -> "tuple[int, int]":
     """Returns an id's time and counter, by which ids are compared."""
     ms, _, n = seq_id.partition("_")
-    if not (ms.isdigit() and n.isdigit()) or seq_id != f"{int(ms)}_{int(n)}":
+    sound = ms.isdigit() and n.isdigit() and seq_id == f"{int(ms)}_{int(n)}"
+    if not sound or int(ms) >= 1 << 48 or int(n) >= 1 << 63:
         raise ValueError("a seq_id is milliseconds, an underscore and a counter")
     return int(ms), int(n)
 
@@ -432,12 +433,13 @@ class Device:
     async def _hear(self, text: bytes) -> None:
         try:
             frame = json.loads(text)
-            if frame.get("type") == "server_ack" and "seq_id" in frame:
+            named = isinstance(frame.get("seq_id"), str)
+            if frame.get("type") == "server_ack" and named:
                 self._stored(frame)
-            if "from" not in frame or "seq_id" not in frame:
+            if not named or not isinstance(frame.get("from"), str) or not isinstance(frame.get("type"), str):
                 return
-        except (ValueError, TypeError):
-            self._log("a frame that is too large, or not JSON")
+        except (ValueError, TypeError, AttributeError):
+            self._log("a frame that is too large, or no JSON object")
             return
         try:
             await self._take(Command(frame, self._send))

@@ -158,13 +158,14 @@ class MonitoredDevices:
 
     def forget(self, data: EventData, event: str, *, settled: bool = False) -> list[PutItem | DropItem]:
         """Drop an event that the tower will never get, so that the next signal is no repeat of it; but a
-        device that was back in time (`settled`) may still be flapping. Return the writes that store that."""
+        device that was back in time (`settled`) may still be flapping. What a person has called off is
+        forgotten already; a later signal is remembered. Return the writes that store that."""
         name, critical = data.device_address, data.severity is Severity.CRITICAL
-        if critical or not settled:
-            self.suppressor.forgive(name, data.trigger_reason, critical=critical)
         device = self._devices.get(name)
         if device is None or device.events.pop(event, None) is None:
             return []
+        if critical or not settled:
+            self.suppressor.forgive(name, data.trigger_reason, critical=critical)
         if device.covered == event:
             device.covered = ""
         return [self.save(name)]

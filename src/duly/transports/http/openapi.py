@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Final
 
 import msgspec
-from msgspec import Raw, Struct, structs
 
 from duly.transports.http.schemas import (
     Credentials,
@@ -23,35 +22,17 @@ from duly.wire.alertmanager import AlertmanagerWebhook
 from duly.wire.cloud_events import BATCH, STRUCTURED, CloudEvent
 from duly.wire.frames import Frame
 from duly.wire.outgoing import AnsweredServerAck
+from duly.wire.schemas import describable
 
 WAIT_LIMIT: Final = 300.0
 """Seconds that a request may wait for the final answer."""
 _REF: Final = "#/components/schemas/{name}"
 
 
-def _describable(type_: type[Struct]) -> type[Struct]:
-    """The same type, but for the defaults of its raw JSON: msgspec cannot write those into a schema."""
-    config = type_.__struct_config__
-    fields = []
-    for one in structs.fields(type_):
-        if isinstance(one.default, Raw):
-            default = msgspec.field(default_factory=object, name=one.encode_name)
-        else:
-            default = msgspec.field(default=one.default, name=one.encode_name)
-        fields.append((one.name, one.type, default))
-    return msgspec.defstruct(
-        type_.__name__,
-        fields,
-        tag=config.tag,
-        tag_field=config.tag_field,
-        namespace={"__doc__": type_.__doc__},
-    )
-
-
 _SCHEMAS: Final = msgspec.json.schema_components(
     [
-        *(_describable(one) for one in (Frame, AnsweredServerAck, CloudEvent, Credentials, LogoutRequest)),
-        *(_describable(one) for one in (PasswordChange, ErrorAnswer)),
+        *(describable(one) for one in (Frame, AnsweredServerAck, CloudEvent, Credentials, LogoutRequest)),
+        *(describable(one) for one in (PasswordChange, ErrorAnswer)),
         AlertmanagerWebhook,
         WebhookReport,
     ],

@@ -1,0 +1,45 @@
+/** What `App` and `Chat` share. */
+import { Listeners } from "./listeners.js";
+/**
+ * What `App` and `Chat` share: the link to the hub, what is told to listeners, how it begins and how it ends.
+ * What has an underscore is between this class and those two.
+ * Every client tells when the connection is "up" (our name) or "down" (why), or "denied": the hub no longer
+ * knows our token (it is tried again, ever more slowly).
+ * @template {Record<string, any>} Told
+ * @extends {Listeners<Told>}
+ */
+export declare class Client<Told extends Record<string, any>> extends Listeners<Told> {
+    #private;
+    /** Our account's name, once the hub has told it. */
+    name: string;
+    /** Resolves at the first welcome, rejects with `Refused` if the hub does not know the token.
+     * @type {Promise<void>} */
+    ready: Promise<void>;
+    /** @type {Error|null} why nothing is sent any more */
+    _closed: Error | null;
+    /** How far the hub's clock is ahead of ours, in ms: that of a wall tablet may be anywhere. */
+    _ahead: number;
+    /** @param {string} url @param {string} token @param {any} socket @param {string[]} events */
+    constructor(url: string, token: string, socket: any, events: string[]);
+    get connected(): boolean;
+    /** End. What is under way rejects with `Closed`; what was kept is resumed by the next page. */
+    close(): void;
+    /** @param {any} frame @param {boolean} [answered] something comes back for it */
+    _send(frame: any, answered?: boolean): void;
+    /** Whether the connection was given up, since the hub was silent. */
+    _dead(): boolean;
+    /** The hub's time in ms. */
+    _now(): number;
+    /** How far we have come in each stream, as the hub is told when we connect. @returns {any} */
+    _positions(): any;
+    /** Take what the welcome says of those streams. @param {any} _frame */
+    _catchUp(_frame: any): void;
+    /** Go on with what an earlier page has left, once. */
+    _resume(): void;
+    /** Send again what is under way, at every connection. */
+    _sendAgain(): void;
+    /** @param {any} _frame */
+    _hear(_frame: any): void;
+    /** Fail what is under way: it is over. @param {Error} _problem */
+    _abandon(_problem: Error): void;
+}

@@ -1,0 +1,130 @@
+"""A hub as a device sees it over WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from duly.testing.conform.frame_server import FrameServer, now_ms
+from duly.testing.conform.receiver import COUNT, ConformTask, HeardAnswer
+from duly.testing.conform.rules import BrokenRule, NotChecked
+
+PUSHED_WITHIN: Final = 3.0
+PONG_WITHIN: Final = 10.0
+_NONSENSE: Final = (
+    "this is not JSON",
+    "{}",
+    "[1,2,3]",
+    '{"type":"gap","from":"no-such-device","after":1,"first":2}',
+    '{"type":"server_ack","seq_id":"1_1","code":0}',
+    '{"type":"count","seq_id":17,"from":"phone","data":{}}',
+    '{"type":"count","from":"phone","data":{}}',
+    '{"type":"no_such_frame","data":' + "[" * 30 + "]" * 30 + "}",
+)
+
+
+class FrameDevicePeer:
+    """Passes commands on as frames, and reads a device's `ack`s and pushes."""
+
+    def __init__(self, server: FrameServer) -> None:
+        self._server = server
+        self._pushes: asyncio.Queue[str] = asyncio.Queue()
+
+    async def connected(self) -> None:
+        """Wait until the device is there."""
+        await self._server.connected()
+
+    def deliver(self, task: ConformTask) -> None:
+        """Pass a command on."""
+        frame: dict[str, object] = {
+            "type": task.type,
+            "seq_id": task.id,
+            "to": "device",
+            "from": task.sender,
+            "data": task.data,
+            "exp": task.exp,
+        }
+        if task.lane is not None:
+            frame["order"] = {"key": task.lane, "mode": "replay", "after": task.after}
+        self._server.send(frame)
+
+    async def answer(self, seconds: float) -> HeardAnswer | None:
+        """The next `ack`."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (frame := await self._server.hear(max(0.0, until - loop.time()))) is not None:
+            seq_id = frame.get("seq_id")
+            if frame.get("type") == "ack":
+                return self._read(frame)
+            if isinstance(seq_id, str):
+                self._pushes.put_nowait(seq_id)
+        return None
+
+    def _read(self, frame: dict[str, object]) -> HeardAnswer:
+        to, seq_id, code = frame.get("to"), frame.get("seq_id"), frame.get("code")
+        if not isinstance(seq_id, str) or not isinstance(to, str):
+            raise BrokenRule(
+                "answers", f"an ack needs the command's `seq_id`, and its `from` as `to`: {frame}"
+            )
+        if code is None and frame.get("state") != "delivered":
+            raise BrokenRule("answers", f"an ack needs a `code`, or the state `delivered`: {frame}")
+        if code is not None and (not isinstance(code, int) or isinstance(code, bool)):
+            raise BrokenRule("answers", f"the code of an ack is a number: {frame}")
+        return HeardAnswer(to, seq_id, code, frame.get("data"), frame)
+
+    def cut(self) -> None:
+        """Break the connection."""
+        self._server.cut()
+
+    def send_nonsense(self) -> None:
+        """Send what cannot be read."""
+        for text in _NONSENSE:
+            self._server.send_text(text)
+
+    def check_kind(self, task: ConformTask, answers: Sequence[HeardAnswer]) -> None:
+        """Frames have one form only."""
+
+    async def inspect(self, rule: str) -> None:
+        """Prove `answers-pings` and `keeps-pushes`."""
+        match rule:
+            case "answers-pings":
+                if not await self._server.answers_ping(PONG_WITHIN):
+                    raise BrokenRule(rule, f"a ping was not answered within {PONG_WITHIN:g} s")
+            case "keeps-pushes":
+                await self._check_pushes(rule)
+            case _:
+                raise NotChecked("it is a rule of MQTT, and this device uses WebSocket")
+
+    async def _check_pushes(self, rule: str) -> None:
+        first = await self._push()
+        if first is None:
+            raise NotChecked(
+                f"the device pushes nothing with a `seq_id` when `{COUNT}` says {{'push': true}}"
+            )
+        self._server.cut()
+        await self._server.connected()
+        if await self._push(first) is None:
+            raise BrokenRule(
+                rule, f"the push {first} was not acknowledged, and did not come again after a cut"
+            )
+        self._server.send({"type": "server_ack", "seq_id": first, "code": 0})
+        await self.answer(0.3)
+        self._server.cut()
+        await self._server.connected()
+        if await self._push(first, 1.0) is not None:
+            raise BrokenRule(rule, f"the push {first} was acknowledged, and came again")
+
+    async def _push(self, wanted: str = "", seconds: float | None = None) -> str | None:
+        """The id of the next push, or of this one; None if there was none."""
+        if not wanted:
+            self.deliver(ConformTask("pusher", f"{now_ms()}_0", data={"push": True}, exp=now_ms() + 60_000))
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (PUSHED_WITHIN if seconds is None else seconds)
+        while loop.time() < until:
+            while not self._pushes.empty():
+                found = self._pushes.get_nowait()
+                if wanted in ("", found):
+                    return found
+            await self.answer(min(0.05, max(0.0, until - loop.time())))
+        return None

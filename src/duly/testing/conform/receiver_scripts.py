@@ -1,0 +1,183 @@
+"""The scripts for receivers, as data: those of devices and nodes alike, and those of each alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from duly.testing.conform.steps import (
+    CountEffects,
+    Cut,
+    DeliverTask,
+    ExpectAnswer,
+    Flood,
+    InKind,
+    InOrder,
+    Inspect,
+    Kill,
+    Nonsense,
+    NotDone,
+    Pause,
+    Reserve,
+    Script,
+    Step,
+)
+
+FORGETS_AFTER: Final = 130
+"""Commands after which a memory of a hundred has forgotten the first."""
+
+
+def _killed_at_the_answer(*names: str) -> Iterator[Step]:
+    """Kill the program in the moment in which it answers, and ask again."""
+    for name in names:
+        yield from (DeliverTask(name), Kill(at=name), DeliverTask(name), ExpectAnswer(name, same=True))
+
+
+def _killed_at_work(*moments: float) -> Iterator[Step]:
+    """Kill the program so many seconds after a command was sent, and ask again twice."""
+    for number, seconds in enumerate(moments):
+        name = f"command {number}"
+        yield from (
+            DeliverTask(name),
+            Pause(seconds),
+            Kill(),
+            DeliverTask(name),
+            Pause(0.2),
+            DeliverTask(name),
+        )
+
+
+_BOTH: Final = (
+    Script(
+        "connects", (Cut(), DeliverTask("a"), ExpectAnswer("a"), Cut(), DeliverTask("b"), ExpectAnswer("b"))
+    ),
+    Script(
+        "answers", (DeliverTask("a"), ExpectAnswer("a"), DeliverTask("b"), ExpectAnswer("b"), CountEffects(2))
+    ),
+    Script(
+        "runs-once",
+        (DeliverTask("a", times=3), ExpectAnswer("a"), DeliverTask("a", times=2), CountEffects(1)),
+    ),
+    Script(
+        "repeats-the-answer",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            DeliverTask("b"),
+            ExpectAnswer("b"),
+            DeliverTask("a"),
+            ExpectAnswer("a", same=True),
+        ),
+    ),
+    Script(
+        "keys-by-sender",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            DeliverTask("b", sender="tablet", like="a"),
+            ExpectAnswer("b"),
+            CountEffects(2),
+        ),
+    ),
+    Script(
+        "refuses-conflicts",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            DeliverTask("b", like="a", other_content=True),
+            CountEffects(1),
+        ),
+    ),
+    Script(
+        "remembers-over-cuts",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            Cut(),
+            DeliverTask("a", times=2),
+            ExpectAnswer("a", same=True),
+            CountEffects(1),
+        ),
+    ),
+    Script(
+        "remembers-over-restarts",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            Pause(0.5),
+            Kill(),
+            DeliverTask("a"),
+            ExpectAnswer("a", same=True),
+            CountEffects(1),
+        ),
+    ),
+    Script("stores-before-it-answers", (*_killed_at_the_answer("a", "b", "c"), CountEffects(3))),
+    Script("runs-once-over-kills", (*_killed_at_work(0.0, 0.02, 0.05), CountEffects(3, or_fewer=True))),
+    Script(
+        "never-runs-the-forgotten",
+        (
+            DeliverTask("a", sender="traveller", age=3_600),
+            ExpectAnswer("a"),
+            Flood(FORGETS_AFTER),
+            DeliverTask("a"),
+            CountEffects(1),
+            Cut(),
+            DeliverTask("a", times=2),
+            CountEffects(1),
+        ),
+    ),
+    Script("minds-expiry", (DeliverTask("a", expired=True), NotDone("a"), CountEffects(0))),
+    Script(
+        "names-the-unknown",
+        (DeliverTask("a", unknown_type=True), ExpectAnswer("a", how="not done"), CountEffects(0)),
+    ),
+    Script("survives-nonsense", (Nonsense(), DeliverTask("a"), ExpectAnswer("a"), CountEffects(1))),
+)
+_OVER_MQTT: Final = (
+    Script("keeps-its-session", (Inspect(),)),
+    Script("reports-status", (Inspect(),)),
+    Script("confirms-receipt", (Inspect(),)),
+)
+
+DEVICE_SCRIPTS: Final = (
+    *_BOTH,
+    Script(
+        "keeps-order",
+        (
+            DeliverTask("first", lane="door"),
+            ExpectAnswer("first"),
+            Reserve(("second", "third")),
+            DeliverTask("third", lane="door"),
+            Pause(0.05),
+            DeliverTask("second", lane="door"),
+            ExpectAnswer("third", how="either"),
+            ExpectAnswer("second", how="either"),
+            InOrder(("second", "third")),
+        ),
+    ),
+    Script("answers-pings", (Inspect(),)),
+    Script("keeps-pushes", (Inspect(),)),
+    *_OVER_MQTT,
+)
+NODE_SCRIPTS: Final = (
+    *_BOTH,
+    *_OVER_MQTT,
+    Script(
+        "minds-the-receiver",
+        (DeliverTask("a", receiver="another"), NotDone("a", silent=True), CountEffects(0)),
+    ),
+    Script("minds-old-tasks", (DeliverTask("a", days_old=3), NotDone("a", silent=True), CountEffects(0))),
+    Script(
+        "answers-in-kind",
+        (
+            DeliverTask("a", sender="reader", plain_json=True),
+            ExpectAnswer("a"),
+            InKind("a"),
+            DeliverTask("b", sender="elder", old_names=True),
+            ExpectAnswer("b"),
+            InKind("b"),
+        ),
+    ),
+    Script("resends", (Inspect(),)),
+    Script("takes-the-first-end", (Inspect(),)),
+)

@@ -1,0 +1,241 @@
+"""Plays scripts against a sentinel.
+
+The sentinel is a program that reports an event every 0.3 s, of the device `RUN-N`: RUN tells its starts
+apart, N counts from 0.
+
+The law: what a sentinel has sent once must come again until it is acknowledged, and none of its numbers is
+missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from duly.testing.conform.frame_server import FrameServer, Json
+from duly.testing.conform.rules import BrokenRule, NotChecked
+from duly.testing.conform.steps import Cut, Kill, Nonsense, Pause
+from duly.testing.conform.subject import Subject
+
+EVENT: Final = "alert_event"
+NEXT_WITHIN: Final = 20.0
+PATIENCE: Final = 1.0
+"""By how much the times of scripts are multiplied: their own tests need less."""
+_NONSENSE: Final = (
+    '{"type":"server_ack","seq_id":"no-such-event","code":0}',
+    '{"type":"server_ack","code":2,"error":"malformed"}',
+    '{"type":"ack","seq_id":"no-such-event","from":"tower","code":0,"state":"done"}',
+    '{"type":"no_such_frame","data":{}}',
+)
+
+
+class TakeEvent(Struct, frozen=True):
+    """Wait for a new event and answer it with this code; None: it is not answered."""
+
+    name: str
+    code: int | None = 0
+
+
+class EventAgain(Struct, frozen=True):
+    """An event comes again, with the same id and content; it is answered with this code."""
+
+    name: str
+    code: int = 0
+
+
+class EventSettled(Struct, frozen=True):
+    """An event does not come again, for so many seconds."""
+
+    name: str
+    seconds: float
+
+
+class HubAway(Struct, frozen=True):
+    """The hub is not there for so many seconds."""
+
+    seconds: float
+
+
+class Contiguous(Struct, frozen=True):
+    """After so many more events, no number of any run is missing, and all came in order."""
+
+    more: int
+
+
+SentinelStep: TypeAlias = (
+    TakeEvent | EventAgain | EventSettled | HubAway | Contiguous | Cut | Kill | Nonsense | Pause
+)
+
+
+class SentinelScript(Struct, frozen=True):
+    """Steps that prove a rule."""
+
+    rule: str
+    steps: tuple[SentinelStep, ...]
+
+
+SENTINEL_SCRIPTS: Final = (
+    SentinelScript("connects", (TakeEvent("a"), Cut(), TakeEvent("b"))),
+    SentinelScript("fills-in-events", (TakeEvent("a"),)),
+    SentinelScript("resends", (TakeEvent("a", None), EventAgain("a"))),
+    SentinelScript("resends-after-cuts", (TakeEvent("a", None), Cut(), EventAgain("a"))),
+    SentinelScript("tries-again-after-4", (TakeEvent("a", 4), EventAgain("a"))),
+    SentinelScript(
+        "stops-when-acknowledged",
+        (
+            TakeEvent("a"),
+            TakeEvent("b", 5),
+            Pause(0.3),
+            Cut(),
+            EventSettled("a", 2.0),
+            EventSettled("b", 0.1),
+        ),
+    ),
+    SentinelScript("keeps-while-offline", (TakeEvent("a"), HubAway(2.0), Contiguous(4))),
+    SentinelScript("survives-nonsense", (Nonsense(), TakeEvent("a"))),
+    SentinelScript("keeps-over-kills", (TakeEvent("a", None), Kill(), EventAgain("a"))),
+)
+
+
+class SentinelRun:
+    """All scripts against one sentinel."""
+
+    def __init__(self, server: FrameServer, subject: Subject | None) -> None:
+        self._server = server
+        self._subject = subject
+        self._known: dict[str, Json] = {}
+        self._named: dict[str, str] = {}
+        self._held: set[str] = set()
+        self._numbers: dict[str, list[int]] = {}
+        self._rule = ""
+
+    async def play(self, script: SentinelScript) -> None:
+        """Play a script; raises `BrokenRule` with what went wrong."""
+        self._rule = script.rule
+        self._held.clear()
+        await self._server.connected()
+        for step in script.steps:
+            await self._play(step)
+
+    async def _play(self, step: SentinelStep) -> None:
+        match step:
+            case TakeEvent(name, code):
+                event = await self._new()
+                self._named[name] = event
+                self._held.add(event)
+                if code is not None:
+                    self._answer(event, code)
+                if code in (0, 5):
+                    self._held.discard(event)
+            case EventAgain(name, code):
+                await self._again(self._named[name], code)
+            case EventSettled(name, seconds):
+                await self._settled(self._named[name], seconds * PATIENCE)
+            case HubAway(seconds):
+                self._server.down = True
+                self._server.cut()
+                await asyncio.sleep(seconds * PATIENCE)
+                self._server.down = False
+                await self._server.connected()
+            case Contiguous(more):
+                await self._contiguous(more)
+            case Cut():
+                self._server.cut()
+                await self._server.connected()
+            case Pause(seconds):
+                await asyncio.sleep(seconds)
+            case Nonsense():
+                for text in _NONSENSE:
+                    self._server.send_text(text)
+            case Kill():
+                await self._kill()
+
+    def _answer(self, event: str, code: int) -> None:
+        said: Json = {"type": "server_ack", "seq_id": event, "code": code}
+        self._server.send(said | ({"error": "internal", "detail": "as the script says"} if code == 4 else {}))
+
+    async def _kill(self) -> None:
+        if self._subject is None:
+            raise NotChecked("it needs --run, to kill the program and start it again")
+        self._subject.kill()
+        await self._subject.gone()
+        self._server.cut()
+        self._subject.start()
+        await self._server.connected()
+
+    # ── what is heard ────────────────────────────────────────────────────────────────────────────
+
+    async def _hear(self, seconds: float) -> tuple[str, bool] | None:
+        """The id of the next event, and whether it is new; what is no event is answered."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (frame := await self._server.hear(max(0.0, until - loop.time()))) is not None:
+            seq_id = frame.get("seq_id")
+            if frame.get("type") != EVENT:
+                if isinstance(seq_id, str):
+                    self._answer(seq_id, 0)
+                continue
+            return self._take(frame)
+        return None
+
+    def _take(self, frame: Json) -> tuple[str, bool]:
+        seq_id, data = frame.get("seq_id"), frame.get("data")
+        if not isinstance(seq_id, str) or not seq_id or not isinstance(data, dict):
+            raise BrokenRule("fills-in-events", f"an event has a `seq_id` and `data`: {frame}")
+        for field in ("profile_id", "trigger_reason"):
+            if not isinstance(data.get(field), str) or not data[field]:
+                raise BrokenRule("fills-in-events", f"the `data` of an event names its {field}: {frame}")
+        known = self._known.get(seq_id)
+        if known is not None:
+            if known != data:
+                raise BrokenRule(
+                    "resends", f"the event {seq_id} came again with other content: {data}, before {known}"
+                )
+            return seq_id, False
+        self._known[seq_id] = data
+        run, _, number = str(data.get("device_address", "")).rpartition("-")
+        if number.isdigit():
+            self._numbers.setdefault(run, []).append(int(number))
+        return seq_id, True
+
+    async def _new(self) -> str:
+        """The next new event; older ones are acknowledged."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + NEXT_WITHIN
+        while (heard := await self._hear(max(0.0, until - loop.time()))) is not None:
+            event, is_new = heard
+            if is_new:
+                return event
+            if event not in self._held:
+                self._answer(event, 5)
+        raise BrokenRule(self._rule, f"no new event came within {NEXT_WITHIN:g} s")
+
+    async def _again(self, wanted: str, code: int) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + NEXT_WITHIN
+        while (heard := await self._hear(max(0.0, until - loop.time()))) is not None:
+            event, is_new = heard
+            if event == wanted:
+                self._held.discard(event)
+                self._answer(event, code)
+                return
+            self._answer(event, 0 if is_new else 5)
+        raise BrokenRule(self._rule, f"the event {wanted} did not come again within {NEXT_WITHIN:g} s")
+
+    async def _settled(self, wanted: str, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (heard := await self._hear(max(0.0, until - loop.time()))) is not None:
+            event, is_new = heard
+            if event == wanted:
+                raise BrokenRule(self._rule, f"the event {wanted} was acknowledged, and came again")
+            self._answer(event, 0 if is_new else 5)
+
+    async def _contiguous(self, more: int) -> None:
+        for _ in range(more):
+            self._answer(await self._new(), 0)
+        for run, numbers in self._numbers.items():
+            if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
+                raise BrokenRule(self._rule, f"the events of {run} came as {', '.join(map(str, numbers))}")

@@ -1,0 +1,123 @@
+"""The steps of scripts for receivers: devices and nodes. A script proves one rule; it is data."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+
+class DeliverTask(Struct, frozen=True):
+    """Send a command, or under a name that was used before the same command again. Its `count` makes it run.
+
+    `like` gives it the id of another command; `age` is how many seconds ago its id was minted."""
+
+    name: str
+    times: int = 1
+    sender: str = "phone"
+    like: str = ""
+    other_content: bool = False
+    age: int = 0
+    expired: bool = False
+    unknown_type: bool = False
+    lane: str = ""
+    receiver: str = ""
+    days_old: int = 0
+    """of a task: it has no `exp`, and its `time` is so many days ago"""
+    old_names: bool = False
+    plain_json: bool = False
+
+
+class Reserve(Struct, frozen=True):
+    """Mint ids for these commands, in this order; they may be delivered in another one."""
+
+    names: tuple[str, ...]
+
+
+class ExpectAnswer(Struct, frozen=True):
+    """Wait for an answer to the last delivery of a command: `done`, `not done`, or either; `same`: the answer
+    that it got before."""
+
+    name: str
+    how: str = "done"
+    same: bool = False
+
+
+class NotDone(Struct, frozen=True):
+    """A command that was delivered is not answered as done; `silent`: it is not answered at all."""
+
+    name: str
+    silent: bool = False
+
+
+class CountEffects(Struct, frozen=True):
+    """So many commands have run since the script began."""
+
+    count: int
+    or_fewer: bool = False
+
+
+class InOrder(Struct, frozen=True):
+    """Of these commands, those that ran did so in this order."""
+
+    names: tuple[str, ...]
+
+
+class InKind(Struct, frozen=True):
+    """The answers to a command are written as the command was."""
+
+    name: str
+
+
+class Flood(Struct, frozen=True):
+    """DeliverTask so many other commands, each after the one before was answered."""
+
+    count: int
+
+
+class Cut(Struct, frozen=True):
+    """Break the connection, and wait for the next one."""
+
+
+class Kill(Struct, frozen=True):
+    """Kill the program and start it again; `at` the moment in which a command is answered."""
+
+    at: str = ""
+
+
+class Pause(Struct, frozen=True):
+    """Let time pass."""
+
+    seconds: float
+
+
+class Nonsense(Struct, frozen=True):
+    """Send what cannot be read or is not expected."""
+
+
+class Inspect(Struct, frozen=True):
+    """Look at how the client behaves on its transport, for the script's own rule."""
+
+
+Step: TypeAlias = (
+    DeliverTask
+    | Reserve
+    | ExpectAnswer
+    | NotDone
+    | CountEffects
+    | InOrder
+    | InKind
+    | Flood
+    | Cut
+    | Kill
+    | Pause
+    | Nonsense
+    | Inspect
+)
+
+
+class Script(Struct, frozen=True):
+    """Steps that prove a rule."""
+
+    rule: str
+    steps: tuple[Step, ...]

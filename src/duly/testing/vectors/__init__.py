@@ -1,0 +1,30 @@
+"""Conformance vectors: inputs, and the outcomes that every implementation of the protocol must come to.
+
+They are JSON files beside this one; the README there says what is in them. `tools/vectors` writes them from
+the core.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any, Final
+
+import msgspec
+
+NAMES: Final = ("ids", "windows", "fingerprints", "lanes", "signatures", "contents", "codes", "media")
+
+
+def read(name: str) -> dict[str, list[dict[str, Any]]]:
+    """The cases of one file, by what they are about.
+
+    >>> read("codes")["server"][5]["name"]
+    'duplicate'
+    """
+    text = files(__name__).joinpath(f"{name}.json").read_bytes()
+    return msgspec.json.decode(text, type=_VectorFile).cases
+
+
+class _VectorFile(msgspec.Struct):
+    about: str
+    version: int
+    cases: dict[str, list[dict[str, Any]]]

@@ -1,0 +1,146 @@
+"""`Sentinel` of `duly.js` in a real browser, against a real tower: its queue is in IndexedDB."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from duly.apps.alerts.profiles import ProfileDraft
+from duly.core.monitor.signals import EventData, read_event
+from duly.identity.accounts import Role
+from tests.clients.test_js import LossyWire, Tab, browser, first_page, kept, site, tab, wire
+from tests.local_hub import LocalHub
+
+__all__ = ["browser", "first_page", "kept", "site", "tab", "wire"]
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+WATCH = """(() => {
+  globalThis.sentinel = new Sentinel(hub, %s, { profile: "home", ...%s });
+  globalThis.news = [];
+  sentinel.on("news", (one) => news.push(one));
+  return sentinel.opened;
+})()"""
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def local(tmp_path: Path, site: str) -> AsyncIterator[LocalHub]:
+    it = LocalHub(tmp_path / "hub", origins=[site])
+    await it.start()
+    await it.add(Role.SENTINEL, "watch")
+    await it.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
+    yield it
+    await it.stop()
+
+
+async def watch(tab: Tab, local: LocalHub, **options: Any) -> None:
+    options = {"policy": {"countdown": 0}} | options
+    await tab.do(WATCH % (json.dumps(local.tokens["watch"]), json.dumps(options)))
+
+
+async def listed(local: LocalHub) -> list[EventData]:
+    """The events that the tower has, the oldest first."""
+    records = await local.hub.ledger.of_kind("alert_event", limit=1_000)
+    return sorted((read_event(one.message.body) for one in records), key=lambda event: event.timestamp)
+
+
+async def test_an_event_reaches_the_tower_with_all_that_is_known_of_it(tab: Tab, local: LocalHub) -> None:
+    await watch(tab, local)
+    about = {"severity": "critical", "meta": {"model": "x"}, "location": {"lat": 31.2}}
+    end = await tab.do(f"sentinel.trigger('fall', 'watch-1', {json.dumps(about)}).sent")
+    assert end["state"] == "done"
+    (event,) = await listed(local)
+    assert (event.profile_id, event.trigger_reason, event.device_address) == ("home", "fall", "watch-1")
+    assert (event.severity.value, bytes(event.device_meta)) == ("critical", b'{"model":"x"}')
+    assert bytes(event.location) == b'{"lat":31.2}'
+    assert event.offset_ms is not None
+    assert [one["what"] for one in await tab.do("news")] == ["online", "stored", "sent"]
+
+
+async def test_what_is_reported_offline_survives_a_reload_and_arrives_once_and_in_order(
+    tab: Tab, local: LocalHub
+) -> None:
+    await local.stop()
+    await watch(tab, local)
+    await tab.do("Promise.all(['a', 'b', 'c'].map((device) => sentinel.trigger('fall', device).stored))")
+    await tab.page.goto("about:blank")
+    await local.start()
+    await tab.load()
+    await watch(tab, local)
+    await tab.do("sentinel.drained()")
+    assert [event.device_address for event in await listed(local)] == ["a", "b", "c"]
+    assert await tab.do("sentinel.waiting") == 0
+
+
+async def test_a_person_cancels_in_the_countdown_and_a_correction_follows_what_has_left(
+    tab: Tab, local: LocalHub
+) -> None:
+    await watch(tab, local, policy={"countdown": 30, "cooldown": 0})
+    await tab.do("void (globalThis.gone = sentinel.disconnect('band'), gone.cancel())")
+    gone = await tab.do("gone.sent")
+    assert gone["state"] == "cancelled"
+    await tab.do("void (globalThis.alert = sentinel.trigger('fall', 'band', {countdown: 0}))")
+    id_ = (await tab.do("alert.sent"))["event"]
+    await tab.do("alert.update({location: {lat: 1}})")
+    await tab.do("alert.cancel()")
+    await tab.until("news.some(({ what }) => what === 'corrected')")
+    what = [one["what"] for one in await tab.do("news")]
+    assert [word for word in what if word in ("updated", "correcting", "corrected")][-1] == "corrected"
+    (event,) = await listed(local)
+    assert (event.cancelled_count, len(id_)) == (1, 32)
+
+
+async def test_a_second_tab_takes_over_and_the_first_stops(kept: Any, site: str, local: LocalHub) -> None:
+    first, second = Tab(kept, site, local), Tab(await kept.context.new_page(), site, local)
+    for one in (first, second):
+        await one.load()
+        await watch(one, local)
+    refused = await first.do("seen(sentinel.trigger('fall', 'a').stored)")
+    assert refused["name"] == "StoreTaken"
+    assert (await second.do("sentinel.trigger('fall', 'b').sent"))["state"] == "done"
+    assert [event.device_address for event in await listed(local)] == ["b"]
+
+
+async def test_a_connection_that_swallows_everything_is_made_anew(wire: LossyWire, local: LocalHub) -> None:
+    tab = wire.tab
+    await tab.page.clock.install()
+    await watch(tab, local)
+    await tab.do("sentinel.ready")
+    wire.deaf = True
+    await tab.do("void (globalThis.ended = sentinel.trigger('fall', 'a').sent)")
+    async with asyncio.timeout(10):
+        while not wire.sent:
+            await asyncio.sleep(0.01)
+    await tab.page.clock.run_for(6_200)
+    wire.deaf = False
+    await tab.page.clock.run_for(400)
+    assert (await tab.do("ended"))["state"] == "done"
+    assert wire.connections == 2
+    assert len(await listed(local)) == 1
+
+
+async def test_a_cause_that_still_stands_is_judged_again_and_a_critical_one_never_waits(
+    wire: LossyWire, local: LocalHub
+) -> None:
+    tab = wire.tab
+    await tab.page.clock.install()
+    await watch(tab, local, policy={"countdown": 1, "cooldown": 60}, heartbeat=30)
+    await tab.do("sentinel.ready")
+    await tab.do("sentinel.trigger('fall', 'band').stored")
+    await tab.do("sentinel.cancel('band')")
+    assert await tab.do("sentinel.disconnect('band').stored") == "cooling"
+    await tab.do("void (globalThis.urgent = sentinel.trigger('fall', 'band', {severity: 'critical'}))")
+    assert await tab.do("urgent.stored") == "pass"
+    await tab.page.clock.run_for(1_100)
+    assert (await tab.do("urgent.sent"))["state"] == "done"
+    await tab.page.clock.run_for(62_000)
+    await tab.until("sentinel.counts.sent === 2")
+    assert [event.trigger_reason for event in await listed(local)] == ["disconnect", "fall"]
+    beats = [id_ for id_ in wire.sent if id_.startswith("beat-")]
+    assert len(beats) >= 3

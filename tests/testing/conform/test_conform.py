@@ -1,0 +1,390 @@
+"""`duly conform`: our own clients pass, and clients that break a rule are caught by the name of the rule."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from duly.cli import app as command_line
+from duly.errors import Malformed
+from duly.testing.conform import (
+    RULES,
+    ConformReport,
+    ConformRun,
+    Noun,
+    app_run,
+    fd_peer,
+    frame_device,
+    frame_server,
+    receiver,
+    relayed_tasks,
+    sentinel_run,
+)
+from duly.testing.conform.app_run import APP_SCRIPTS, AppScript
+from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
+from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelScript
+from duly.testing.conform.steps import Script
+from tests.servers import missing, unable
+from tests.testing.conform.subjects import broken_app, broken_device, broken_sentinel, device
+from tests.testing.conform.subjects.broken_node import BrokenNode
+
+ROOT = Path(__file__).parents[3]
+SUBJECTS = Path(__file__).parent / "subjects"
+CLIENTS = Path(str(files("duly"))) / "clients"
+SCRIPTS: dict[Noun, Sequence[Script | AppScript | SentinelScript]] = {
+    Noun.DEVICE: DEVICE_SCRIPTS,
+    Noun.NODE: NODE_SCRIPTS,
+    Noun.APP: APP_SCRIPTS,
+    Noun.SENTINEL: SENTINEL_SCRIPTS,
+}
+
+
+@pytest.mark.parametrize("noun", Noun)
+def test_every_rule_has_a_script_and_every_script_a_rule(noun: Noun) -> None:
+    rules = [rule.name for rule in RULES[noun]]
+    assert sorted(rules) == sorted(script.rule for script in SCRIPTS[noun])
+    assert len(set(rules)) == len(rules)
+
+
+SECTIONS = {
+    Noun.DEVICE: ("## A device", "## 设备"),
+    Noun.APP: ("## An app", "## 应用"),
+    Noun.NODE: ("## A node", "## 节点"),
+    Noun.SENTINEL: ("## A sentinel", "## 哨兵"),
+}
+
+
+@pytest.mark.parametrize("noun", Noun)
+@pytest.mark.parametrize("language", [0, 1], ids=["en", "zh"])
+def test_the_page_explains_every_rule_under_its_name(noun: Noun, language: int) -> None:
+    page = (ROOT / ("docs/zh" if language else "docs") / "write-your-own.md").read_text(encoding="utf-8")
+    _, _, section = page.partition(SECTIONS[noun][language] + "\n")
+    section, _, _ = section.partition("\n## ")
+    named = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+|connects|answers|resends)`", section))
+    rules = {rule.name: rule for rule in RULES[noun]}
+    assert set(rules) <= named
+    for name, rule in rules.items():
+        assert (f"`{name}` ↻" in section) == rule.restarts, name
+
+
+# ── in this process: what needs no restart ───────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What must not happen has less time to happen: nothing here is slow."""
+    monkeypatch.setattr(receiver, "QUIET", 0.05)
+    monkeypatch.setattr(receiver, "ANSWER_WITHIN", 0.5)
+    monkeypatch.setattr(frame_device, "PUSHED_WITHIN", 0.3)
+    monkeypatch.setattr(frame_device, "PONG_WITHIN", 0.3)
+    monkeypatch.setattr(frame_server, "CONNECTED", 1.0)
+    for module in (app_run, sentinel_run):
+        monkeypatch.setattr(module, "NEXT_WITHIN", 0.5)
+
+
+async def proved(
+    url: str, rules: list[str], client: Callable[[str], Awaitable[None]], noun: Noun = Noun.DEVICE
+) -> ConformReport:
+    """The report of a client that runs in this process."""
+    started: list[asyncio.Task[None]] = []
+
+    async def serve(found: str) -> None:
+        await client(found)
+
+    def start(found: str) -> None:
+        started.append(asyncio.create_task(serve(found)))
+
+    try:
+        return await ConformRun(noun, url, only=rules).run(lambda rule, done, total: None, start)
+    finally:
+        for task in started:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+@pytest.mark.parametrize("scheme", ["ws", "mqtt"])
+async def test_a_python_device_passes(tmp_path: Path, quick: None, scheme: str) -> None:
+    def own(url: str) -> Awaitable[None]:
+        return device.main(url.replace("mqtt://", "mqtt://device:conform@"), "conform", str(tmp_path))
+
+    rules = [
+        "answers",
+        "runs-once",
+        "repeats-the-answer",
+        "keys-by-sender",
+        "minds-expiry",
+        "survives-nonsense",
+    ]
+    report = await proved(f"{scheme}://127.0.0.1:0", rules, own)
+    assert not report.broken, report.broken
+    assert {result.rule for result in report.results if result.result == "holds"} >= set(rules)
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("naive", "runs-once"),
+        ("forgetful", "never-runs-the-forgotten"),
+        ("anonymous", "keys-by-sender"),
+        ("careless", "minds-expiry"),
+        ("disorderly", "keeps-order"),
+        ("naive", "refuses-conflicts"),
+        ("deaf", "repeats-the-answer"),
+        ("amnesic", "remembers-over-cuts"),
+        ("mumbling", "answers"),
+        ("polite", "names-the-unknown"),
+        ("fragile", "survives-nonsense"),
+        ("pingless", "answers-pings"),
+        ("pushy", "keeps-pushes"),
+        ("lonely", "connects"),
+    ],
+)
+async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mode: str, rule: str) -> None:
+    def broken(url: str) -> Awaitable[None]:
+        return broken_device.main(mode, url, "conform", str(tmp_path))
+
+    report = await proved("ws://127.0.0.1:0", [rule], broken)
+    (found,) = report.broken
+    assert found.rule == rule
+    assert found.sentence == next(each.sentence for each in RULES[Noun.DEVICE] if each.name == rule)
+    assert found.why
+    assert found.frames
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("silent", "resends"),
+        ("restless", "resends"),
+        ("silent", "resends-after-cuts"),
+        ("hasty", "waits-for-the-end"),
+        ("strict", "takes-any-order"),
+        ("literal", "reads-duplicates"),
+        ("fickle", "ends-once"),
+        ("gullible", "ignores-strangers"),
+        ("stubborn", "reports-refusals"),
+        ("resigned", "tries-again-after-4"),
+        ("hopeful", "reports-the-unknown"),
+        ("backward", "mints-ids"),
+        ("fragile", "survives-nonsense"),
+    ],
+)
+async def test_a_broken_app_is_caught_by_name(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(app_run, "PATIENCE", 0.05)
+
+    async def client(url: str) -> None:
+        with suppress(ValueError):
+            await broken_app.main(mode, url)
+
+    report = await proved("ws://127.0.0.1:0", [rule], client, Noun.APP)
+    assert [found.rule for found in report.broken] == [rule], report
+
+
+async def test_a_sound_app_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app_run, "PATIENCE", 0.2)
+
+    def client(url: str) -> Awaitable[None]:
+        return broken_app.main("sound", url)
+
+    rules = [rule.name for rule in RULES[Noun.APP] if not rule.restarts]
+    report = await proved("ws://127.0.0.1:0", rules, client, Noun.APP)
+    assert not report.broken
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("anonymous", "fills-in-events"),
+        ("silent", "resends"),
+        ("minting", "resends"),
+        ("forgetful", "resends-after-cuts"),
+        ("resigned", "tries-again-after-4"),
+        ("deaf", "stops-when-acknowledged"),
+        ("absent", "keeps-while-offline"),
+        ("hasty", "keeps-while-offline"),
+    ],
+)
+async def test_a_broken_sentinel_is_caught_by_name(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(sentinel_run, "PATIENCE", 0.05)
+
+    def client(url: str) -> Awaitable[None]:
+        return broken_sentinel.main(mode, url)
+
+    report = await proved("ws://127.0.0.1:0", [rule], client, Noun.SENTINEL)
+    assert [found.rule for found in report.broken] == [rule], report
+
+
+async def broken_node_report(mode: str, rule: str) -> ConformReport:
+    nodes: list[BrokenNode] = []
+
+    async def client(url: str) -> None:
+        nodes.append(await asyncio.to_thread(BrokenNode, mode, "127.0.0.1", int(url.rsplit(":", 1)[1])))
+
+    try:
+        return await proved("mqtt://127.0.0.1:0", [rule], client, Noun.NODE)
+    finally:
+        for node in nodes:
+            await asyncio.to_thread(node.stop)
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("clean", "keeps-its-session"),
+        ("unseen", "reports-status"),
+        ("strange", "reports-status"),
+        ("unconfirmed", "confirms-receipt"),
+        ("nosy", "minds-the-receiver"),
+        ("ancient", "minds-old-tasks"),
+        ("plain", "answers-in-kind"),
+        ("modern", "answers-in-kind"),
+        ("unsure", "answers"),
+        ("sound", "resends"),
+        ("gullible", "takes-the-first-end"),
+        ("last", "takes-the-first-end"),
+    ],
+)
+async def test_a_broken_node_is_caught_by_name(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(fd_peer, "STATUS_WITHIN", 0.3)
+    monkeypatch.setattr(relayed_tasks, "SENT_AGAIN_WITHIN", 0.3)
+    monkeypatch.setattr(relayed_tasks, "QUIET", 0.1)
+    report = await broken_node_report(mode, rule)
+    assert [found.rule for found in report.broken] == [rule], report
+
+
+@pytest.mark.parametrize(
+    "rule",
+    ["keeps-its-session", "reports-status", "confirms-receipt", "answers-in-kind", "takes-the-first-end"],
+)
+async def test_a_sound_node_passes(quick: None, rule: str) -> None:
+    report = await broken_node_report("sound", rule)
+    assert [(one.rule, one.result) for one in report.results] == [(rule, "holds")], report
+
+
+async def test_the_other_rules_do_not_blame_it(tmp_path: Path, quick: None) -> None:
+    def broken(url: str) -> Awaitable[None]:
+        return broken_device.main("disorderly", url, "conform", str(tmp_path))
+
+    report = await proved("ws://127.0.0.1:0", ["answers", "runs-once", "minds-expiry"], broken)
+    assert not report.broken
+
+
+def test_a_device_that_answers_before_it_stores_is_caught_over_a_kill() -> None:
+    program = f"{sys.executable} {SUBJECTS / 'broken_device.py'} hasty {{url}} {{token}} {{store}}"
+    words = ["conform", "device", "ws://127.0.0.1:0", "--only", "stores-before-it-answers", "--json"]
+    done = CliRunner().invoke(command_line, [*words, "--run", program])
+    assert done.exit_code == 1, done.output
+    found = {one["rule"]: one for one in json.loads(done.stdout.splitlines()[-1])["results"]}
+    assert found["stores-before-it-answers"]["result"] == "broken"
+    assert any("kill -9" in line for line in found["stores-before-it-answers"]["frames"])
+
+
+# ── bad input ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("noun", "url", "command", "only", "why"),
+    [
+        (Noun.DEVICE, "http://127.0.0.1:1", None, [], "no address to play a hub on"),
+        (Noun.APP, "mqtt://127.0.0.1:1", None, [], "for a app write ws://|no address"),
+        (Noun.NODE, "ws://127.0.0.1:1", None, [], "mqtt://127.0.0.1:1883"),
+        (Noun.DEVICE, "ws://127.0.0.1:99999", None, [], "Port out of range"),
+        (Noun.DEVICE, "ws://127.0.0.1:0", None, ["no-such-rule"], "there is no rule no-such-rule"),
+        (Noun.DEVICE, "ws://127.0.0.1:0", "x {nothing}", [], "a command may name"),
+        (Noun.DEVICE, "ws://127.0.0.1:0", "/no/such/program", [], "does not start"),
+        (Noun.DEVICE, "ws://192.0.2.1:7800", None, [], "cannot listen"),
+    ],
+)
+async def test_bad_input_is_explained(
+    noun: Noun, url: str, command: str | None, only: list[str], why: str
+) -> None:
+    with pytest.raises(Malformed, match=why):
+        await ConformRun(noun, url, command, only=only).run(lambda rule, done, total: None)
+
+
+# ── whole runs ───────────────────────────────────────────────────────────────────────────────────
+
+
+def passes(noun: str, url: str, *words: object, but: Sequence[str] = ()) -> None:
+    command = " ".join(map(str, words))
+    done = subprocess.run(
+        [sys.executable, "-m", "duly", "conform", noun, url, "--json", "--run", command],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads(done.stdout)["results"]
+    assert [one["rule"] for one in results if one["result"] != "holds"] == list(but)
+
+
+WHOLE = [pytest.mark.proof, pytest.mark.timeout(300)]
+FRAMES, MQTT = "ws://127.0.0.1:0", "mqtt://127.0.0.1:0"
+ACCOUNT = ("{host}", "{port}", "{name}", "{token}", "{store}")
+
+
+class TestWholeRuns:
+    """Every rule, with kills, for every client of ours."""
+
+    pytestmark = WHOLE
+
+    @pytest.mark.parametrize("url", [FRAMES, MQTT])
+    def test_python_device(self, url: str) -> None:
+        target = "{url}" if url == FRAMES else "mqtt://{name}:{token}@{host}:{port}"
+        passes("device", url, sys.executable, SUBJECTS / "device.py", target, "{token}", "{store}")
+
+    def test_micropython_device(self) -> None:
+        micropython = shutil.which("micropython") or missing("micropython")
+        board, library = SUBJECTS / "board.py", CLIENTS / "micropython"
+        passes("device", FRAMES, micropython, board, library, "{url}", "{token}", "{store}")
+
+    def test_c_device(self, tmp_path: Path) -> None:
+        gcc = shutil.which("gcc") or missing("gcc")
+        sources = CLIENTS / "c"
+        examples = sources / "examples"
+        files_ = (sources / "duly.c", examples / "posix_port.c", SUBJECTS / "counter.c")
+        words = [gcc, f"-I{sources}", f"-I{examples}", "-o", str(tmp_path / "counter"), *map(str, files_)]
+        subprocess.run(words, check=True)
+        passes("device", MQTT, tmp_path / "counter", *ACCOUNT)
+
+    def test_shell_device(self) -> None:
+        """It was written from docs/write-your-own.md; it never pushes."""
+        for tool in ("mosquitto_sub", "mosquitto_pub", "jq"):
+            if shutil.which(tool) is None:
+                missing(tool)
+        passes("device", MQTT, ROOT / "examples" / "shell_device.sh", *ACCOUNT, but=["keeps-pushes"])
+
+    def test_python_app(self) -> None:
+        passes("app", FRAMES, sys.executable, SUBJECTS / "app.py", "{url}", "{token}", "{store}")
+
+    def test_javascript_app(self) -> None:
+        node = shutil.which("node") or missing("node")
+        version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout
+        if int(version.strip().removeprefix("v").split(".")[0]) < 20:
+            unable(f"Node.js {version.strip()} has no WebSocket; install 20 or newer")
+        program = (node, "--experimental-websocket", SUBJECTS / "app.mjs", CLIENTS / "js" / "duly.js")
+        passes("app", FRAMES, *program, "{url}", "{token}", "{store}")
+
+    def test_python_node(self) -> None:
+        passes("node", MQTT, sys.executable, SUBJECTS / "node.py", *ACCOUNT)
+
+    def test_python_sentinel(self) -> None:
+        passes("sentinel", FRAMES, sys.executable, SUBJECTS / "sentinel.py", "{url}", "{token}", "{store}")
