@@ -16,10 +16,12 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from duly.core.high_water import mark_name
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, pack_answer
-from duly.core.operations import PutItem
+from duly.core.operations import PutItem, is_later
 from duly.core.trusted_time import Floor
+from duly.core.units import MS
 from duly.errors import LedgerDamaged, LedgerError
 from duly.storage import file_url, secret_box
 from duly.storage import snapshot as tables
@@ -157,6 +159,8 @@ class _RestoredRows:
         self._now = now
         self.unknown: set[bytes] = set()
         self.kept_open: set[bytes] = set()
+        self._marks: dict[str, tuple[int, int]] = {}
+        """the marks of lanes in which something unknown may have started"""
 
     async def look(self) -> None:
         """Find what is open, and which of it may be repeated."""
@@ -167,8 +171,20 @@ class _RestoredRows:
             for row in batch:
                 if row[4] < State.DONE:
                     listed = row[13]  # an alert that waits for its plan
-                    (still_open if listed or row[0] in self.kept_open else self.unknown).add(row[0])
+                    if listed or row[0] in self.kept_open:
+                        still_open.add(row[0])
+                    else:
+                        self.unknown.add(row[0])
+                        self._raise_mark(row)
         self.kept_open = still_open
+
+    def _raise_mark(self, row: StoredRow) -> None:
+        """Raise the mark of a lane to a message that may have started: what comes before it is late now."""
+        key, _, kind, recipient, _, _, _, _, time, expires, position, body, _, _ = row
+        message = rows.message_of((key, kind, recipient, body, time, expires, position))
+        if message.order is not None and message.order.n is not None:
+            name = mark_name(message)
+            self._marks[name] = _later(self._marks.get(name), (message.order.n, message.made // MS))
 
     async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
         """Yield the rows of a table, changed where they must be."""
@@ -176,12 +192,16 @@ class _RestoredRows:
             match table.name:
                 case "floor":
                     yield [rows.floor_row(Floor(*row).restore(self._lost, self._now)) for row in batch]
+                case "marks":
+                    yield [(mark, *_later(self._marks.pop(mark, None), (n, ms))) for mark, n, ms in batch]
                 case "messages":
                     yield [self._message(row) for row in batch]
                 case "deliveries":
                     yield [self._delivery(row) for row in batch]
                 case _:
                     yield batch
+        if table is tables.MARKS and self._marks:
+            yield [(mark, *at) for mark, at in self._marks.items()]
 
     def _message(self, row: StoredRow) -> StoredRow:
         if row[0] not in self.unknown:
@@ -192,3 +212,8 @@ class _RestoredRows:
         if row[0] not in self.unknown or row[4] >= State.DONE:
             return row
         return (*row[:4], int(State.UNKNOWN), *row[5:8], "", row[9] or "restored from a backup", *row[10:])
+
+
+def _later(one: tuple[int, int] | None, other: tuple[int, int]) -> tuple[int, int]:
+    """Return the later of two positions in a lane."""
+    return other if one is None or is_later(*other, one) else one
