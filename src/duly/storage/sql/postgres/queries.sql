@@ -359,4 +359,6 @@ WHERE datname = current_database() AND application_name = 'duly' AND pid <> pg_b
 -- Indexes of the ledger that the server does not use, since they are incomplete.
 SELECT c.relname::text FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
 JOIN pg_class AS t ON t.oid = i.indrelid
-WHERE starts_with(t.relname::text, 'duly_') AND NOT (i.indisvalid AND i.indisready) ORDER BY 1;
+WHERE starts_with(t.relname::text, 'duly_') AND t.relnamespace = current_schema()::regnamespace
+    AND NOT (i.indisvalid AND i.indisready)
+ORDER BY 1;
