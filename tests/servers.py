@@ -182,8 +182,9 @@ class Postgres:
         """What is in such a place, as statements for another one."""
         where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "duly", "-d", "postgres", "-n", name]
         how = ["--inserts", "--no-owner", "--no-comments", "--no-privileges"]
-        args = [self._bin / "pg_dump", *where, *how]
-        text = subprocess.run(args, check=True, capture_output=True, text=True).stdout
+        text = subprocess.run(
+            [self._bin / "pg_dump", *where, *how], check=True, capture_output=True, text=True
+        ).stdout
         left_out = ("--", "\\", "SET ", "CREATE SCHEMA", "SELECT pg_catalog.set_config")
         lines = [line for line in text.splitlines() if line and not line.startswith(left_out)]
         return "\n".join(lines).replace(f"{name}.", "") + "\n"

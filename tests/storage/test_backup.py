@@ -36,8 +36,8 @@ async def folder(tmp_path: Path) -> Path:
     return data
 
 
-def settings(folder: Path, **more: str) -> Settings:
-    return Settings(data=str(folder), **more)
+def settings(folder: Path, ledger: str = "") -> Settings:
+    return Settings(data=str(folder), ledger=ledger)
 
 
 async def test_a_backup_is_one_private_file_that_says_which_key_it_needs(
@@ -76,9 +76,13 @@ async def test_a_restored_ledger_has_everything_but_what_may_run_twice(folder: P
     assert (done.unknown, done.open) == (1, 1)
     assert "copy the secret key" in done.key
     async with await open_ledger(file_url(new / "ledger.db")) as ledger:
-        assert (await ledger.outcome("app-1", command(1).id)).state is State.DONE
-        unknown = await ledger.outcome("app-1", command(2).id)
+        done_before = await ledger.find(command(1).key)
+        assert done_before is not None
+        assert done_before.state is State.DONE
+        unknown = await ledger.find(command(2).key)
+        assert unknown is not None
         assert unknown.state is State.UNKNOWN
+        assert unknown.answer is not None
         assert "restored" in unknown.answer.reason
         (alert,) = await ledger.open_deliveries("alert")
         assert alert.state is State.ACCEPTED, "an alert goes on"

@@ -181,3 +181,15 @@ async def test_postgres_is_checked_by_the_same_invariants(database: str, tmp_pat
         await connection.execute(planted(name, "postgres"))
     assert broken(await check_invariants(settings)) >= PLANTED.keys() - hidden
     await connection.close()
+
+
+@pytest.mark.parametrize("guide", ["docs/operations.md", "docs/zh/operations.md"])
+def test_the_guide_lists_every_invariant(guide: str) -> None:
+    known = [*KERNEL, *(one for each in hub_inspectors(None) for one in each.invariants)]
+    text = (Path(__file__).parents[2] / guide).read_text(encoding="utf-8")
+    listed = [
+        line.split("`")[1] for line in text.splitlines() if line.startswith("| `") and "duly " not in line
+    ]
+    assert listed == [one.name for one in known]
+    if "zh" not in guide:
+        assert all(f"| `{one.name}` | {one.sentence} |" in text for one in known)

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from duly.errors import LedgerError, LedgerInUse, LedgerTooNew, Malformed
-from duly.storage import file_url, open_ledger
+from duly.storage import file_url, open_ledger, open_snapshot
 from duly.storage.copy import copy_ledger, empty_ledger
 from duly.storage.export import ExportReader, export_lines
 from duly.storage.load import fill
-from duly.storage.snapshot import digests, open_snapshot
+from duly.storage.snapshot import digests
 from duly.testing import ManualClock
 from tests import servers
 from tests.storage.whole_ledger import fill_up

@@ -23,9 +23,9 @@ NOW = MADE_MS * 1_000 + 1_000
 UNTIL = NOW + DAY
 
 
-def command(n: int, **more: object) -> Message:
+def command(n: int) -> Message:
     """Returns a command with a place in its lane."""
-    return message(n, ms=MADE_MS + n, order=Order("door", n=n), **more)
+    return message(n, ms=MADE_MS + n, order=Order("door", n=n))
 
 
 async def fill_up(ledger: Ledger, data: Path) -> None:

@@ -52,8 +52,8 @@ def export(
 
 async def _export(settings: Settings, out: IO[bytes], secrets: bool, progress: Callable[[int], None]) -> None:
     from duly.runtime.clock import SystemClock
+    from duly.storage import open_snapshot
     from duly.storage.export import export_lines
-    from duly.storage.snapshot import open_snapshot
 
     async with await open_snapshot(settings.ledger_url) as snapshot:
         async for line in export_lines(snapshot, SystemClock().now(), secrets=secrets, progress=progress):

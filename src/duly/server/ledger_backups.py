@@ -15,12 +15,11 @@ from duly.server.diagnostics import margins
 from duly.server.ledger_check import check_invariants, key_at_hand
 from duly.server.policies import control_policy
 from duly.settings import Settings
-from duly.storage import file_url
+from duly.storage import file_url, open_snapshot
 from duly.storage.backup import BackupInfo, about_backup, restore_rows, write_backup
 from duly.storage.copy import empty_ledger
 from duly.storage.new_file import refuse_existing
 from duly.storage.secret_box import FILE
-from duly.storage.snapshot import open_snapshot
 
 Progress = Callable[[int], None]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from duly.errors import LedgerDamaged, LedgerTooNew, Malformed
 from duly.server.ledger_inspectors import hub_inspectors
 from duly.settings import Settings
+from duly.storage import open_snapshot
 from duly.storage.check import CheckReport, LedgerCheck
 from duly.storage.secret_box import FILE, SecretBox, read_key
-from duly.storage.snapshot import open_snapshot
 
 
 async def check_invariants(

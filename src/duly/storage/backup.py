@@ -23,12 +23,12 @@ from duly.core.operations import PutItem, is_later
 from duly.core.trusted_time import Floor
 from duly.core.units import MS
 from duly.errors import LedgerDamaged, LedgerError
-from duly.storage import file_url, secret_box
+from duly.storage import file_url, open_snapshot, secret_box
 from duly.storage import snapshot as tables
 from duly.storage.ledger import Ledger
 from duly.storage.load import fill
 from duly.storage.new_file import new_ledger_file
-from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, digests, open_snapshot
+from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, digests
 from duly.storage.sql import rows
 
 BUCKET: Final = "backup"

@@ -9,11 +9,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from duly.errors import LedgerDamaged
-from duly.storage import open_ledger
+from duly.storage import open_ledger, open_snapshot
 from duly.storage.ledger import Ledger
 from duly.storage.load import fill
 from duly.storage.new_file import new_ledger_file
-from duly.storage.snapshot import Snapshot, digests, open_snapshot
+from duly.storage.snapshot import Snapshot, digests
 
 
 @asynccontextmanager

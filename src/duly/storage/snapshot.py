@@ -144,23 +144,3 @@ async def digests(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
             digest.add(rows)
         found[table.name] = digest.shown()
     return found
-
-
-async def open_snapshot(url: str, *, overlay: bool = True) -> Snapshot:
-    """Open a snapshot of the ledger at this address; a running hub is not disturbed. Without `overlay` the
-    tables of a SQLite ledger are shown as they are, without what its journal adds to them."""
-    from pathlib import Path
-    from urllib.parse import unquote, urlsplit
-
-    from duly.errors import Malformed
-
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        from duly.storage.sqlite.snapshot import SqliteSnapshot
-
-        return await SqliteSnapshot.open(Path(unquote(parts.path[1:])), overlay=overlay)
-    if parts.scheme in ("postgresql", "postgres"):
-        from duly.storage.postgres.snapshot import PostgresSnapshot
-
-        return await PostgresSnapshot.open(url)
-    raise Malformed(f"{url!r} is not a ledger that is kept; use sqlite:///app.db or postgresql://…")

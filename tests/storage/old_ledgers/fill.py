@@ -52,7 +52,7 @@ async def main(url: str, kill: bool) -> None:
     ref, append = one_of(w, "DeliveryRef", "Ref"), one_of(w, "AppendEntry", "Append")
     rise, refuse = one_of(w, "RaiseMark", "Raise"), one_of(w, "RecordRefusal", "Refuse")
     put = one_of(w, "PutItem", "PutItems", "Put", "Keep")
-    ledger = await duly.open_ledger(url, clock=Clock())  # type: ignore[arg-type] # of any version
+    ledger = await duly.open_ledger(url, clock=Clock())
     done = m.Message("app-1", f"{MS}_1", "lock_control", "lock-1", b'{"open":true}')
     waiting = m.Message("app-1", f"{MS + 1}_2", "lock_control", "lock-1", b'{"open":false}')
     alert = m.Message("gate", "event-1", "alert_event", "home", b'{"severity":"critical"}', time=NOW)
