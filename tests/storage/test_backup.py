@@ -48,7 +48,7 @@ async def test_a_backup_is_one_private_file_that_says_which_key_it_needs(
     assert (await check_invariants(settings(folder), url=file_url(file))).ok
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir() if "b.db" in path.name] == ["b.db"]
-    assert (bool(about.key), about.key_included, about.tables["messages"]["rows"]) == (True, False, 3)
+    assert (bool(about.key), about.key_included, about.tables["messages"].rows) == (True, False, 3)
 
 
 async def test_an_existing_file_is_never_replaced(folder: Path, tmp_path: Path) -> None:

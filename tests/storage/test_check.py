@@ -95,7 +95,7 @@ async def test_a_sound_ledger_breaks_no_invariant(sound: Path) -> None:
     report = await check_invariants(Settings(data=str(sound)))
     assert report.ok, broken(report)
     assert all(finding.holds for finding in report.invariants)
-    assert report.tables["messages"]["rows"] == 3
+    assert report.tables["messages"].rows == 3
 
 
 def test_each_invariant_has_a_planted_violation() -> None:
@@ -124,7 +124,7 @@ async def test_a_journal_that_was_changed_is_named_and_the_tables_are_checked_al
     edit(folder, (insert, (5, b"\x01????changed")), (insert, (8, b"\x01????changed")))
     report = await check_invariants(Settings(data=str(folder)))
     assert broken(report) == {"journal-readable", "journal-sequence"}
-    assert report.tables["messages"]["rows"] == 3
+    assert report.tables["messages"].rows == 3
 
 
 async def test_an_index_that_lacks_a_row_is_named(folder: Path) -> None:

@@ -14,7 +14,7 @@ from duly.storage import file_url, open_ledger, open_snapshot
 from duly.storage.copy import copy_ledger, empty_ledger
 from duly.storage.export import ExportReader, export_lines
 from duly.storage.load import fill
-from duly.storage.snapshot import digests
+from duly.storage.snapshot import Summaries, summarize
 from duly.testing import ManualClock
 from tests import servers
 from tests.storage.whole_ledger import fill_up
@@ -34,9 +34,9 @@ async def lines_of(url: str, **options: Any) -> list[bytes]:
         return [line async for line in export_lines(snapshot, 5, **options)]
 
 
-async def digests_of(url: str) -> dict[str, Any]:
+async def digests_of(url: str) -> Summaries:
     async with await open_snapshot(url) as snapshot:
-        return await digests(snapshot)
+        return await summarize(snapshot)
 
 
 async def load(lines: list[bytes], url: str) -> None:
@@ -51,7 +51,7 @@ async def test_a_ledger_goes_to_postgres_and_back_unchanged(
     first = await copy_ledger(ledger, there)
     second = await copy_ledger(there, back)
     assert first == second == await digests_of(ledger)
-    assert first["entries"]["rows"] == 6
+    assert first["entries"].rows == 6
     with pytest.raises(LedgerError, match="not empty"):
         await copy_ledger(ledger, there)
     async with await open_ledger(back, clock=ManualClock()) as again:

@@ -42,7 +42,7 @@ def backup(
     if json:
         print_json({"file": str(file), **_shown(made)})
         return
-    rows = sum(table["rows"] for table in made.tables.values())
+    rows = sum(table.rows for table in made.tables.values())
     say(f"{file} holds the ledger of {clock(made.at // units.MS)}: {count(rows, 'row')}, checked")
     if made.key_included:
         note(f"it includes the secret key {made.key}: keep it where no one else can read it")

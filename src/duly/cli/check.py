@@ -79,7 +79,7 @@ def show_report(report: CheckReport) -> None:
             if one.count > len(one.examples):
                 say(f"    and {one.count - len(one.examples)} more")
             say(f"  what to do: {one.advice}")
-    rows = sum(table["rows"] for table in report.tables.values())
+    rows = sum(table.rows for table in report.tables.values())
     say(
         f"{style('✓', 'green')} {held} of {count(len(report.invariants), 'invariant')} hold, in "
         f"{count(rows, 'row')} of {report.engine}, schema {report.schema}"

@@ -164,7 +164,7 @@ def _end(report: CheckReport, done: str, json: bool) -> None:
     if json:
         print_json(report)
     else:
-        say(f"{done}: {count(sum(one['rows'] for one in report.tables.values()), 'row')}")
+        say(f"{done}: {count(sum(one.rows for one in report.tables.values()), 'row')}")
         show_report(report)
     if not report.ok:
         raise typer.Exit(Exit.FAILED)

@@ -21,7 +21,7 @@ from duly.server import audit_chain
 from duly.server.dashboard.access import USERS, DashboardUser
 from duly.storage import secret_box
 from duly.storage.check import Inspector
-from duly.storage.invariants import Invariant, Violation
+from duly.storage.invariants import BrokenInvariant, Invariant
 from duly.storage.secret_box import SecretBox
 
 _SEALED: Final = re.compile(rb"sealed:1:([0-9a-f]+):")
@@ -48,29 +48,29 @@ class AccountInspector:
         self._names: set[str] = set()
         self._referred: list[tuple[str, str]] = []
 
-    def item(self, bucket: str, name: str, body: bytes) -> Iterator[Violation]:
+    def item(self, bucket: str, name: str, body: bytes) -> Iterator[BrokenInvariant]:
         """Note accounts, and what refers to one."""
         if bucket == PRINCIPALS:
             self._names.add(name)
             try:
                 msgspec.json.decode(body, type=StoredAccount)
             except msgspec.DecodeError as problem:
-                yield Violation("account-readable", f"the account {name!r}: {problem}")
+                yield BrokenInvariant("account-readable", f"the account {name!r}: {problem}")
         elif bucket == GRANTS:
             app, _, device = name.partition("/")
             self._referred += [(app, f"the grant {name!r}"), (device, f"the grant {name!r}")]
         elif bucket == TOKENS:
             self._referred.append((body.decode(errors="replace"), f"the token {name[:8]}…"))
 
-    def entry(self, stream: str, n: int, body: bytes) -> Iterable[Violation]:
+    def entry(self, stream: str, n: int, body: bytes) -> Iterable[BrokenInvariant]:
         """Accounts have no streams."""
         return ()
 
-    def finish(self) -> Iterator[Violation]:
+    def finish(self) -> Iterator[BrokenInvariant]:
         """Tell what refers to an account that is not there."""
         for name, what in self._referred:
             if name not in self._names:
-                yield Violation("account-references", f"{what} names {name!r}, which is no account")
+                yield BrokenInvariant("account-references", f"{what} names {name!r}, which is no account")
 
 
 class SecretInspector:
@@ -95,7 +95,7 @@ class SecretInspector:
         self._keys: list[tuple[str, str]] = []
         self._needed = ""
 
-    def item(self, bucket: str, name: str, body: bytes) -> Iterator[Violation]:
+    def item(self, bucket: str, name: str, body: bytes) -> Iterator[BrokenInvariant]:
         """Try to open what an item holds."""
         keys = _SEALED.findall(body)
         if (bucket, name) == (secret_box.BUCKET, secret_box.NAME) and keys:
@@ -107,18 +107,20 @@ class SecretInspector:
             for sealed, place in _sealed_in(bucket, name, body):
                 self._box.decrypt(sealed, place)
         except (SecretKeyMissing, msgspec.DecodeError) as problem:
-            yield Violation("secret-openable", f"{bucket}/{name}: {problem}")
+            yield BrokenInvariant("secret-openable", f"{bucket}/{name}: {problem}")
 
-    def entry(self, stream: str, n: int, body: bytes) -> Iterable[Violation]:
+    def entry(self, stream: str, n: int, body: bytes) -> Iterable[BrokenInvariant]:
         """Streams hold no secrets."""
         return ()
 
-    def finish(self) -> Iterator[Violation]:
+    def finish(self) -> Iterator[BrokenInvariant]:
         """Tell which secrets are sealed with another key than the ledger names."""
         for key, where in self._keys:
             if key != self._needed:
                 named = self._needed or "none"
-                yield Violation("secret-key", f"{where} is sealed with key {key}, the ledger names {named}")
+                yield BrokenInvariant(
+                    "secret-key", f"{where} is sealed with key {key}, the ledger names {named}"
+                )
 
 
 def _sealed_in(bucket: str, name: str, body: bytes) -> Iterator[tuple[str, str]]:
@@ -150,13 +152,13 @@ class AuditInspector:
         self._last = audit_chain.NOTHING_BEFORE
         self._broken = False
 
-    def item(self, bucket: str, name: str, body: bytes) -> Iterable[Violation]:
+    def item(self, bucket: str, name: str, body: bytes) -> Iterable[BrokenInvariant]:
         """Note the head of the chain."""
         if (bucket, name) == (audit_chain.BUCKET, audit_chain.HEAD):
             self._head = body.decode(errors="replace")
         return ()
 
-    def entry(self, stream: str, n: int, body: bytes) -> Iterator[Violation]:
+    def entry(self, stream: str, n: int, body: bytes) -> Iterator[BrokenInvariant]:
         """Follow the chain; where it breaks is told once."""
         if stream != audit_chain.STREAM:
             return
@@ -166,13 +168,13 @@ class AuditInspector:
             before = "unreadable"
         if before != self._last and not self._broken:
             self._broken = True
-            yield Violation("audit-chain", f"entry {n} does not follow the one before it")
+            yield BrokenInvariant("audit-chain", f"entry {n} does not follow the one before it")
         self._last = sha256(body).hexdigest()
 
-    def finish(self) -> Iterator[Violation]:
+    def finish(self) -> Iterator[BrokenInvariant]:
         """Compare the last entry with the head."""
         if self._last != self._head and not self._broken:
-            yield Violation("audit-chain", "the last entry is not the one that was written last")
+            yield BrokenInvariant("audit-chain", "the last entry is not the one that was written last")
 
 
 class RecordInspector:
@@ -195,7 +197,7 @@ class RecordInspector:
         self.skipped: dict[str, str] = {}
         self._hubs: set[str] = set()
 
-    def item(self, bucket: str, name: str, body: bytes) -> Iterator[Violation]:
+    def item(self, bucket: str, name: str, body: bytes) -> Iterator[BrokenInvariant]:
         """Read totals, and note hubs that have a trail."""
         if bucket == trail.HUBS:
             self._hubs.add(name)
@@ -203,21 +205,21 @@ class RecordInspector:
             try:
                 row = msgspec.msgpack.decode(body, type=durable_totals.TotalRow)
                 if any(value < 0 for _, _, value in row.totals):
-                    yield Violation("totals-readable", f"a total of {name!r} is below zero")
+                    yield BrokenInvariant("totals-readable", f"a total of {name!r} is below zero")
             except msgspec.DecodeError as problem:
-                yield Violation("totals-readable", f"the totals of {name!r}: {problem}")
+                yield BrokenInvariant("totals-readable", f"the totals of {name!r}: {problem}")
 
-    def entry(self, stream: str, n: int, body: bytes) -> Iterator[Violation]:
+    def entry(self, stream: str, n: int, body: bytes) -> Iterator[BrokenInvariant]:
         """Read an entry of a trail."""
         if not stream.startswith(trail.STREAMS):
             return
         if not trail.is_readable(body):
-            yield Violation("trail-readable", f"entry {n} of {stream!r} cannot be read")
+            yield BrokenInvariant("trail-readable", f"entry {n} of {stream!r} cannot be read")
         if stream.removeprefix(trail.STREAMS) not in self._hubs:
             self._hubs.add(stream.removeprefix(trail.STREAMS))
-            yield Violation("trail-readable", f"{stream!r} is of a hub that is not listed")
+            yield BrokenInvariant("trail-readable", f"{stream!r} is of a hub that is not listed")
 
-    def finish(self) -> Iterable[Violation]:
+    def finish(self) -> Iterable[BrokenInvariant]:
         """Nothing is left to tell."""
         return ()
 

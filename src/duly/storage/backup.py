@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -28,7 +28,7 @@ from duly.storage import snapshot as tables
 from duly.storage.ledger import Ledger
 from duly.storage.load import fill
 from duly.storage.new_file import new_ledger_file
-from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, digests
+from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, Summaries, summarize
 from duly.storage.sql import rows
 
 BUCKET: Final = "backup"
@@ -55,7 +55,7 @@ class BackupInfo(Struct, frozen=True):
     key: str
     """the id of the key that its secrets need; empty if it has none"""
     key_included: bool
-    tables: dict[str, dict[str, Any]]
+    tables: Summaries
     """rows and digests of the ledger it was made from"""
 
 
@@ -84,7 +84,7 @@ async def _verify(path: Path, about: BackupInfo) -> None:
     async with await open_snapshot(file_url(path)) as written:
         if problems := await written.problems():
             raise LedgerDamaged(f"the backup is damaged ({problems[0][1]}); try another disk")
-        found = await digests(_WithoutAbout(written))
+        found = await summarize(_WithoutAbout(written))
     different = [name for name, digest in found.items() if digest != about.tables[name]]
     if different:
         raise LedgerDamaged(f"the backup differs from the ledger in {', '.join(different)}; try again")
@@ -113,7 +113,7 @@ async def restore_rows(
             "this is a ledger, and no backup of one; make one with 'duly backup', or use 'duly copy'"
         )
     restored = _RestoredRows(backup, lost, ledger.clock.now())
-    await restored.look()
+    await restored.find_open()
     await fill(ledger, restored.rows, progress)
     return RestoredCounts(len(restored.unknown), len(restored.kept_open), about)
 
@@ -162,7 +162,7 @@ class _RestoredRows:
         self._marks: dict[str, tuple[int, int]] = {}
         """the marks of lanes in which something unknown may have started"""
 
-    async def look(self) -> None:
+    async def find_open(self) -> None:
         """Find what is open, and which of it may be repeated."""
         async for batch in self._backup.rows(tables.DELIVERIES):
             self.kept_open.update(row[0] for row in batch if row[4] < State.DONE and row[1] in REPEATABLE)

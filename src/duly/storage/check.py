@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
@@ -23,9 +23,9 @@ from duly.core.operations import DeliveryKind
 from duly.core.units import MS
 from duly.errors import DulyError
 from duly.storage import snapshot as tables
-from duly.storage.invariants import KERNEL, Invariant, Violation
+from duly.storage.invariants import KERNEL, BrokenInvariant, Invariant
 from duly.storage.ledger import REFUSALS_KEPT
-from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, TableDigest
+from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, Summaries, TableDigest
 from duly.storage.sql import rows
 
 EXAMPLES: Final = 20
@@ -45,20 +45,20 @@ class Inspector(Protocol):
     skipped: dict[str, str]
     """invariants that could not be checked, and why"""
 
-    def item(self, bucket: str, name: str, body: bytes) -> Iterable[Violation]:
+    def item(self, bucket: str, name: str, body: bytes) -> Iterable[BrokenInvariant]:
         """Check an item; they come in the order of their names."""
         ...
 
-    def entry(self, stream: str, n: int, body: bytes) -> Iterable[Violation]:
+    def entry(self, stream: str, n: int, body: bytes) -> Iterable[BrokenInvariant]:
         """Check an entry of a stream; they come in order, after all items."""
         ...
 
-    def finish(self) -> Iterable[Violation]:
+    def finish(self) -> Iterable[BrokenInvariant]:
         """Check what can be told at the end."""
         ...
 
 
-class Finding(Struct, frozen=True):
+class InvariantFinding(Struct, frozen=True):
     """What was found of one invariant: `holds` is None if it could not be checked."""
 
     name: str
@@ -75,8 +75,8 @@ class CheckReport(Struct, frozen=True):
     ok: bool
     engine: str
     schema: int
-    tables: dict[str, dict[str, Any]]
-    invariants: list[Finding]
+    tables: Summaries
+    invariants: list[InvariantFinding]
 
 
 class LedgerCheck:
@@ -112,7 +112,7 @@ class LedgerCheck:
         if len(listed) < EXAMPLES:
             listed.append(detail)
 
-    def _take(self, found: Iterable[Violation]) -> None:
+    def _take(self, found: Iterable[BrokenInvariant]) -> None:
         for one in found:
             self._violated(one.invariant, one.detail)
 
@@ -127,12 +127,12 @@ class LedgerCheck:
             count = self._counts[one.name]
             if count:
                 examples = self._examples[one.name]
-                findings.append(Finding(one.name, one.sentence, False, count, examples, one.advice))
+                findings.append(InvariantFinding(one.name, one.sentence, False, count, examples, one.advice))
             elif one.name in skipped:
-                findings.append(Finding(one.name, one.sentence, None, advice=skipped[one.name]))
+                findings.append(InvariantFinding(one.name, one.sentence, None, advice=skipped[one.name]))
             else:
-                findings.append(Finding(one.name, one.sentence, True))
-        shown = {table.name: self._digests[table.name].shown() for table in tables.TABLES}
+                findings.append(InvariantFinding(one.name, one.sentence, True))
+        shown = {table.name: self._digests[table.name].summary() for table in tables.TABLES}
         return CheckReport(not self._counts, self._snapshot.engine, self._snapshot.schema, shown, findings)
 
     async def _rows(self, table: LedgerTable) -> AsyncIterator[StoredRow]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from duly.errors import LedgerDamaged
@@ -13,7 +12,7 @@ from duly.storage import open_ledger, open_snapshot
 from duly.storage.ledger import Ledger
 from duly.storage.load import fill
 from duly.storage.new_file import new_ledger_file
-from duly.storage.snapshot import Snapshot, digests
+from duly.storage.snapshot import Snapshot, Summaries, summarize
 
 
 @asynccontextmanager
@@ -44,14 +43,14 @@ async def empty_ledger(url: str) -> AsyncIterator[Ledger]:
 
 async def copy_ledger(
     source: str, target: str, progress: Callable[[int], None] = lambda rows: None
-) -> dict[str, dict[str, Any]]:
+) -> Summaries:
     """Copy everything from one ledger to an empty one; return rows and digests by table. Raises if a hub runs
     on either, if the target is not empty, or if it does not hold the same in the end."""
     async with held_snapshot(source) as snapshot:
         async with empty_ledger(target) as ledger:
             written = await fill(ledger, snapshot.rows, progress)
         async with await open_snapshot(target) as copied:
-            found = await digests(copied)
+            found = await summarize(copied)
     different = [name for name, digest in written.items() if found[name] != digest]
     if different:
         raise LedgerDamaged(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from duly.core.messages import key_of, names_in
 from duly.errors import DulyError, LedgerTooNew, Malformed
 from duly.storage import snapshot as tables
-from duly.storage.snapshot import BATCH, TABLES, LedgerTable, Snapshot, StoredRow, TableDigest
+from duly.storage.snapshot import BATCH, TABLES, LedgerTable, Snapshot, StoredRow, Summaries, TableDigest
 
 FORMAT: Final = 1
 _SEALED: Final = b"sealed:1:"
@@ -35,17 +35,17 @@ async def export_lines(
     ends = {}
     for table in TABLES:
         digest = TableDigest()
-        names, kinds = tuple(table.columns), tuple(table.columns.values())
+        names = tuple(table.columns)
         async for found in snapshot.rows(table):
             batch = found
             if table is tables.ITEMS and not secrets:
                 batch = [row for row in map(without_secrets, found) if row is not None]
             digest.add(batch)
             for row in batch:
-                values = map(_written, names, kinds, row)
+                values = map(_written, names, row)
                 yield _encode({"table": table.name, "row": dict(zip(names, values, strict=True))}) + b"\n"
             progress(len(batch))
-        ends[table.name] = digest.shown()
+        ends[table.name] = digest.summary()
     yield _encode({"end": ends}) + b"\n"
 
 
@@ -71,8 +71,8 @@ def without_secrets(row: StoredRow) -> StoredRow | None:
     return bucket, name, _encode(cleared)
 
 
-def _written(name: str, kind: str, value: Any) -> Any:
-    if not kind.startswith("bytes") or value is None:
+def _written(name: str, value: object) -> object:
+    if not isinstance(value, bytes):
         return value
     if name == "key" and value:
         try:
@@ -93,7 +93,7 @@ class ExportReader:
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = enumerate(lines, 1)
-        self._next: tuple[int, dict[str, Any]] | None = None
+        self._next: tuple[int, dict[str, object]] | None = None
         self._digests = {table.name: TableDigest() for table in TABLES}
         _, head = self._read()
         self.secrets = str(head.get("secrets", ""))
@@ -105,7 +105,7 @@ class ExportReader:
                 f"this export has the format {found}, and this duly reads {FORMAT}; upgrade duly"
             )
 
-    def _read(self) -> tuple[int, dict[str, Any]]:
+    def _read(self) -> tuple[int, dict[str, object]]:
         try:
             n, line = next(self._lines)
         except StopIteration:
@@ -147,8 +147,11 @@ class ExportReader:
         n, found = self._next or self._read()
         if "end" not in found:
             raise Malformed(f"line {n} of this export is out of order, or of a table that does not exist")
-        ends = {name: digest.shown() for name, digest in self._digests.items()}
-        different = [name for name, digest in ends.items() if found["end"].get(name) != digest]
+        try:
+            ends = msgspec.convert(found["end"], Summaries)
+        except msgspec.ValidationError as problem:
+            raise Malformed(f"line {n} of this export cannot be read: {problem}") from None
+        different = [name for name, one in self._digests.items() if ends.get(name) != one.summary()]
         if different:
             raise Malformed(
                 f"this export was changed after it was made: {', '.join(different)} are not what its last "
@@ -156,7 +159,7 @@ class ExportReader:
             )
 
 
-def _row(table: LedgerTable, n: int, found: Any) -> StoredRow:
+def _row(table: LedgerTable, n: int, found: object) -> StoredRow:
     if not isinstance(found, dict) or found.keys() != table.columns.keys():
         raise Malformed(f"line {n} of this export has not the columns of {table.name}")
     return tuple(_value(n, kind, found[name]) for name, kind in table.columns.items())
@@ -165,7 +168,7 @@ def _row(table: LedgerTable, n: int, found: Any) -> StoredRow:
 _TYPES: Final = {"str": str, "int": int, "bool": bool}
 
 
-def _value(n: int, kind: str, value: Any) -> Any:
+def _value(n: int, kind: str, value: object) -> object:
     if value is None and kind.endswith("?"):
         return None
     if kind.startswith("bytes"):

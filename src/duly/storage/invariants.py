@@ -22,7 +22,7 @@ class Invariant(Struct, frozen=True):
     advice: str
 
 
-class Violation(Struct, frozen=True):
+class BrokenInvariant(Struct, frozen=True):
     """An invariant that does not hold, and where."""
 
     invariant: str

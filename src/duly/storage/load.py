@@ -6,11 +6,11 @@ All rows are written in one transaction. Either the ledger then holds everything
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Final
+from typing import Final
 
 from duly.errors import LedgerError
 from duly.storage.ledger import Ledger, Transaction
-from duly.storage.snapshot import FLOOR, TABLES, LedgerTable, Snapshot, StoredRow, TableDigest
+from duly.storage.snapshot import FLOOR, TABLES, LedgerTable, StoredRow, Summaries, TableDigest
 from duly.storage.sql.ledger import SqlLedger
 
 _POSTGRES_TYPES: Final = {"bytes": "bytea", "str": "text", "int": "bigint", "bool": "boolean"}
@@ -81,7 +81,7 @@ Source = Callable[[LedgerTable], AsyncIterator[Sequence[StoredRow]]]
 
 async def fill(
     ledger: Ledger, source: Source, progress: Callable[[int], None] = lambda rows: None
-) -> dict[str, dict[str, Any]]:
+) -> Summaries:
     """Write all rows of a source into an empty ledger, or none of them; return what was written, by table."""
     if not isinstance(ledger, SqlLedger):
         raise LedgerError("only a ledger in SQLite or PostgreSQL can be filled")
@@ -92,9 +92,4 @@ async def fill(
             async for rows in source(table):
                 await loader.add(table, rows)
                 progress(len(rows))
-    return {name: digest.shown() for name, digest in loader.digests.items()}
-
-
-async def total_rows(snapshot: Snapshot) -> int:
-    """Return how many rows a ledger has."""
-    return sum([await snapshot.count(table) for table in TABLES])
+    return {name: digest.summary() for name, digest in loader.digests.items()}

@@ -107,12 +107,23 @@ class Snapshot(ABC):
         await self.close()
 
 
+class TableSummary(Struct, frozen=True):
+    """How many rows a table has, and their digest."""
+
+    rows: int
+    digest: str
+
+
+Summaries: TypeAlias = dict[str, TableSummary]
+"""Of all tables of a ledger, by name."""
+
+
 class TableDigest:
     """Counts the rows of a table, and hashes them in order.
 
     >>> one, two = TableDigest(), TableDigest()
     >>> one.add([("a", 1)]); one.add([("b", 2)]); two.add([("a", 1), ("b", 2)])
-    >>> one.shown() == two.shown(), one.shown()["rows"]
+    >>> one.summary() == two.summary(), one.summary().rows
     (True, 2)
     """
 
@@ -127,20 +138,20 @@ class TableDigest:
         for row in rows:
             self._hash.update(encode(row))
 
-    def shown(self) -> dict[str, Any]:
+    def summary(self) -> TableSummary:
         """The count and the hash, as they are printed and stored."""
-        return {"rows": self.rows, "digest": self._hash.hexdigest()}
+        return TableSummary(self.rows, self._hash.hexdigest())
 
 
 _encoder: Final = msgspec.msgpack.Encoder()
 
 
-async def digests(snapshot: Snapshot) -> dict[str, dict[str, Any]]:
+async def summarize(snapshot: Snapshot) -> Summaries:
     """Return the count and the hash of every table of a ledger."""
-    found = {}
+    found: Summaries = {}
     for table in TABLES:
         digest = TableDigest()
         async for rows in snapshot.rows(table):
             digest.add(rows)
-        found[table.name] = digest.shown()
+        found[table.name] = digest.summary()
     return found

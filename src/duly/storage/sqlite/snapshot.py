@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import apsw
 
@@ -121,8 +121,8 @@ class SqliteSnapshot(Snapshot):
         db.close()
 
 
-def _some(cursor: apsw.Cursor) -> list[Any]:
-    found = []
+def _some(cursor: apsw.Cursor) -> list[StoredRow]:
+    found: list[StoredRow] = []
     for row in cursor:
         found.append(row)
         if len(found) == BATCH:
