@@ -178,6 +178,17 @@ class Postgres:
         )
         return f"postgresql://duly@127.0.0.1:{self.port}/postgres?options=-csearch_path%3D{name}"
 
+    def dump(self, name: str) -> str:
+        """What is in such a place, as statements for another one."""
+        where = ["-h", "127.0.0.1", "-p", str(self.port), "-U", "duly", "-d", "postgres", "-n", name]
+        how = ["--inserts", "--no-owner", "--no-comments", "--no-privileges"]
+        text = subprocess.run(
+            [self._bin / "pg_dump", *where, *how], check=True, capture_output=True, text=True
+        ).stdout
+        left_out = ("--", "\\", "SET ", "CREATE SCHEMA", "SELECT pg_catalog.set_config")
+        lines = [line for line in text.splitlines() if line and not line.startswith(left_out)]
+        return "\n".join(lines).replace(f"{name}.", "") + "\n"
+
     def remove(self) -> None:
         self.stop(signal.SIGQUIT)  # at once: nobody needs what it would still write
         shutil.rmtree(self._folder, ignore_errors=True)

@@ -21,6 +21,7 @@ ASKED = {
     "postgres": [
         "sql/ledger.py",
         "postgres/ledger.py",
+        "postgres/snapshot.py",
         "postgres/flush.py",
         "postgres/verified_flush.py",
         "postgres/watch.py",

@@ -21,6 +21,7 @@ class Panel(StrEnum):
     """The headings of the list of verbs, in order."""
 
     RUN = "Run"
+    KEEP = "Keep"
     ACCOUNTS = "Accounts"
     COMMANDS = "Commands"
     NODES = "Nodes"
@@ -58,6 +59,14 @@ VERBS: Final = {
         Panel.RUN,
         "floor.floor",
         "Show the floor: ids from before it may be forgotten, so older messages are stale.",
+    ),
+    "check": Verb(Panel.KEEP, "check.check", "Check every invariant of a ledger, also while a hub runs."),
+    "backup": Verb(Panel.KEEP, "backup.backup", "Write a backup of the ledger, also while a hub runs."),
+    "restore": Verb(Panel.KEEP, "backup.restore", "Make a ledger from a backup; no id runs a second time."),
+    "export": Verb(Panel.KEEP, "transfer.export", "Write the ledger as JSON lines."),
+    "import": Verb(Panel.KEEP, "transfer.import_", "Make a ledger from exported JSON lines."),
+    "copy": Verb(
+        Panel.KEEP, "transfer.copy", "Copy a ledger to another database, such as SQLite to PostgreSQL."
     ),
     "dashboard": Verb(
         Panel.RUN, "dashboard.dashboard", "The web page of the hub: links, passwords and sessions."

@@ -44,6 +44,7 @@ def floor(
     if json:
         print_json(found)
         return
+    _note_restore(found)
     if found["floor"] < NEVER:
         say("the floor has not risen yet: this ledger is new and has forgotten nothing")
         note("it rises when the clock has been right for an hour")
@@ -58,6 +59,14 @@ def floor(
         note(
             f"it was mended at {clock(found['mended'])}: what was made before is stale until "
             f"{clock(found['barrier'])}, since its id may have been forgotten"
+        )
+
+
+def _note_restore(found: JsonObject) -> None:
+    if found["restored"]:
+        note(
+            f"this ledger was restored: what was made before {clock(found['restored'])} and is not in it is "
+            "stale, since it may have run; '--mend --all' accepts it"
         )
 
 

@@ -74,6 +74,29 @@ Token = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+SecretKey = Annotated[
+    str | None,
+    typer.Option("--secret-key", metavar="FILE", help="The key of the ledger's secrets. [DIR/secret.key]"),
+]
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """Which ledger is meant, and the key of its secrets."""
+
+    folder: DataFolder = None
+    ledger: LedgerUrl = None
+    secret_key: SecretKey = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this data folder, ledger and key."""
+        from msgspec.structs import replace
+
+        found = settings_of(self.folder, self.ledger)
+        return found if self.secret_key is None else replace(found, secret_key=self.secret_key)
+
+
 @dataclass(frozen=True)
 class HubOptions:
     """Which hub is meant: the one of the data folder, or the one at a URL, with a token."""

@@ -11,6 +11,9 @@ message.
 
 A floor that has risen too far all the same (a clock that was wrong for hours) can be mended: what is made
 after that moment is then fresh again, and what is older stays stale, since its id may have been forgotten.
+
+A ledger that was restored from a backup does not know what was accepted after it. So what was made before the
+loss, and is not known, is stale; see `covers`.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from duly.core.units import HOUR, MINUTE, YEAR
+from duly.core.units import DAY, HOUR, MINUTE, YEAR
 
 CONFIRM: Final = HOUR
 DRIFT: Final = MINUTE
 """Clocks are corrected by so much all the time, and processes restarted."""
+RESTORED_TIMED: Final = YEAR
+RESTORED_AGELESS: Final = DAY
+"""How long after a restore ids that it does not know are stale, if they are from before it."""
 YOUNG: Final = YEAR
 """An earlier trusted time was not shown by a clock, but counted from zero."""
 
@@ -41,10 +47,21 @@ class Floor(Struct, frozen=True):
     """when a floor that had risen too far was mended"""
     barrier: int = 0
     """how far that one had risen: up to there, only what was made after the mending is fresh"""
+    restored: int = 0
+    """what was made until then may have been accepted by the ledger of which this one is a backup"""
 
     def covers(self, until: int, made: int) -> bool:
-        """Return whether a message that could be accepted until then may have been forgotten."""
-        return until <= self.until or (until <= self.barrier and made <= self.mended)
+        """Return whether a message that could be accepted until then may have been forgotten.
+
+        After a restore that is so for everything made before the loss, if it could be accepted for a year at
+        most: alerts can be for longer, and one that is told twice is better than one that is lost. What does
+        not say when it was made (0) is stale if it expires within a day; one that never does is accepted,
+        since otherwise nothing of its kind would be, ever.
+        """
+        if until <= self.until or (until <= self.barrier and made <= self.mended):
+            return True
+        span = RESTORED_TIMED if made else RESTORED_AGELESS
+        return 0 < self.restored >= made and until <= self.restored + span
 
     @property
     def top(self) -> int:
@@ -63,12 +80,19 @@ class Floor(Struct, frozen=True):
     def mend(self, now: int, *, everything: bool = False) -> Floor:
         """Return the floor for a clock that is right now. With `everything`, what is older than the
         mending is fresh again too, though its id may have been forgotten."""
-        if self.until <= now and not (everything and self.barrier):
+        if self.until <= now and not (everything and (self.barrier or self.restored)):
             return self
         until, trusted = min(self.until, now), min(self.trusted, now)
         if everything:
             return Floor(until, trusted)
-        return Floor(until, trusted, 0, now, max(self.barrier, self.until))
+        return Floor(until, trusted, 0, now, max(self.barrier, self.until), self.restored)
+
+    def restore(self, lost: int, now: int) -> Floor:
+        """Return the floor of a ledger that is made from a backup: what was made until `lost` may have been
+        accepted since. A clock that was wrong when the backup was made is not believed again."""
+        return Floor(
+            self.until, min(self.trusted, now), 0, self.mended, self.barrier, max(self.restored, lost)
+        )
 
 
 class TrustedClock:

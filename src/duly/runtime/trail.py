@@ -28,6 +28,8 @@ from duly.storage.ledger import Ledger, Record, StreamEntry
 
 LOG: Final = logging.getLogger("duly.messages")
 
+STREAMS: Final = "trail/"
+"""What the names of trails begin with; the name of the hub follows."""
 HUBS: Final = "trails"
 """The bucket with the names of the hubs that have a trail."""
 HOPS_KEPT: Final = 15_000
@@ -317,7 +319,16 @@ def begin_of(record: Record) -> int:
 
 
 def _stream(hub: str) -> str:
-    return f"trail/{hub}"
+    return STREAMS + hub
+
+
+def is_readable(body: bytes) -> bool:
+    """Say whether the body of an entry is one that a trail has written."""
+    try:
+        _decode(body[_LEAD:])
+    except msgspec.DecodeError:
+        return False
+    return len(body) > _LEAD
 
 
 def _bytes_up_to(entry: StreamEntry) -> int:

@@ -53,6 +53,7 @@ class FloorWatch:
             "ahead": max(0, floor.until - now) // MS,
             "mended": floor.mended // MS or None,
             "barrier": floor.barrier // MS if floor.barrier > now else None,
+            "restored": floor.restored // MS or None,
         }
 
 

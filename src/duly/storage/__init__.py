@@ -8,6 +8,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 from duly.errors import Malformed
 from duly.runtime.clock import Clock
 from duly.storage.ledger import Ledger
+from duly.storage.snapshot import Snapshot
 
 
 def file_url(path: str | Path) -> str:
@@ -54,3 +55,18 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
             return await PostgresLedger.open(url, clock)
         case _:
             raise Malformed(f"{url!r} is not a ledger; use sqlite:///app.db, postgresql://… or memory:")
+
+
+async def open_snapshot(url: str, *, overlay: bool = True) -> Snapshot:
+    """Open a snapshot of the ledger at this address; a running hub is not disturbed. Without `overlay` the
+    tables of a SQLite ledger are shown as they are, without what its journal adds to them."""
+    parts = urlsplit(url)
+    if parts.scheme == "sqlite":
+        from duly.storage.sqlite.snapshot import SqliteSnapshot
+
+        return await SqliteSnapshot.open(Path(unquote(parts.path[1:])), overlay=overlay)
+    if parts.scheme in ("postgresql", "postgres"):
+        from duly.storage.postgres.snapshot import PostgresSnapshot
+
+        return await PostgresSnapshot.open(url)
+    raise Malformed(f"{url!r} is not a ledger that is kept; use sqlite:///app.db or postgresql://…")

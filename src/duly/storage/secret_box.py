@@ -120,7 +120,7 @@ async def open_box(
     is not here.
     """
     path = Path(given) if given else data / FILE
-    needed = await _needed(ledger)
+    needed = await needed_key(ledger)
     made = False
     if not path.exists():
         if needed:
@@ -135,7 +135,7 @@ async def open_box(
     box = read_key(path)
     if not needed and not reading:
         await ledger.write(PutNewItem(BUCKET, NAME, box.encrypt(NAME, BUCKET).encode()))
-        needed = await _needed(ledger)
+        needed = await needed_key(ledger)
         if needed != box.id and made:  # another hub was faster, with a key of its own
             path.unlink()
     if needed and needed != box.id:
@@ -146,7 +146,7 @@ async def open_box(
     return box
 
 
-async def _needed(ledger: Ledger) -> str:
+async def needed_key(ledger: Ledger) -> str:
     """The id of the key that the ledger needs; empty if it needs none yet."""
     found = (await ledger.item(BUCKET, NAME) or b"").decode()
     return found.removeprefix(PREFIX).partition(":")[0]

@@ -82,11 +82,12 @@ class PostgresLedger(SqlLedger):
         """Connect, and bring the schema up to date."""
         ledger = cls(url, clock, hot=hot)
         try:
-            with _translated():
+            with translated_postgres():
                 # No connection is held in reserve: the pool would complain whenever the server is away.
                 ledger._pool = await asyncpg.create_pool(url, min_size=0, max_size=SESSIONS + 2, **CONNECTING)
                 await ledger._migrate()
-                ledger._witness.begin(await ledger.floor())
+                ledger._cache.floor = floor = await ledger.floor()
+                ledger._witness.begin(floor)
         except BaseException as error:
             await ledger.close()
             if isinstance(error, ValueError):
@@ -171,9 +172,9 @@ class PostgresLedger(SqlLedger):
             work = VerifiedFlush(self._cache, groups)
         except NotCached:
             return None
-        with _translated():
+        with translated_postgres():
             line = await self._flush_connection()
-        with _translated(committing=True):
+        with translated_postgres(committing=True):
             try:
                 with self._watch.over(line):
                     stored = await work.store(line)
@@ -190,7 +191,7 @@ class PostgresLedger(SqlLedger):
     async def _lock(self, groups: list[w.Group]) -> list[w.Results]:
         """Carry groups out on rows that are read and locked."""
         for _ in range(ATTEMPTS):
-            with _translated():
+            with translated_postgres():
                 line = await self._flush_connection()
                 transaction = line.transaction(isolation="read_committed")
                 try:
@@ -203,7 +204,7 @@ class PostgresLedger(SqlLedger):
                 except BaseException:
                     self._drop_flusher()
                     raise
-            with _translated(committing=True):
+            with translated_postgres(committing=True):
                 try:
                     with self._watch.over(line):
                         await transaction.commit()
@@ -240,7 +241,7 @@ class PostgresLedger(SqlLedger):
             async with self._sessions, self._connection() as connection:
                 session = _PostgresSession(connection, self._watch)
                 transaction = connection.transaction(isolation="read_committed")
-                with _translated(), self._watch.over(connection):
+                with translated_postgres(), self._watch.over(connection):
                     await transaction.start()
                 try:
                     yield session
@@ -251,7 +252,7 @@ class PostgresLedger(SqlLedger):
                     raise
                 finally:
                     session.over = True
-                with _translated(committing=True), self._watch.over(connection):
+                with translated_postgres(committing=True), self._watch.over(connection):
                     await transaction.commit()
         self._learn(session.written)
 
@@ -261,7 +262,7 @@ class PostgresLedger(SqlLedger):
         if self._closed:
             raise Stopped("this ledger is closed")
         try:
-            with _translated():
+            with translated_postgres():
                 yield
         except LedgerUnavailable:
             if self._closed:
@@ -401,7 +402,7 @@ class _PostgresSession:
                 raise ProgramError("this transaction has ended; open a new one")
             self.check()
             try:
-                with _translated(), self._watch.over(self._connection):
+                with translated_postgres(), self._watch.over(self._connection):
                     yield
                 if not self._connection.is_in_transaction():
                     raise ProgramError(
@@ -425,7 +426,7 @@ MAYBE: Final = "it may or may not be stored. Repeat it with the same ids: that i
 
 
 @contextmanager
-def _translated(*, committing: bool = False) -> Iterator[None]:
+def translated_postgres(*, committing: bool = False) -> Iterator[None]:
     """Turn what PostgreSQL and the network say into our errors: who can mend it, and what to do."""
     stored = MAYBE if committing else "nothing was stored. Try again when it is back"
     try:
@@ -459,7 +460,7 @@ async def inspect(url: str) -> tuple[Description | None, Size | None]:
     only where its schema is the one we know."""
     queries = sql.queries("postgres")
     try:
-        with _translated():
+        with translated_postgres():
             connection = await asyncpg.connect(url, timeout=INSPECT_SECONDS, command_timeout=INSPECT_SECONDS)
             try:
                 if not await connection.fetchval(queries["has_schema"]):

@@ -83,9 +83,9 @@ def row_of(d: Delivery) -> tuple[Any, ...]:
     return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, error, kind, d.in_doubt)
 
 
-def floor_row(floor: Floor) -> tuple[int, int, int, int, int]:
+def floor_row(floor: Floor) -> tuple[int, int, int, int, int, int]:
     """Return the row of the floor."""
-    return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier
+    return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier, floor.restored
 
 
 def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:

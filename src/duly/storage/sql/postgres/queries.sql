@@ -311,13 +311,13 @@ DELETE FROM duly_refusals WHERE n IN (
 SELECT scope, id, word, reason, at FROM duly_refusals ORDER BY n DESC LIMIT $1;
 
 -- name: floor
-SELECT until, trusted, claim, mended, barrier FROM duly_floor;
+SELECT until, trusted, claim, mended, barrier, restored FROM duly_floor;
 
 -- name: hold_floor
-SELECT until, trusted, claim, mended, barrier FROM duly_floor FOR UPDATE;
+SELECT until, trusted, claim, mended, barrier, restored FROM duly_floor FOR UPDATE;
 
 -- name: set_floor
-UPDATE duly_floor SET until = $1, trusted = $2, claim = $3, mended = $4, barrier = $5;
+UPDATE duly_floor SET until = $1, trusted = $2, claim = $3, mended = $4, barrier = $5, restored = $6;
 
 -- name: prunable_keys
 -- What is locked at this moment can wait for the next time.
@@ -349,3 +349,16 @@ VACUUM FULL duly_items;
 -- name: describe
 SELECT 'PostgreSQL ' || split_part(current_setting('server_version'), ' ', 1),
        (SELECT coalesce(max(number), 0) FROM duly_schema);
+
+-- name: other_processes
+-- Connections of other processes of duly to this database.
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND application_name = 'duly' AND pid <> pg_backend_pid();
+
+-- name: invalid_indexes
+-- Indexes of the ledger that the server does not use, since they are incomplete.
+SELECT c.relname::text FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+JOIN pg_class AS t ON t.oid = i.indrelid
+WHERE starts_with(t.relname::text, 'duly_') AND t.relnamespace = current_schema()::regnamespace
+    AND NOT (i.indisvalid AND i.indisready)
+ORDER BY 1;

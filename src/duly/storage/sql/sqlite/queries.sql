@@ -90,7 +90,7 @@ SELECT n FROM cursors WHERE stream = ? AND reader = ?;
 SELECT body FROM items WHERE bucket = ? AND name = ?;
 
 -- name: floor
-SELECT until, trusted, claim, mended, barrier FROM floor;
+SELECT until, trusted, claim, mended, barrier, restored FROM floor;
 
 -- name: forget_refusals
 DELETE FROM refusals WHERE n <= (SELECT max(n) FROM refusals) - ?;
@@ -181,11 +181,11 @@ DELETE FROM deliveries WHERE state >= 10 AND (key, channel, recipient, round) IN
 RETURNING 1;
 
 -- name: set_floor
-UPDATE floor SET until = ?, trusted = ?, claim = ?, mended = ?, barrier = ?;
+UPDATE floor SET until = ?, trusted = ?, claim = ?, mended = ?, barrier = ?, restored = ?;
 
 -- name: hold_floor
 -- The same; the writer's transaction keeps everything else out.
-SELECT until, trusted, claim, mended, barrier FROM floor;
+SELECT until, trusted, claim, mended, barrier, restored FROM floor;
 
 -- name: forget_deliveries
 -- Keys as a JSON array of hex.

@@ -1,0 +1,219 @@
+"""Backups: a ledger at one moment, as a SQLite ledger of its own, and what a restored one must not do.
+
+The laws. A backup is made from a snapshot, so it is consistent while hubs write; it is verified before it
+gets its name. A restored ledger never runs anything a second time. It does not know what was accepted after
+the backup, so what was made before the loss and is not in it is stale (`Floor.restore`). What was open may
+have ended since, so it is `unknown`, unless a repeat of it does no harm: alerts, and what a sender keeps to
+send again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.core.high_water import mark_name
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, pack_answer
+from duly.core.operations import PutItem, is_later
+from duly.core.trusted_time import Floor
+from duly.core.units import MS
+from duly.errors import LedgerDamaged, LedgerError
+from duly.storage import file_url, open_snapshot, secret_box
+from duly.storage import snapshot as tables
+from duly.storage.ledger import Ledger
+from duly.storage.load import fill
+from duly.storage.new_file import new_ledger_file
+from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, Summaries, summarize
+from duly.storage.sql import rows
+
+BUCKET: Final = "backup"
+ABOUT: Final = "about"
+KEY: Final = "key"
+
+REPEATABLE: Final = frozenset({"alert", "hub", "push", "task", "tower"})
+"""Channels whose receivers recognise a repeat, or whose deliveries may be repeated: they stay open."""
+LOST: Final = pack_answer(
+    Answer(0, b"", "the ledger was restored from a backup made before its end: it may have taken effect")
+)
+
+Progress = Callable[[int], None]
+
+
+class BackupInfo(Struct, frozen=True):
+    """What a backup says of itself."""
+
+    at: int
+    """when it was made (µs)"""
+    engine: str
+    """the database that it was made from"""
+    schema: int
+    key: str
+    """the id of the key that its secrets need; empty if it has none"""
+    key_included: bool
+    tables: Summaries
+    """rows and digests of the ledger it was made from"""
+
+
+async def write_backup(
+    snapshot: Snapshot,
+    path: Path,
+    now: int,
+    *,
+    key: bytes | None = None,
+    progress: Progress = lambda rows: None,
+) -> BackupInfo:
+    """Write a backup of a snapshot, with the key of its secrets if that is given, and verify it."""
+    async with new_ledger_file(path, alone=True) as ledger:
+        written = await fill(ledger, snapshot.rows, progress)
+        needed = await secret_box.needed_key(ledger)
+        about = BackupInfo(now, snapshot.engine, snapshot.schema, needed, key is not None, written)
+        also = [] if key is None else [PutItem(BUCKET, KEY, key)]
+        await ledger.write(PutItem(BUCKET, ABOUT, msgspec.json.encode(about)), *also)
+        ledger_path = getattr(ledger, "path", path)
+        await _verify(Path(ledger_path), about)
+    return about
+
+
+async def _verify(path: Path, about: BackupInfo) -> None:
+    """Read a backup again; raise if it does not hold what the ledger held."""
+    async with await open_snapshot(file_url(path)) as written:
+        if problems := await written.problems():
+            raise LedgerDamaged(f"the backup is damaged ({problems[0][1]}); try another disk")
+        found = await summarize(_WithoutAbout(written))
+    different = [name for name, digest in found.items() if digest != about.tables[name]]
+    if different:
+        raise LedgerDamaged(f"the backup differs from the ledger in {', '.join(different)}; try again")
+
+
+async def about_backup(snapshot: Snapshot) -> tuple[BackupInfo | None, bytes | None]:
+    """Return what a backup says of itself, and the key that it includes; None if it is a ledger in use."""
+    about, key = None, None
+    async for batch in snapshot.rows(tables.ITEMS):
+        for bucket, name, body in batch:
+            if (bucket, name) == (BUCKET, ABOUT):
+                about = msgspec.json.decode(body, type=BackupInfo)
+            elif (bucket, name) == (BUCKET, KEY):
+                key = body
+    return about, key
+
+
+async def restore_rows(
+    backup: Snapshot, ledger: Ledger, *, lost: int, progress: Progress = lambda rows: None
+) -> RestoredCounts:
+    """Fill an empty ledger from a backup, so that nothing in it runs a second time. `lost`: what was made
+    until then (µs) may have been accepted after the backup."""
+    about, _ = await about_backup(backup)
+    if about is None:
+        raise LedgerError(
+            "this is a ledger, and no backup of one; make one with 'duly backup', or use 'duly copy'"
+        )
+    restored = _RestoredRows(backup, lost, ledger.clock.now())
+    await restored.find_open()
+    await fill(ledger, restored.rows, progress)
+    return RestoredCounts(len(restored.unknown), len(restored.kept_open), about)
+
+
+class RestoredCounts(Struct, frozen=True):
+    """What a restore has done: how many messages are unknown now, and how many are still open."""
+
+    unknown: int
+    open: int
+    about: BackupInfo
+
+
+class _WithoutAbout(Snapshot):
+    """A backup without what it says of itself: the ledger that it was made from."""
+
+    def __init__(self, backup: Snapshot) -> None:
+        self._backup = backup
+        self.engine, self.schema = backup.engine, backup.schema
+
+    async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
+        """Yield the rows of a table."""
+        async for batch in self._backup.rows(table):
+            yield [row for row in batch if row[0] != BUCKET] if table is tables.ITEMS else batch
+
+    async def count(self, table: LedgerTable) -> int:
+        """Return how many rows a table has."""
+        return await self._backup.count(table)
+
+    async def problems(self) -> list[tuple[str, str]]:
+        """Return what is wrong with the database."""
+        return await self._backup.problems()
+
+    async def close(self) -> None:
+        """Leave the backup open: it is closed by its owner."""
+
+
+class _RestoredRows:
+    """The rows of a backup as a restored ledger has them."""
+
+    def __init__(self, backup: Snapshot, lost: int, now: int) -> None:
+        self._backup = _WithoutAbout(backup)
+        self._lost = lost
+        self._now = now
+        self.unknown: set[bytes] = set()
+        self.kept_open: set[bytes] = set()
+        self._marks: dict[str, tuple[int, int]] = {}
+        """the marks of lanes in which something unknown may have started"""
+
+    async def find_open(self) -> None:
+        """Find what is open, and which of it may be repeated."""
+        async for batch in self._backup.rows(tables.DELIVERIES):
+            self.kept_open.update(row[0] for row in batch if row[4] < State.DONE and row[1] in REPEATABLE)
+        still_open: set[bytes] = set()
+        async for batch in self._backup.rows(tables.MESSAGES):
+            for row in batch:
+                if row[4] < State.DONE:
+                    listed = row[13]  # an alert that waits for its plan
+                    if listed or row[0] in self.kept_open:
+                        still_open.add(row[0])
+                    else:
+                        self.unknown.add(row[0])
+                        self._raise_mark(row)
+        self.kept_open = still_open
+
+    def _raise_mark(self, row: StoredRow) -> None:
+        """Raise the mark of a lane to a message that may have started: what comes before it is late now."""
+        key, _, kind, recipient, _, _, _, _, time, expires, position, body, _, _ = row
+        message = rows.message_of((key, kind, recipient, body, time, expires, position))
+        if message.order is not None and message.order.n is not None:
+            name = mark_name(message)
+            self._marks[name] = _later(self._marks.get(name), (message.order.n, message.made // MS))
+
+    async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
+        """Yield the rows of a table, changed where they must be."""
+        async for batch in self._backup.rows(table):
+            match table.name:
+                case "floor":
+                    yield [rows.floor_row(Floor(*row).restore(self._lost, self._now)) for row in batch]
+                case "marks":
+                    yield [(mark, *_later(self._marks.pop(mark, None), (n, ms))) for mark, n, ms in batch]
+                case "messages":
+                    yield [self._message(row) for row in batch]
+                case "deliveries":
+                    yield [self._delivery(row) for row in batch]
+                case _:
+                    yield batch
+        if table is tables.MARKS and self._marks:
+            yield [(mark, *at) for mark, at in self._marks.items()]
+
+    def _message(self, row: StoredRow) -> StoredRow:
+        if row[0] not in self.unknown:
+            return row
+        return (*row[:4], int(State.UNKNOWN), *row[5:7], self._now, *row[8:12], LOST, row[13])
+
+    def _delivery(self, row: StoredRow) -> StoredRow:
+        if row[0] not in self.unknown or row[4] >= State.DONE:
+            return row
+        return (*row[:4], int(State.UNKNOWN), *row[5:8], "", row[9] or "restored from a backup", *row[10:])
+
+
+def _later(one: tuple[int, int] | None, other: tuple[int, int]) -> tuple[int, int]:
+    """Return the later of two positions in a lane."""
+    return other if one is None or is_later(*other, one) else one

@@ -1,0 +1,71 @@
+"""Makes a new SQLite ledger under a temporary name, and puts it in its place when it is whole.
+
+Where it fails, by an error, a full disk or an interrupt, nothing is left behind. The file is readable by its
+owner alone from the first byte.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from duly.errors import LedgerError, LedgerUnavailable
+from duly.storage import file_url, open_ledger
+from duly.storage.ledger import Ledger
+
+
+@asynccontextmanager
+async def new_ledger_file(path: Path, *, alone: bool = False) -> AsyncIterator[Ledger]:
+    """Give an empty ledger; when the block ends it is closed, flushed and renamed to `path`. With `alone` it
+    is one file, also while it is read: no log is made beside it."""
+    refuse_existing(path)
+    fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    beside = [fresh.with_name(fresh.name + end) for end in ("-wal", "-shm", "-journal", ".lock")]
+    try:
+        try:
+            async with await open_ledger(file_url(fresh)) as ledger:
+                yield ledger
+            if alone:
+                _leave_log(fresh)
+            _flush(fresh)
+            refuse_existing(path)
+            fresh.rename(path)
+            _flush(path.parent)
+        except OSError as problem:
+            raise LedgerUnavailable(
+                f"{path} cannot be written ({problem.strerror}); nothing was left"
+            ) from None
+    finally:
+        for each in (fresh, *beside):
+            each.unlink(missing_ok=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise if there is something at this place, or a ledger was."""
+    lock = path.with_name(path.name + ".lock")
+    if path.exists():
+        raise LedgerError(f"there is a file at {path} already; name another one. It was not touched")
+    if lock.exists():
+        raise LedgerError(f"there was a ledger at {path}, and {lock.name} is left of it; remove that first")
+
+
+def _leave_log(path: Path) -> None:
+    from duly.storage.sqlite.file import connect, translated
+
+    with translated(path):
+        db = connect(path)
+        try:
+            db.execute("PRAGMA journal_mode = DELETE").fetchall()
+        finally:
+            db.close()
+
+
+def _flush(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

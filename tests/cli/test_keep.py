@@ -1,0 +1,78 @@
+"""`duly check`, `backup`, `restore`, `export`, `import` and `copy`, as their users have them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from duly.cli.group import app
+from duly.storage import file_url, open_ledger
+from duly.storage.sqlite.file import connect
+from duly.testing import ManualClock
+from tests.storage.whole_ledger import fill_up
+
+Duly = Callable[..., Result]
+
+
+@pytest.fixture
+def duly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duly:
+    """Runs a verb in a folder with a ledger in `duly-data`."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NO_COLOR", "1")
+    data = tmp_path / "duly-data"
+    data.mkdir()
+
+    async def make() -> None:
+        async with await open_ledger(file_url(data / "ledger.db"), clock=ManualClock()) as ledger:
+            await fill_up(ledger, data)
+
+    asyncio.run(make())
+    return lambda *args: CliRunner().invoke(app, args)
+
+
+def test_a_broken_invariant_is_shown_with_what_to_do_and_the_exit_code_is_1(duly: Duly) -> None:
+    assert "26 of 26 invariants hold" in duly("check").stdout
+    db = connect(Path("duly-data/ledger.db"))
+    db.execute("UPDATE cursors SET n = 9")
+    db.close()
+    found = duly("check")
+    assert found.exit_code == 1
+    assert "✗ cursor-reached: no reader has come further than its stream; 1 row not so:" in found.stdout
+    assert "'ann' is at 9 of 'conv', which ends at 3" in found.stdout
+    assert "what to do: restore a backup" in found.stdout
+    told = json.loads(duly("check", "--json").stdout)
+    assert [one["name"] for one in told["invariants"] if one["holds"] is False] == ["cursor-reached"]
+    assert "cursor-reached" in duly("check", "--list").stdout
+
+
+def test_a_folder_without_a_ledger_says_so(duly: Duly) -> None:
+    assert "there is no ledger in nowhere" in str(duly("check", "--data", "nowhere").exception)
+
+
+def test_a_backup_is_restored_into_another_folder(duly: Duly) -> None:
+    made = duly("backup", "b.db")
+    assert "b.db holds the ledger of" in made.stdout
+    assert "which it does not include" in made.stderr
+    assert json.loads(duly("backup", "k.db", "--with-key", "--json").stdout)["key_included"] is True
+    done = duly("restore", "k.db", "--data", "new", "--skew", "0s")
+    assert "1 open message may have ended since" in done.stdout
+    assert "this ledger was restored" in duly("floor", "--data", "new").stderr
+    assert "26 of 26 invariants hold" in duly("check", "--data", "new").stdout
+    assert "already" in str(duly("restore", "b.db").exception)
+    assert "is not a time" in str(duly("restore", "b.db", "--data", "x", "--lost-at", "noon").exception)
+
+
+def test_an_export_is_imported_and_a_ledger_copied(duly: Duly) -> None:
+    assert duly("export", "out.jsonl").exit_code == 0
+    assert Path("out.jsonl").stat().st_mode & 0o777 == 0o600
+    assert "already" in str(duly("export", "out.jsonl").exception)
+    assert "imported into" in duly("import", "out.jsonl", "--data", "new").stdout
+    assert "copied:" in duly("copy", "duly-data", "copy.db").stdout
+    assert "the same ledger" in str(duly("copy", "duly-data", "duly-data/ledger.db").exception)
+    told = [json.loads(duly("check", "--data", where, "--json").stdout) for where in ("new", "copy.db")]
+    assert told[0]["tables"] == told[1]["tables"]

@@ -1,0 +1,188 @@
+"""Backups: whole or not there, private, one file; what a restored ledger holds."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from duly.core import operations as w
+from duly.core.lifecycle import State
+from duly.core.messages import Message, Word
+from duly.core.trusted_time import Floor
+from duly.core.units import DAY, FOREVER, YEAR
+from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, SecretKeyMissing
+from duly.server.ledger_backups import back_up, restore
+from duly.server.ledger_check import check_invariants
+from duly.settings import Settings
+from duly.storage import file_url, open_ledger
+from duly.storage.secret_box import FILE, make_key
+from duly.testing import ManualClock
+from tests import servers
+from tests.small_disk import small_disk
+from tests.storage.whole_ledger import NOW, command, fill_up
+
+
+@pytest.fixture
+async def folder(tmp_path: Path) -> Path:
+    """A data folder with a ledger in it."""
+    data = tmp_path / "data"
+    data.mkdir()
+    async with await open_ledger(file_url(data / "ledger.db"), clock=ManualClock()) as ledger:
+        await fill_up(ledger, data)
+    return data
+
+
+def settings(folder: Path, ledger: str = "") -> Settings:
+    return Settings(data=str(folder), ledger=ledger)
+
+
+async def test_a_backup_is_one_private_file_that_says_which_key_it_needs(
+    folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "b.db"
+    about = await back_up(settings(folder), file)
+    assert (await check_invariants(settings(folder), url=file_url(file))).ok
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir() if "b.db" in path.name] == ["b.db"]
+    assert (bool(about.key), about.key_included, about.tables["messages"].rows) == (True, False, 3)
+
+
+async def test_an_existing_file_is_never_replaced(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b.db"
+    file.write_text("mine")
+    with pytest.raises(LedgerError, match="name another one"):
+        await back_up(settings(folder), file)
+    assert file.read_text() == "mine"
+
+
+async def test_a_full_disk_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    async with await open_ledger(file_url(folder / "ledger.db"), clock=ManualClock()) as ledger:
+        for n in range(80):
+            await ledger.write(w.AppendEntry("large", secrets.token_bytes(100_000), n))
+    with small_disk(tmp_path / "small") as disk:
+        with pytest.raises(LedgerUnavailable):
+            await back_up(settings(folder), disk / "b.db")
+        assert list(disk.iterdir()) == []
+
+
+async def test_a_restored_ledger_has_everything_but_what_may_run_twice(folder: Path, tmp_path: Path) -> None:
+    file, new = tmp_path / "b.db", tmp_path / "new"
+    await back_up(settings(folder), file)
+    done = await restore(settings(new), file, skew=0)
+    assert (done.unknown, done.open) == (1, 1)
+    assert "copy the secret key" in done.key
+    async with await open_ledger(file_url(new / "ledger.db")) as ledger:
+        done_before = await ledger.find(command(1).key)
+        assert done_before is not None
+        assert done_before.state is State.DONE
+        unknown = await ledger.find(command(2).key)
+        assert unknown is not None
+        assert unknown.state is State.UNKNOWN
+        assert unknown.answer is not None
+        assert "restored" in unknown.answer.reason
+        (alert,) = await ledger.open_deliveries("alert")
+        assert alert.state is State.ACCEPTED, "an alert goes on"
+        assert await ledger.open_deliveries("device") == []
+        assert [entry.body for entry in await ledger.entries("conv")] == [b"hello", b"\xff\x00 bytes", b"bye"]
+        assert await ledger.bucket("backup") == {}
+
+
+async def test_a_key_that_is_included_is_put_in_its_place(folder: Path, tmp_path: Path) -> None:
+    file, new = tmp_path / "b.db", tmp_path / "new"
+    about = await back_up(settings(folder), file, with_key=True)
+    assert about.key_included
+    done = await restore(settings(new), file)
+    assert done.key == ""
+    assert (new / FILE).read_bytes() == (folder / FILE).read_bytes()
+    assert (new / FILE).stat().st_mode & 0o777 == 0o600
+    report = await check_invariants(settings(new))
+    assert all(finding.holds for finding in report.invariants)
+
+
+async def test_another_key_at_the_place_is_refused(folder: Path, tmp_path: Path) -> None:
+    file, new = tmp_path / "b.db", tmp_path / "new"
+    await back_up(settings(folder), file)
+    new.mkdir()
+    make_key(new / FILE)
+    with pytest.raises(SecretKeyMissing, match="Nothing was changed"):
+        await restore(settings(new), file)
+    assert [path.name for path in new.iterdir()] == [FILE]
+
+
+async def test_a_folder_with_a_ledger_is_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b.db"
+    await back_up(settings(folder), file)
+    with pytest.raises(LedgerError, match="already"):
+        await restore(settings(folder), file)
+
+
+async def test_a_ledger_is_no_backup(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="duly backup"):
+        await restore(settings(tmp_path / "new"), folder / "ledger.db")
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+async def test_a_damaged_backup_is_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b.db"
+    await back_up(settings(folder), file)
+    raw = bytearray(file.read_bytes())
+    raw[20_000] ^= 1
+    file.write_bytes(raw)
+    with pytest.raises(LedgerDamaged):
+        await restore(settings(tmp_path / "new"), file)
+    assert not (tmp_path / "new" / "ledger.db").exists()
+
+
+async def test_a_backup_from_after_the_loss_is_refused(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "b.db"
+    await back_up(settings(folder), file)
+    with pytest.raises(LedgerError, match="--lost-at"):
+        await restore(settings(tmp_path / "new"), file, lost_at=5, skew=0)
+
+
+async def test_postgres_is_backed_up_to_a_file_and_restored_into_postgres(
+    postgres_server: servers.Postgres, tmp_path: Path
+) -> None:
+    old, new = (postgres_server.create_database(f"b{secrets.token_hex(6)}") for _ in range(2))
+    async with await open_ledger(old, clock=ManualClock()) as ledger:
+        await fill_up(ledger, tmp_path)
+    file = tmp_path / "b.db"
+    await back_up(settings(tmp_path, ledger=old), file)
+    done = await restore(settings(tmp_path, ledger=new), file, skew=0)
+    assert (done.unknown, done.open) == (1, 1)
+    async with await open_ledger(new) as ledger:
+        lost = Message("app-1", f"{done.stale_before // 1_000 - 10}_7", "k", "lock-1")
+        assert (await ledger.admit(lost)).word is Word.STALE
+        fresh = replace(lost, id=f"{done.stale_before // 1_000 + 10}_7")
+        assert (await ledger.admit(fresh)).word is Word.FRESH
+    with pytest.raises(LedgerError, match="not empty"):
+        await restore(settings(tmp_path, ledger=new), file)
+
+
+@pytest.mark.parametrize(
+    ("made", "until", "stale"),
+    [
+        (NOW - 1, NOW + DAY, True),
+        (NOW, NOW + YEAR, True),
+        (NOW + 1, NOW + DAY, False),
+        (NOW - 1, NOW + 10 * YEAR, False),
+        (0, NOW + DAY, True),
+        (0, NOW + DAY + 1, False),
+        (0, FOREVER, False),
+    ],
+    ids=["before", "at", "after", "an alert", "ageless, soon over", "ageless, later", "for ever"],
+)
+def test_a_restored_floor_covers_what_may_have_been_accepted(made: int, until: int, stale: bool) -> None:
+    floor = Floor(trusted=NOW).restore(NOW, NOW + 5)
+    assert floor.covers(until, made) is stale
+    assert Floor().covers(until, made) is False
+    assert floor.mend(NOW + 10, everything=True).covers(until, made) is False
+
+
+async def test_a_copy_of_the_folder_needs_no_lock_to_be_checked(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "ledger.db", tmp_path / "alone.db")
+    assert (await check_invariants(settings(folder), url=file_url(tmp_path / "alone.db"))).ok
