@@ -28,6 +28,7 @@ from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.flushes import Flushes
 from duly.storage.sqlite.journal import VERSION, entries_of
 from duly.storage.sqlite.ledger import SqliteLedger
+from duly.storage.sqlite.pending_changes import PendingChanges
 from duly.storage.sqlite.tables import Statement, TableChanges
 from duly.storage.sqlite.writer import SqliteWriter
 from duly.testing import ManualClock
@@ -226,13 +227,13 @@ def forget_what_the_tables_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lose_changes_that_were_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = CachedRows.begin_to_apply
+    begin = PendingChanges.begin_to_apply
 
-    def begin_anew(self: CachedRows) -> list[Statement]:
-        self._applying.clear()
+    def begin_anew(self: PendingChanges) -> list[Statement]:
+        self.applied()
         return begin(self)
 
-    monkeypatch.setattr(CachedRows, "begin_to_apply", begin_anew)
+    monkeypatch.setattr(PendingChanges, "begin_to_apply", begin_anew)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,8 @@ from duly.core.trusted_time import Floor
 from duly.storage.interpreter import earliest
 from duly.storage.ledger import Record, StreamEntry
 from duly.storage.sql import rows
-from duly.storage.sqlite.tables import FIXED_WIDTH, Row, Statement, TableChanges, TableReader
+from duly.storage.sqlite.pending_changes import PendingChanges
+from duly.storage.sqlite.tables import FIXED_WIDTH, Row, TableChanges, TableReader
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -98,12 +99,7 @@ class CachedRows:
 
     def clear(self, top: bytes | None = None) -> None:
         """Forget everything, and read anew what is always known. All that is stored must be in the tables."""
-        self._changed = TableChanges()
-        """what the flush that is carried out has changed"""
-        self._pending = TableChanges()
-        """what the tables have to get"""
-        self._applying: list[TableChanges] = []
-        """what they are getting"""
+        self.changes = PendingChanges()
         self.floor: Floor = self._tables.floor()
         self._top = self._tables.top() if top is None else top
         """no key above it is in the tables and not here"""
@@ -124,26 +120,6 @@ class CachedRows:
         self._bytes = 0
         """about how much there is of messages"""
 
-    # ── to the journal and the tables ────────────────────────────────────────────────────────────
-
-    def take(self) -> TableChanges:
-        """Return what has changed since this was asked last, for the journal."""
-        changed, self._changed = self._changed, TableChanges()
-        self._pending.update(changed)
-        return changed
-
-    def begin_to_apply(self) -> list[Statement]:
-        """Return what brings the tables up to date. They are not before `applied` says so; if it fails, the
-        next time has it again. All that has changed must be in the journal."""
-        self._applying.append(self._pending)
-        self._pending = TableChanges()
-        return [statement for changes in self._applying for statement in changes.statements()]
-
-    def applied(self) -> None:
-        """The tables hold it now; forget what need not be here any more."""
-        self._applying.clear()
-        self.forget()
-
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def forget(self) -> None:
@@ -152,9 +128,9 @@ class CachedRows:
         most = ROWS_KEPT
         if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
             if self._tail_count > most:
-                self._shorten_tails(self._pending)
+                self._shorten_tails(self.changes.together())
             return
-        kept = self._pending
+        kept = self.changes.together()
         keys = {*kept.states, *kept.gone, *(names[0] for names in kept.deliveries)}
         gone = _forget_half(self.messages, keys) + _forget_half(self._deliveries, keys)
         self._top = max(self._top, max(gone, default=b""))
@@ -204,8 +180,9 @@ class CachedRows:
         key = row[0]
         self.messages[key] = CachedMessage(row[1], state, None, row, at, self.flush)
         self._bytes += len(row[9])
-        self._changed.messages[key] = row
-        self._changed.states[key] = (_NUMBERS[state], at, None)
+        flush = self.changes.flush
+        flush.messages[key] = row
+        flush.states[key] = (_NUMBERS[state], at, None)
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
@@ -214,14 +191,14 @@ class CachedRows:
         row = self.messages[key]
         row.state, row.answer, row.moved_at, row.flush = to, answer, at, self.flush
         packed = None if answer is None else pack_answer(answer)
-        self._changed.states[key] = (_NUMBERS[to], at, packed)
+        self.changes.flush.states[key] = (_NUMBERS[to], at, packed)
 
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
         del self.messages[key]
         self._deliveries[key] = {}
         self._gone[key] = None
-        self._changed.withdraw(key)
+        self.changes.flush.withdraw(key)
 
     def record(self, key: bytes) -> Record | Unread | None:
         """Return a message as it is given out, if that is known here."""
@@ -250,15 +227,12 @@ class CachedRows:
         if delivery.error and not delivery.error.isprintable():
             delivery = replace(delivery, error=rows.plain(delivery.error))
         names = ref.key, ref.channel, ref.recipient, ref.round
-        self._deliveries[ref.key][names] = self._changed.deliveries[names] = delivery
+        self._deliveries[ref.key][names] = self.changes.flush.deliveries[names] = delivery
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""
         changed = {
-            names: None
-            for changes in (*self._applying, self._pending, self._changed)
-            for names in changes.deliveries
-            if names[1] == channel
+            names: None for changes in self.changes for names in changes.deliveries if names[1] == channel
         }
         stored = self._tables.due(channel, now, limit + len(changed))
         names = changed | dict.fromkeys(rows.names(d.ref) for d in stored)
@@ -285,8 +259,8 @@ class CachedRows:
             tail = self._tails[stream] = []
         tail.append(StreamEntry(n, body, at, key))
         self._tail_count += 1
-        self._changed.lasts[stream] = n
-        self._changed.entries[stream, n] = (body, at, key)
+        self.changes.flush.lasts[stream] = n
+        self.changes.flush.entries[stream, n] = (body, at, key)
 
     def entry_body(self, stream: str, n: int) -> bytes | None:
         """Return the body of an entry."""
@@ -305,7 +279,7 @@ class CachedRows:
             old = tail[n - tail[0].n]
             tail[n - tail[0].n] = StreamEntry(n, body, old.at, old.key)
         self._bodies[stream, n] = body
-        self._changed.rewrite(stream, n, body)
+        self.changes.flush.rewrite(stream, n, body)
 
     def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
         """Return what is here of the entries of a stream."""
@@ -331,7 +305,7 @@ class CachedRows:
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
         """Store how far a reader has come."""
-        self._cursors[stream, reader] = self._changed.cursors[stream, reader] = n
+        self._cursors[stream, reader] = self.changes.flush.cursors[stream, reader] = n
 
     # ── marks, items, refusals ───────────────────────────────────────────────────────────────────
 
@@ -346,7 +320,7 @@ class CachedRows:
         """Store a high-water mark."""
         if not (n <= _LARGEST and ms <= _LARGEST):
             raise OverflowError("a mark is too large for the ledger")
-        self._marks[name] = self._changed.marks[name] = (n, ms)
+        self._marks[name] = self.changes.flush.marks[name] = (n, ms)
 
     def item(self, bucket: str, name: str) -> bytes | None:
         """Return an item."""
@@ -361,17 +335,17 @@ class CachedRows:
 
     def put_item(self, bucket: str, name: str, body: bytes) -> None:
         """Store an item, new or replaced."""
-        self._items[bucket, name] = self._changed.items[bucket, name] = body
+        self._items[bucket, name] = self.changes.flush.items[bucket, name] = body
 
     def drop_item(self, bucket: str, name: str) -> None:
         """Remove an item."""
-        self._items[bucket, name] = self._changed.items[bucket, name] = None
+        self._items[bucket, name] = self.changes.flush.items[bucket, name] = None
 
     def refuse(self, refusal: w.RecordRefusal) -> None:
         """Record a refusal."""
         if refusal.at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
-        self._changed.refusals.append(rows.refusal_row(refusal))
+        self.changes.flush.refusals.append(rows.refusal_row(refusal))
 
 
 def _forget_half(known: dict[K, V], kept: Container[K]) -> list[K]:

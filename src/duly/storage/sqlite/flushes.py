@@ -61,10 +61,6 @@ class Flushes:
         self._settling: list[asyncio.Future[None]] = []
         self._applying = False
         self._overdue = False
-        self._taken = 0
-        """how many changes the flush in flight has"""
-        self._behind = 0
-        """how many changes the journal holds and the tables do not"""
         self._timer: asyncio.TimerHandle | None = None
         self._bytes = 0
         self._waiting: asyncio.Future[None] | None = None
@@ -73,7 +69,7 @@ class Flushes:
 
     def flush(self, batches: list[CommitBatch]) -> None:
         """Carry batches out, and have them told when they are on the disk."""
-        if self._tainted or self._behind > MOST_BEHIND:
+        if self._tainted or len(self.rows.changes) > MOST_BEHIND:
             self._go_on(self._flush_when_settled(batches))
             return
         try:
@@ -101,9 +97,8 @@ class Flushes:
         with translated(self._writer.file.path):
             for batch in batches:
                 batch.results = [execute(group) for group in batch.groups]
-        changes = self.rows.take()
+        changes = self.rows.changes.take()
         self.rows.flush += 1
-        self._taken = len(changes)
         return entries_of(changes.pack()) if changes else []
 
     def _write(self, bodies: list[bytes], through: Callable[[Exception | None], None]) -> None:
@@ -113,7 +108,7 @@ class Flushes:
             self._in_flight = False
             if problem is None:
                 self._bytes += sum(map(len, bodies))
-                self._behind += self._taken
+                self.rows.changes.committed()
                 self.rows.durable = self.rows.flush - 1
             else:
                 self._tainted = True
@@ -133,7 +128,7 @@ class Flushes:
         for question, future in asked:
             if not future.done():
                 future.set_result(question(self.rows))
-        behind = self._behind
+        behind = len(self.rows.changes)
         if self._settling or self._overdue or behind > CHANGES_BEHIND or self._bytes > BYTES_BEHIND:
             self._apply()
         elif behind and self._timer is None:
@@ -185,7 +180,6 @@ class Flushes:
         """Forget what memory holds, since the tables hold everything."""
         with translated(self._writer.file.path):
             self.rows.clear()
-        self._behind = 0
         self._tainted = False
 
     async def _ask_again(self, asked: list[tuple[Callable[[CachedRows], Any], asyncio.Future[Any]]]) -> None:
@@ -207,36 +201,33 @@ class Flushes:
             return  # and then once more, if that is still asked for
         self._overdue, self._bytes = False, 0
         settling, self._settling = self._settling, []
-        if not (self._tainted or self._behind):
+        if not (self._tainted or self.rows.changes):
             _settle(settling, None)
             return
         self._applying = True
-        through, count = self._writer.n, self._behind
-        if self._tainted:
-            self._writer.put(self._writer.catch_up, lambda problem: self._applied(problem, settling, None))
-        else:
-            statements = self.rows.begin_to_apply()
-            self._writer.put(
-                lambda: self._writer.write_tables(statements, through),
-                lambda problem: self._applied(problem, settling, count),
-            )
+        anew, through = self._tainted, self._writer.n
+        statements = [] if anew else self.rows.changes.begin_to_apply()
+        self._writer.put(
+            self._writer.catch_up if anew else lambda: self._writer.write_tables(statements, through),
+            lambda problem: self._applied(problem, settling, anew=anew),
+        )
 
     def _applied(
-        self, problem: Exception | None, settling: list[asyncio.Future[None]], count: int | None
+        self, problem: Exception | None, settling: list[asyncio.Future[None]], *, anew: bool
     ) -> None:
-        """Note that the tables have got so many changes of memory, or (None) what the journal held."""
+        """Note that the tables are up to date, by what memory held or (`anew`) by what the journal did."""
         self._applying = False
         try:
             if problem is not None:
                 raise problem
-            if count is None:
+            if anew:
                 self._read_anew()
             else:
-                self._behind -= count
-                self.rows.applied()
+                self.rows.changes.applied()
+                self.rows.forget()
         except Exception as trouble:
             problem = trouble
-            if count is not None:  # else a flush has failed, and its callers know why
+            if not anew:  # else a flush has failed, and its callers know why
                 LOG.error("the tables of the ledger cannot be brought up to date: %s", problem)
         _settle(settling, None if problem is None else as_duly(problem))
         if self._settling and not self._in_flight:
@@ -251,7 +242,7 @@ class Flushes:
 
     async def settled(self) -> None:
         """Return when the tables hold everything that was committed before."""
-        if self._tainted or self._in_flight or self._applying or self._behind:
+        if self._tainted or self._in_flight or self._applying or self.rows.changes:
             await self._brought_up_to_date()
 
     async def ask(self, question: Callable[[CachedRows], T]) -> T:
@@ -307,7 +298,7 @@ class Flushes:
             else:
                 self._writer.put(job, done)
 
-        if self._tainted or self._applying or self._behind:
+        if self._tainted or self._applying or self.rows.changes:
             self._go_on(settle_first())
         else:
             self._writer.put(job, done)
@@ -319,7 +310,7 @@ class Flushes:
         try:
             await self.settled()
         except Exception as problem:
-            if self._behind:  # the journal has it, and the next start brings it in
+            if self.rows.changes:  # the journal has it, and the next start brings it in
                 LOG.warning("the ledger is closed with tables that are not up to date: %s", problem)
         self._db.close()
 

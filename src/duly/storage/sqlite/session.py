@@ -136,6 +136,7 @@ def _write(writer: SqliteWriter, group: w.Group) -> w.Results:
     """Carry a group out over the rows of the tables, within the transaction that is open."""
     rows = CachedRows(TableReader(writer.db), ALL)
     results = Interpreter(rows).execute(group)
-    rows.take()
-    writer.write_now(rows.begin_to_apply())
+    rows.changes.take()
+    rows.changes.committed()
+    writer.write_now(rows.changes.begin_to_apply())
     return results
