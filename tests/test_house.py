@@ -88,6 +88,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "storage/item_loader.py": (1, "one read for all that ask in one turn of the loop"),
     "storage/postgres/ledger.py": (1, "looks for what a lost notification would have told"),
     "storage/postgres/watch.py": (5, "notices a database that does not answer"),
+    "storage/sqlite/file.py": (1, "a process that only looks whether a file is held does so for a moment"),
     "storage/sqlite/flushes.py": (2, "the tables follow the journal, and a flush waits for them at times"),
     "storage/sqlite/shared.py": (
         4,
@@ -99,7 +100,6 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "transports/mqtt/link.py": (2, "waits for several things, whichever is first"),
     "transports/mqtt/session.py": (1, "the keepalive of one connection"),
     "transports/websocket.py": (3, "the writer of one connection, and the limit for its close"),
-    "storage/sqlite/file.py": (1, "a process that only looks whether a file is held does so for a moment"),
 }
 """Where tasks and timers are made outside of `testing/`, how many, and why not by the engine or the
 supervisor."""
