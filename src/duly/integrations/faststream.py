@@ -14,7 +14,7 @@ neither counts, and a message without an id of its own is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -31,7 +31,7 @@ _CURRENT: Final = ContextVar[Any]("duly_faststream_message", default=None)
 class CurrentStreamMessage(BaseMiddleware):  # type: ignore[misc] # mypy does not read faststream
     """Notes which message is being worked on, for `once_per_message`."""
 
-    async def consume_scope(self, call_next: Any, msg: Any) -> Any:
+    async def consume_scope(self, call_next: Callable[[object], Awaitable[object]], msg: object) -> object:
         """Note the message while its handler runs."""
         before = _CURRENT.set(msg)
         try:
