@@ -19,6 +19,7 @@ FAILURES = {
     "up": ("--port 99999", 2, "malformed"),
     "demo": ("--commands 0", 2, "usage"),
     "sim": ("--world nowhere", 2, "usage"),
+    "conform": ("gadget ws://127.0.0.1:0", 2, "usage"),
     "prune": ("", 3, "ledger_unavailable"),
     "floor": ("", 3, "unreachable"),
     "dashboard link": ("--name a/b", 2, "malformed"),

@@ -99,25 +99,27 @@ class Doubler:
         }
         self._client = paho.Client(CallbackAPIVersion.VERSION2, f"doubler-{sender}", clean_session=True)
         self._client.on_message = self._carry
-        self._client.on_subscribe = lambda *_: self._ready()
+        self._client.on_subscribe = self._subscribed
+        self._loop, self._ready = asyncio.get_running_loop(), asyncio.Event()
         self._port = port
 
     async def __aenter__(self) -> Doubler:
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
-        self._ready = lambda: loop.call_soon_threadsafe(ready.set)
         self._client.connect("127.0.0.1", self._port)
         self._client.loop_start()
         self._client.subscribe([(topic, 1) for topic in self._ways])
-        await asyncio.wait_for(ready.wait(), WITHIN)
+        await asyncio.wait_for(self._ready.wait(), WITHIN)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._client.disconnect()
         await asyncio.to_thread(self._client.loop_stop)
 
+    def _subscribed(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._ready.set)
+
     def _carry(self, _: paho.Client, __: Any, message: paho.MQTTMessage) -> None:
         self.carried += 1
-        for _ in range(2):
+        for _again in range(2):
             self._client.publish(self._ways[message.topic], message.payload, qos=1)
 
 

@@ -388,3 +388,14 @@ class TestWholeRuns:
 
     def test_python_sentinel(self) -> None:
         passes("sentinel", FRAMES, sys.executable, SUBJECTS / "sentinel.py", "{url}", "{token}", "{store}")
+
+    def test_javascript_sentinel(self) -> None:
+        node = shutil.which("node") or missing("node")
+        program = (node, "--experimental-websocket", SUBJECTS / "sentinel.mjs", CLIENTS / "js")
+        passes("sentinel", FRAMES, *program, "{url}", "{token}", "{store}")
+
+    def test_go_node(self, tmp_path: Path) -> None:
+        go = shutil.which("go") or missing("go")
+        program = tmp_path / "counter"
+        subprocess.run([go, "build", "-o", program, "./cmd/counter"], cwd=CLIENTS / "go", check=True)
+        passes("node", MQTT, program, *ACCOUNT)

@@ -11,8 +11,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.errors import DulyError
-
 
 class Noun(StrEnum):
     """What a client is."""
@@ -33,20 +31,16 @@ class ConformRule(Struct, frozen=True):
     over: str = ""
 
 
-class BrokenRule(DulyError):
-    """A client has broken a rule."""
-
-    word = "broken_rule"
+class BrokenRule(Exception):
+    """A client has broken a rule. It becomes a part of the report, and never leaves the run."""
 
     def __init__(self, rule: str, why: str) -> None:
         super().__init__(why)
         self.rule = rule
 
 
-class NotChecked(DulyError):
-    """A rule cannot be proved with this client."""
-
-    word = "not_checked"
+class NotChecked(Exception):
+    """A rule cannot be proved with this client. It becomes a part of the report, too."""
 
 
 _RECEIVES: Final = (
