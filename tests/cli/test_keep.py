@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from duly.cli.common import Exit
 from duly.cli.group import app
 from duly.storage import file_url, open_ledger
 from duly.storage.sqlite.file import connect
 from duly.testing import ManualClock
+from tests.cli.conftest import CommandLine
 from tests.storage.whole_ledger import fill_up
 
+OPEN = '{"open":true}'
 Duly = Callable[..., Result]
 
 
@@ -76,3 +82,28 @@ def test_an_export_is_imported_and_a_ledger_copied(duly: Duly) -> None:
     assert "the same ledger" in str(duly("copy", "duly-data", "duly-data/ledger.db").exception)
     told = [json.loads(duly("check", "--data", where, "--json").stdout) for where in ("new", "copy.db")]
     assert told[0]["tables"] == told[1]["tables"]
+
+
+@pytest.mark.proof
+def test_a_killed_hub_is_restored_and_the_device_does_nothing_twice(cli: CommandLine) -> None:
+    """Real processes: a backup, one more command, kill -9, a new disk, a device that has lost its memory."""
+    hub = cli.up()
+    for words in (("add", "app", "phone"), ("add", "device", "lock"), ("grant", "phone", "lock")):
+        assert cli.duly(*words).returncode == 0
+    device = cli.device("lock", "--store", "first.db")
+    made = [f"{time.time_ns() // 1_000_000 + n}_{n}" for n in range(2)]
+    assert cli.duly("send", "lock", "lock_control", OPEN, "--id", made[0]).returncode == 0
+    assert cli.duly("backup", "b.db", "--with-key").returncode == 0
+    assert cli.duly("send", "lock", "lock_control", OPEN, "--id", made[1]).returncode == 0
+    hub.stop(signal.SIGKILL)
+    device.stop()
+    shutil.rmtree(cli.folder / "duly-data")
+    done = cli.duly("restore", "b.db", "--skew", "0s")
+    assert done.returncode == 0, done.stderr
+    cli.up()
+    cli.device("lock", "--store", "second.db")
+    again = [cli.duly("send", "lock", "lock_control", OPEN, "--id", each).returncode for each in made]
+    assert again == [Exit.OK, Exit.REFUSED], "the first has its answer, the second is stale"
+    assert cli.effects("lock") == made
+    assert cli.duly("send", "lock", "lock_control", OPEN).returncode == 0
+    assert len(cli.effects("lock")) == 3

@@ -89,6 +89,7 @@ async def test_a_restored_ledger_has_everything_but_what_may_run_twice(folder: P
         assert await ledger.open_deliveries("device") == []
         assert [entry.body for entry in await ledger.entries("conv")] == [b"hello", b"\xff\x00 bytes", b"bye"]
         assert await ledger.bucket("backup") == {}
+        assert b'"action":"restore"' in (await ledger.entries("audit"))[-1].body
 
 
 async def test_a_key_that_is_included_is_put_in_its_place(folder: Path, tmp_path: Path) -> None:
@@ -151,9 +152,10 @@ async def test_postgres_is_backed_up_to_a_file_and_restored_into_postgres(
     async with await open_ledger(old, clock=ManualClock()) as ledger:
         await fill_up(ledger, tmp_path)
     file = tmp_path / "b.db"
-    await back_up(settings(tmp_path, ledger=old), file)
-    done = await restore(settings(tmp_path, ledger=new), file, skew=0)
-    assert (done.unknown, done.open) == (1, 1)
+    await back_up(settings(tmp_path, ledger=old), file, with_key=True)
+    done = await restore(settings(tmp_path / "elsewhere", ledger=new), file, skew=0)
+    assert (done.unknown, done.open, done.key) == (1, 1, "")
+    assert (tmp_path / "elsewhere" / FILE).exists()
     async with await open_ledger(new) as ledger:
         lost = Message("app-1", f"{done.stale_before // 1_000 - 10}_7", "k", "lock-1")
         assert (await ledger.admit(lost)).word is Word.STALE

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from duly.errors import LedgerError, LedgerInUse, LedgerTooNew, Malformed
+from duly.errors import LedgerError, LedgerInUse, LedgerTooNew, LedgerUnavailable, Malformed
 from duly.storage import file_url, open_ledger, open_snapshot
 from duly.storage.copy import copy_ledger, empty_ledger
 from duly.storage.export import ExportReader, export_lines
@@ -67,6 +67,12 @@ async def test_a_ledger_in_use_is_not_copied(
             with pytest.raises(LedgerInUse, match="stop"):
                 await copy_ledger(used, file_url(tmp_path / "copy.db"))
     assert not (tmp_path / "copy.db").exists()
+
+
+async def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(LedgerUnavailable, match="check the path"):
+        await copy_ledger(file_url(tmp_path / "wrong.db"), file_url(tmp_path / "copy.db"))
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_copy_that_fails_leaves_nothing(ledger: str, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, SecretKeyMissin
 from duly.runtime.clock import SystemClock
 from duly.runtime.files import private_folder, write_private
 from duly.server import runfile
+from duly.server.audit_chain import AuditChain
 from duly.server.diagnostics import margins
 from duly.server.ledger_check import check_invariants, key_at_hand
 from duly.server.policies import control_policy
@@ -101,6 +102,7 @@ async def restore(
             _refuse_other_key(settings, about)
         async with empty_ledger(settings.ledger_url) as ledger:
             done = await restore_rows(backup, ledger, lost=lost, progress=progress)
+            await AuditChain(ledger).add("local", "admin", "restore", path.name)
     report = await check_invariants(settings)
     broken = [finding.name for finding in report.invariants if finding.holds is False]
     if broken:
@@ -132,6 +134,7 @@ def _place_key(settings: Settings, about: BackupInfo, key: bytes | None) -> str:
     if not about.key or path.exists():
         return ""
     if key is not None:
+        private_folder(path.parent)
         write_private(path, key)
         return ""
     return f"copy the secret key {about.key} to {path} before a hub is started"

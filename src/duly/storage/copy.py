@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from duly.errors import LedgerDamaged
+from duly.errors import LedgerDamaged, LedgerUnavailable
 from duly.storage import open_ledger, open_snapshot
 from duly.storage.ledger import Ledger
 from duly.storage.load import fill
@@ -20,6 +20,8 @@ async def held_snapshot(url: str) -> AsyncIterator[Snapshot]:
     """Give a snapshot of a ledger that no process writes until the block ends. Raises if a hub runs."""
     if urlsplit(url).scheme == "sqlite":
         own = url.partition("?")[0]  # opening it holds the file, and brings its journal into its tables
+        if not _path(own).exists():
+            raise LedgerUnavailable(f"there is no ledger at {_path(own)}; check the path")
         async with await open_ledger(own), await open_snapshot(own) as snapshot:
             yield snapshot
         return
@@ -32,13 +34,16 @@ async def held_snapshot(url: str) -> AsyncIterator[Snapshot]:
 @asynccontextmanager
 async def empty_ledger(url: str) -> AsyncIterator[Ledger]:
     """Give an empty ledger at this address. A file gets its name when the block has ended well."""
-    parts = urlsplit(url)
-    if parts.scheme == "sqlite":
-        async with new_ledger_file(Path(unquote(parts.path[1:]))) as made:
+    if urlsplit(url).scheme == "sqlite":
+        async with new_ledger_file(_path(url)) as made:
             yield made
         return
     async with await open_ledger(url) as ledger:
         yield ledger
+
+
+def _path(url: str) -> Path:
+    return Path(unquote(urlsplit(url).path[1:]))
 
 
 async def copy_ledger(
