@@ -1,0 +1,160 @@
+"""Worlds whose processes keep their ledgers in SQLite: the machines of the kernel, the production journal,
+rows in memory, tables and recovery, and disks that lose what was not flushed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
+from typing import Final
+
+from duly.errors import LedgerDamaged, LedgerError
+from duly.testing.sim.checkers import CHECKERS, Finding
+from duly.testing.sim.journal_ledger import (
+    InDoubt,
+    JournalLedger,
+    accepts_torn_row,
+    contents,
+    left_in_journal,
+)
+from duly.testing.sim.nodes import SimHub, SimProcess, SimReceiver, SimSender
+from duly.testing.sim.plan import SimPlan
+from duly.testing.sim.sectors import SectorDisk
+from duly.testing.sim.world import World
+
+WRITES_A_FLUSH: Final = 6
+"""About so many writes make a flush: any of them may be the last."""
+MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder in memory, if there is one
+TORN: Final = 0.2
+"""How often a start with a journal is tried with a torn row first."""
+
+
+class JournalProcess(SimProcess):
+    """A process whose ledger is a SQLite file."""
+
+    world: JournalWorld
+
+    def __init__(self, world: JournalWorld, name: str, skew: int) -> None:
+        super().__init__(world, name, skew)
+        self.files = SectorDisk(
+            world.root / name, f"{world.plan.seed} {name}", lambda what: world.fault(self, what),
+            lambda: self._loop.call_soon(self.crash),
+        )  # fmt: skip
+        self.doubt = InDoubt(partial(world.committed, self))
+        self._loop = asyncio.get_running_loop()
+
+    def open_ledger(self) -> JournalLedger:
+        world = self.world
+        return JournalLedger(
+            self.clock, self.files, f"{self.name}#{self.incarnation}",
+            fault=lambda moment: world.fault(self, moment), crash=self.crash,
+            doubt=self.doubt,
+        )  # fmt: skip
+
+    async def begin(self) -> None:
+        ledger = self.ledger
+        assert isinstance(ledger, JournalLedger)
+        if self.world.faulty and self.world.rng.random() < TORN:
+            self.world.torn += accepts_torn_row(self.files, self.world.rng)
+        self.doubt.find(self.files)
+        ledger.begin()
+        await super().begin()
+
+    async def _prune(self) -> None:
+        while True:
+            with suppress(LedgerError):
+                await super()._prune()
+
+    def examine(self) -> None:
+        self.disk = contents(self.files)
+        self.left = left_in_journal(self.files)
+
+    def erase(self) -> None:
+        super().erase()
+        self.files.erase()
+
+
+class JournalSender(JournalProcess, SimSender):
+    """An app with a SQLite file."""
+
+
+class JournalHub(JournalProcess, SimHub):
+    """A hub with a SQLite file."""
+
+
+class JournalReceiver(JournalProcess, SimReceiver):
+    """A device with a SQLite file."""
+
+
+class JournalWorld(World):
+    """A world of the kernel, on disks that lose what was not flushed."""
+
+    sender = JournalSender
+    receiver = JournalReceiver
+    hub = JournalHub
+
+    def __init__(self, plan: SimPlan) -> None:
+        super().__init__(plan)
+        self.damaged: list[str] = []
+        """processes that took their ledger for damaged, though the disk has only lost power"""
+        self.torn: int = 0
+        """how often a torn row of the journal was taken for a sound one"""
+
+    def run(self) -> None:
+        self.root = Path(mkdtemp(prefix="duly-sim-", dir=MEMORY if MEMORY.is_dir() else None))
+        try:
+            super().run()
+        finally:
+            for node in self.nodes.values():
+                node.ledger.dead = True
+            rmtree(self.root)
+
+    def fault(self, node: SimProcess, moment: str) -> str:
+        if not self.faulty:
+            return ""
+        draw, many = self.rng.random(), 1 if moment == "after" else WRITES_A_FLUSH
+        if draw < self.plan.crash / many:
+            return "crash"
+        if moment != "after" and draw > 1 - self.plan.faulty_disk / many:
+            self.faults += 1
+            self.log.note(node.name, f"disk fails at a {moment}")
+            return "fail"
+        return ""
+
+    async def _start(self, node: SimProcess) -> None:
+        try:
+            await node.start()
+        except LedgerDamaged as problem:
+            self.damaged.append(f"{node.name}: {problem}")
+            node.crash()
+        except LedgerError:
+            node.crash()
+
+
+def sound_disk(world: World) -> Iterator[Finding]:
+    """[P1] A disk that loses power is never taken for damaged: what was flushed is enough to go on."""
+    assert isinstance(world, JournalWorld)
+    for what in world.damaged:
+        yield f"could not go on with what was flushed: {what}", b""
+
+
+def torn_refused(world: World) -> Iterator[Finding]:
+    """A row of the journal that was changed on the disk is refused, and never applied."""
+    assert isinstance(world, JournalWorld)
+    if world.torn:
+        yield f"{world.torn} torn rows of the journal were taken for sound", b""
+
+
+def caught_up(world: World) -> Iterator[Finding]:
+    """After the calm the tables hold everything that the journal held, and it is empty."""
+    for name, node in world.nodes.items():
+        assert isinstance(node, JournalProcess)
+        if node.left:
+            yield f"{node.left} rows of the journal of {name} are not in its tables", b""
+
+
+JOURNAL_CHECKERS: Final = (*CHECKERS, sound_disk, torn_refused, caught_up)
