@@ -43,13 +43,15 @@ class Killable:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: asyncio.subprocess.Process | None = None
+        self.preload: dict[str, str] = {}
+        """more of its environment: a library that is loaded into it"""
 
     async def _start(self, point: str, *args: str, stdout: int, **env: str) -> asyncio.subprocess.Process:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
         with (self.folder / "errors").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "tests.end_to_end.fused", point, *args,
-                stdout=stdout, stderr=errors, cwd=ROOT, env=clean | env,
+                stdout=stdout, stderr=errors, cwd=ROOT, env=clean | env | self.preload,
             )  # fmt: skip
         return self._process
 

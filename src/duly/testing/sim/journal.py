@@ -4,13 +4,17 @@ rows in memory, tables and recovery, and disks that lose what was not flushed.""
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
 from tempfile import mkdtemp
+from types import TracebackType
 from typing import Final
+
+import apsw
 
 from duly.errors import LedgerDamaged, LedgerError
 from duly.testing.sim.checkers import CHECKERS, Finding
@@ -28,7 +32,7 @@ from duly.testing.sim.world import World
 
 WRITES_A_FLUSH: Final = 6
 """About so many writes make a flush: any of them may be the last."""
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder in memory, if there is one
+MEMORY: Final = Path("/dev/shm")
 TORN: Final = 0.2
 """How often a start with a journal is tried with a torn row first."""
 
@@ -70,7 +74,10 @@ class JournalProcess(SimProcess):
                 await super()._prune()
 
     def examine(self) -> None:
-        self.disk = contents(self.files)
+        try:
+            self.disk = contents(self.files)
+        except apsw.Error as problem:  # what is in the journal does not fit what is in the tables
+            self.world.bugs.append(problem)
         self.left = left_in_journal(self.files)
 
     def erase(self) -> None:
@@ -106,9 +113,11 @@ class JournalWorld(World):
 
     def run(self) -> None:
         self.root = Path(mkdtemp(prefix="duly-sim-", dir=MEMORY if MEMORY.is_dir() else None))
+        shown, sys.excepthook = sys.excepthook, _not_of_disks
         try:
             super().run()
         finally:
+            sys.excepthook = shown
             for node in self.nodes.values():
                 node.ledger.dead = True
             rmtree(self.root)
@@ -133,6 +142,12 @@ class JournalWorld(World):
             node.crash()
         except LedgerError:
             node.crash()
+
+
+def _not_of_disks(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+    """Show what nothing has caught, but not the errors of disks that SQLite goes on with."""
+    if not isinstance(problem, apsw.Error):
+        sys.__excepthook__(kind, problem, trace)
 
 
 def sound_disk(world: World) -> Iterator[Finding]:

@@ -297,7 +297,9 @@ def _read(db: apsw.Connection, disk: Disk) -> None:
     ):
         delivery = rows.delivery_of(row)
         disk.deliveries[delivery.ref] = delivery
-    for stream, n, body, at, key in db.execute("SELECT stream, n, body, at, key FROM entries ORDER BY stream, n"):
+    for stream, n, body, at, key in db.execute(
+        "SELECT stream, n, body, at, key FROM entries ORDER BY stream, n"
+    ):
         disk.streams.setdefault(stream, []).append(StreamEntry(n, body, at, key))
     for row in db.execute("SELECT scope, id, word, reason, at FROM refusals ORDER BY n"):
         disk.refusals.append(Refusal(*row))

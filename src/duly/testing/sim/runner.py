@@ -71,6 +71,11 @@ _CHECKERS: Final = {
 """The checkers of worlds that make other promises, or more."""
 
 
+def checkers_of(world: str) -> tuple[str, ...]:
+    """Return the names of what is checked in a world."""
+    return (*(checker.__name__ for checker in _CHECKERS.get(world, CHECKERS)), "sound", "awake")
+
+
 def run_seed(seed: int, world: str = "kernel") -> SimReport:
     """Run and check one seed in one world; a failure is shrunk to the mildest plan that still fails."""
     report = _run(plan(seed), world)

@@ -83,9 +83,7 @@ class SectorDisk:
     """The files of one process. `fault(moment)` is asked at every write and flush, and says 'crash', 'fail' or
     ''; `died` is called when a crash has been taken."""
 
-    def __init__(
-        self, root: Path, seed: str, fault: Callable[[str], str], died: Callable[[], None]
-    ) -> None:
+    def __init__(self, root: Path, seed: str, fault: Callable[[str], str], died: Callable[[], None]) -> None:
         self._root = root
         self._rng = Random(f"disk {seed}")
         self._fault = fault
@@ -197,13 +195,12 @@ class _SimFile(apsw.VFSFile):
         self._path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name or "")
         self._disk = _disks.get(str(self._path.parent))
 
-    def excepthook(self, kind: type[BaseException], problem: BaseException, trace: object) -> None:
-        """Keep quiet of errors that SQLite itself goes on with."""
-
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - SQLite's name
         """Write, if the disk lets it."""
         if self._disk is not None:
-            self._disk.writing(self._path, offset, len(data), lambda: super(_SimFile, self).xWrite(data, offset))
+            self._disk.writing(
+                self._path, offset, len(data), lambda: super(_SimFile, self).xWrite(data, offset)
+            )
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         """Cut the file, if the disk lets it."""
@@ -235,9 +232,6 @@ class _SimVfs(apsw.VFS):
     def __init__(self) -> None:
         self._base = checksum_vfs() or ""
         super().__init__(VFS, base=self._base)
-
-    def excepthook(self, kind: type[BaseException], problem: BaseException, trace: object) -> None:
-        """Keep quiet, as its files do."""
 
     def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
         """Open a file."""
