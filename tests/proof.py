@@ -15,7 +15,7 @@ TWO_SIZES = pytest.mark.parametrize(
 
 
 def count(what: str, many: int, replay: str = "") -> None:
-    """Add to a figure of `make proof`: so many cases of one kind were tried, and nothing was wrong with them."""
+    """Add to a figure of `make proof`: so many cases of one kind were tried, and nothing was wrong."""
     counts = os.environ.get("DULY_PROOF_COUNTS")
     if counts:
         with Path(counts).open("a") as file:

@@ -59,8 +59,8 @@ class SqliteWriter:
             file.made()
             self.n = self._bring_up_to_date()
         except BaseException:
-            # A last connection that closes moves the log into the database and removes it; then the next start
-            # would miss what the note beside the file says of it.
+            # The last connection that closes moves the log into the database and removes it; then the next
+            # start would miss what the note beside the file says of it.
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
             raise

@@ -1,7 +1,7 @@
 """The production SQLite ledger on a simulated disk, in virtual time.
 
-Journal, rows in memory, tables and recovery are the production code. There are no threads: what its writer and
-its reader do takes a moment of virtual time, in which the process may die.
+Journal, rows in memory, tables and recovery are the production code. There are no threads: what its writer
+and its reader do takes a moment of virtual time, in which the process may die.
 """
 
 from __future__ import annotations
@@ -286,8 +286,8 @@ def contents(files: SectorDisk) -> Disk:
 
 def _read(db: apsw.Connection, disk: Disk) -> None:
     for row in db.execute(
-        "SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at "
-        "FROM messages"
+        "SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, "
+        "moved_at FROM messages"
     ):
         record: Record = rows.record_of(row)
         disk.messages[record.message.key] = record

@@ -2,8 +2,8 @@
 
 SQLite reads and writes real files, through a VFS that remembers of every sector what it was when it was last
 flushed. When the power fails, each sector that was written since is either what was written or what it was.
-A flush may fail: then some sectors are never written, though they can be read and later flushes succeed, as on
-Linux. A write may fail, or be the last one before the process dies.
+A flush may fail: then some sectors are never written, though they can be read and later flushes succeed, as
+on Linux. A write may fail, or be the last one before the process dies.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class _Written:
 
 
 class SectorDisk:
-    """The files of one process. `fault(moment)` is asked at every write and flush, and says 'crash', 'fail' or
-    ''; `died` is called when a crash has been taken."""
+    """The files of one process. `fault(moment)` is asked at every write and flush, and says 'crash', 'fail'
+    or ''; `died` is called when a crash has been taken."""
 
     def __init__(self, root: Path, seed: str, fault: Callable[[str], str], died: Callable[[], None]) -> None:
         self._root = root
@@ -112,7 +112,7 @@ class SectorDisk:
         _disks[str(self._folder)] = self
 
     def die(self, *, power: bool = True) -> None:
-        """End a life: what comes after finds what the disk kept. Without a loss of power that is all of it."""
+        """End a life: the next one finds what the disk kept. Without a loss of power that is all of it."""
         if self.dead:
             return
         self.dead = True
