@@ -14,7 +14,7 @@ from duly.clients.chat_positions import ChatPositions
 from duly.core import operations as w
 from duly.runtime.engine import Engine
 from duly.storage.interpreter import Interpreter
-from duly.wire.outgoing import encode
+from duly.wire.outgoing import ServerAck, encode
 from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
@@ -103,12 +103,9 @@ def acknowledged_before_stored(patch: Patch) -> None:
 
     async def hasty(self: Application, session: Any, who: Any, frame: Any) -> bool:
         if frame.type in conversations.LINES and frame.seq_id:
-            from duly.wire import frames
-            from duly.wire.frames import Frame
-
             conv = frame.to if frame.to.startswith("#") else conversations.direct(who.name, frame.to)
             last = (await self._ledger.extent(conversations.stream(conv))).last
-            session.push(frames.encode(Frame("server_ack", frame.seq_id, code=0, conv=conv, n=last + 1)))
+            session.push(ServerAck(frame.seq_id, 0, conv=conv, n=last + 1))
         said = receive(self, session, who, frame)
         return said if isinstance(said, bool) else await said
 

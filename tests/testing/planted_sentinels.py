@@ -36,7 +36,7 @@ def queue_in_memory(patch: Patch) -> None:
     patch.setattr(Monitor, "restore", forgetful)
 
 
-@breaks("held_back")
+@breaks("corrected")
 def limits_in_memory(patch: Patch) -> None:
     """Debounce, limit and cooldown begin anew at every start."""
     patch.setattr(MonitoredDevices, "remember", lambda self, bucket: None)

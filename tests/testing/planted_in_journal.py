@@ -1,0 +1,208 @@
+"""Bugs to plant in the journal of a SQLite ledger, its rows in memory, its tables and its recovery. The
+checkers must find every one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import pytest
+
+from duly.storage.sql import rows
+from duly.storage.sqlite import cached_rows, journal
+from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
+from duly.storage.sqlite.file import LedgerFile
+from duly.storage.sqlite.flushes import Flushes
+from duly.storage.sqlite.journal import PendingChanges
+from duly.storage.sqlite.tables import Statement, TableChanges
+from duly.storage.sqlite.writer import SqliteWriter
+from tests.testing.planting import breaks, planted
+
+Patch = pytest.MonkeyPatch
+
+
+@breaks("stored")
+def tables_before_journal(patch: Patch) -> None:
+    """A flush writes the tables, which are not flushed by themselves, and no row of the journal."""
+
+    def add(self: SqliteWriter, bodies: Sequence[bytes]) -> None:
+        changes = journal.changes_in(enumerate(bodies))
+        self.write_tables(list(TableChanges(changes).statements()), self.n)
+
+    patch.setattr(SqliteWriter, "add_to_journal", add)
+
+
+@breaks("stored")
+def acknowledged_before_flush(patch: Patch) -> None:
+    """A flush writes its row and does not wait until it is on the disk."""
+    add = SqliteWriter.add_to_journal
+
+    def hasty(self: SqliteWriter, bodies: Sequence[bytes]) -> None:
+        self._run("PRAGMA synchronous = NORMAL")
+        try:
+            add(self, bodies)
+        finally:
+            self._run("PRAGMA synchronous = FULL")
+
+    patch.setattr(SqliteWriter, "add_to_journal", hasty)
+
+
+@breaks("stored")
+def journal_cut_too_early(patch: Patch) -> None:
+    """The journal is cut in a transaction of its own, before the tables hold what it held."""
+    write = SqliteWriter.write_tables
+
+    def early(self: SqliteWriter, statements: Iterable[Statement], through: int) -> None:
+        self._run(self._sql["cut_journal"], (through,))
+        write(self, statements, through)
+
+    patch.setattr(SqliteWriter, "write_tables", early)
+
+
+@breaks("caught_up")
+def journal_never_cut(patch: Patch) -> None:
+    """The journal keeps what the tables hold, and grows for ever."""
+    write = SqliteWriter.write_tables
+    patch.setattr(SqliteWriter, "write_tables", lambda self, statements, through: write(self, statements, 0))
+
+
+@breaks("sound")
+def a_row_applied_twice(patch: Patch) -> None:
+    """The last row stays in the journal when it is brought into the tables, and a restart applies it again,
+    over what came later."""
+    write = SqliteWriter.write_tables
+    patch.setattr(
+        SqliteWriter, "write_tables", lambda self, statements, through: write(self, statements, through - 1)
+    )
+
+
+@breaks("stored")
+def recovery_skips_the_journal(patch: Patch) -> None:
+    """A restart serves what the tables hold, and cuts off the rest."""
+
+    def skip(self: SqliteWriter) -> int:
+        self.write_tables([], 1 << 40)
+        return 0
+
+    patch.setattr(SqliteWriter, "_bring_up_to_date", skip)
+
+
+@breaks("stored")
+def stale_rows_after_a_failed_flush(patch: Patch) -> None:
+    """A flush has failed, and memory goes on with what it did."""
+    write = Flushes._write
+
+    def forgiving(self: Flushes, bodies: list[bytes], through: Callable[[Exception | None], None]) -> None:
+        def done(problem: Exception | None) -> None:
+            self._tainted = False
+            through(problem)
+
+        write(self, bodies, done)
+
+    patch.setattr(Flushes, "_write", forgiving)
+
+
+@breaks("stored")
+def a_failed_flush_is_swallowed(patch: Patch) -> None:
+    """The disk says that a flush has failed, and its callers are told that all is well."""
+    write = Flushes._write
+    patch.setattr(
+        Flushes, "_write", lambda self, bodies, through: write(self, bodies, lambda problem: through(None))
+    )
+
+
+@breaks("stored")
+def what_failed_to_follow_is_forgotten(patch: Patch) -> None:
+    """The tables cannot be brought up to date once, and the next time only what is new is brought in."""
+
+    def forget(self: PendingChanges) -> None:
+        self._applying = []
+
+    patch.setattr(PendingChanges, "not_applied", forget)
+
+
+@breaks("stored")
+def answered_while_in_flight(patch: Patch) -> None:
+    """A repeat is told of a message whose flush is still under way."""
+
+    def recall(self: Flushes, key: bytes, now: int) -> CachedMessage | None:
+        found = self.rows.messages.get(key)
+        return None if found is None or found.row[4] <= now else found
+
+    patch.setattr(Flushes, "recall", recall)
+
+
+@breaks("torn_refused")
+def a_torn_row_is_accepted(patch: Patch) -> None:
+    """The checksum of a row of the journal is not looked at."""
+
+    def changes_in(found: Iterable[tuple[int, bytes]]) -> list[journal.Change]:
+        changes: list[journal.Change] = []
+        for _, body in found:
+            try:
+                changes += journal._decode(body[journal._HEAD :])
+            except msgspec.DecodeError:
+                break
+        return changes
+
+    patch.setattr(journal, "changes_in", changes_in)
+
+
+@breaks("admitted_once")
+def what_is_forgotten_is_surely_new(patch: Patch) -> None:
+    """Memory forgets a message that the tables have, and takes its id for one that was never stored."""
+    forget = CachedRows.forget
+
+    def careless(self: CachedRows) -> None:
+        top = self._top
+        forget(self)
+        self._top = top
+
+    patch.setattr(CachedRows, "forget", careless)
+
+
+@breaks("stored")
+def memory_forgets_what_only_it_knows(patch: Patch) -> None:
+    """Rows are forgotten while the tables do not hold them as they stand."""
+    half = cached_rows._forget_half
+    patch.setattr(cached_rows, "_forget_half", lambda known, kept: half(known, ()))
+
+
+@breaks("admitted_once")
+def a_prune_leaves_memory_as_it_was(patch: Patch) -> None:
+    """A transaction on the tables has changed what memory holds, and memory is not read again."""
+    patch.setattr(Flushes, "_read_anew", lambda self: setattr(self, "_tainted", False))
+
+
+@breaks("sound_disk")
+def an_old_note_asks_for_a_new_log(patch: Patch) -> None:
+    """The note that the log was moved into the database is not flushed; after a loss of power the log is
+    missed."""
+
+    def settled(self: LedgerFile) -> None:
+        if self.problem is None:
+            self._write_note(msgspec.structs.replace(self._note, salt="", frames=0))
+
+    patch.setattr(LedgerFile, "settled", settled)
+
+
+@breaks("settled")
+def a_move_is_lost_in_the_fold(patch: Patch) -> None:
+    """Many changes are brought into the tables at once, and of a message that is new only its first state."""
+    statements = TableChanges._message_statements
+
+    def first(self: TableChanges) -> Iterator[Statement]:
+        for key, row in self.messages.items():
+            self.states[key] = (rows.STATE_NUMBERS[rows.State.ACCEPTED], row[5], None)
+        yield from statements(self)
+
+    patch.setattr(TableChanges, "_message_statements", first)
+
+
+PLANTED = planted(
+    tables_before_journal, acknowledged_before_flush, journal_cut_too_early,
+    journal_never_cut, a_row_applied_twice, recovery_skips_the_journal, stale_rows_after_a_failed_flush,
+    a_failed_flush_is_swallowed, what_failed_to_follow_is_forgotten, answered_while_in_flight,
+    a_torn_row_is_accepted, what_is_forgotten_is_surely_new, memory_forgets_what_only_it_knows,
+    a_prune_leaves_memory_as_it_was, an_old_note_asks_for_a_new_log, a_move_is_lost_in_the_fold,
+)  # fmt: skip

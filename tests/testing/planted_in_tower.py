@@ -1,0 +1,55 @@
+"""Bugs to plant in the fanout of alerts. The checkers must find every one of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from duly.core.fanout.attempts import Attempts
+from duly.core.fanout.machine import Fanout
+from duly.core.fanout.recipient_queue import QueuedDelivery, Where
+from duly.core.steps import Todo
+from tests.testing.planting import breaks, planted
+
+Patch = pytest.MonkeyPatch
+
+
+def _unclaimed(self: Fanout, parcel: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
+    """Sends without claiming first."""
+    for item in parcel:
+        item.attempt += 1
+    return [self._carry(parcel, where[1])]
+
+
+def _no_doubt(self: Attempts, item: QueuedDelivery, now: int) -> list[Todo]:
+    """Takes what a crash cut off for not sent."""
+    item.leased = False
+    return self._again(item, "cut off", None, now, [])
+
+
+def _forgetful(self: Attempts, item: QueuedDelivery, *_: Any) -> list[Todo]:
+    """Loses what failed instead of trying it again."""
+    self._active.strike(item)
+    return []
+
+
+@breaks("told_once")
+def sent_without_a_claim(patch: Patch) -> None:
+    """An attempt is not noted before it is made, so a crash makes it again."""
+    patch.setattr(Fanout, "_launch", _unclaimed)
+
+
+@breaks("told_once")
+def cut_off_is_not_sent(patch: Patch) -> None:
+    """What a crash cut off counts as not sent."""
+    patch.setattr(Attempts, "cut_off", _no_doubt)
+
+
+@breaks("all_told")
+def what_failed_is_lost(patch: Patch) -> None:
+    """What failed once is not tried again."""
+    patch.setattr(Attempts, "_again", _forgetful)
+
+
+PLANTED = planted(sent_without_a_claim, cut_off_is_not_sent, what_failed_is_lost)
