@@ -71,7 +71,7 @@ async def press(folder: Path, library: Path, losses: int, seed: str, bug: str = 
                 await asyncio.sleep(rng.uniform(0.5, 2) if bug else rng.uniform(0.02, 0.4))
                 await powered.lose_power(rng)
                 assert [one.trouble for one in remotes] == [[], []]
-        await judge(hub, [*devices], remotes)
+        await judge(hub, [*devices], remotes, ledger=folder / "hub" / "ledger.db")
     finally:
         await hub.kill()
     return powered.power

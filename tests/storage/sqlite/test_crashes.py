@@ -248,10 +248,14 @@ async def test_a_planted_bug_is_noticed(
     """By what is wrong in the end, and not by whatever goes wrong on the way."""
     plant(monkeypatch)
     with pytest.raises(error):
-        for seed in range(6):
-            folder = tmp_path / str(seed)
-            folder.mkdir()
-            await check(await run(folder / "app.db", folder, seed, monkeypatch))
+        await crash_again_and_again(tmp_path, monkeypatch)
+
+
+async def crash_again_and_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in range(6):
+        one = folder / str(seed)
+        one.mkdir()
+        await check(await run(one / "app.db", one, seed, monkeypatch))
 
 
 # ── what cannot be read ──────────────────────────────────────────────────────────────────────────

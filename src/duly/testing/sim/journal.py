@@ -19,7 +19,7 @@ import apsw
 from duly.errors import LedgerDamaged, LedgerError
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.journal_ledger import (
-    InDoubt,
+    UnsettledFlush,
     JournalLedger,
     accepts_torn_row,
     contents,
@@ -48,7 +48,7 @@ class JournalProcess(SimProcess):
             world.root / name, f"{world.plan.seed} {name}", lambda what: world.fault(self, what),
             lambda: self._loop.call_soon(self.crash),
         )  # fmt: skip
-        self.doubt = InDoubt(partial(world.committed, self))
+        self.doubt = UnsettledFlush(partial(world.committed, self))
         self._loop = asyncio.get_running_loop()
 
     def open_ledger(self) -> JournalLedger:

@@ -166,7 +166,7 @@ class _FewRows(CachedRows):
 
 class _SimFlushes(Flushes):
     cached_rows = _FewRows
-    doubt: InDoubt
+    doubt: UnsettledFlush
 
     def _carry_out(self, batches: Sequence[CommitBatch]) -> list[bytes]:
         bodies = super()._carry_out(batches)
@@ -174,7 +174,7 @@ class _SimFlushes(Flushes):
         return bodies
 
 
-class InDoubt:
+class UnsettledFlush:
     """The newest flush of a process, from when it is carried out until it is known to be on the disk. It may
     be there without anyone knowing: the next life of the process finds it."""
 
@@ -215,7 +215,7 @@ class JournalLedger(SqliteLedger):
     def __init__(
         self, clock: Clock, files: SectorDisk, worker: str,
         fault: Callable[[str], str], crash: Callable[[], None],
-        doubt: InDoubt,
+        doubt: UnsettledFlush,
     ) -> None:  # fmt: skip
         files.begin()
         super().__init__(files.path, clock, hot=64, readonly=False)
