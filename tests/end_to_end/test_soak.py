@@ -1,6 +1,7 @@
 """A hub under load for long: its memory, descriptors, threads and journal stay as they are.
 
-`DULY_SOAK_SECONDS` says how long. The first third is a warm-up; then the last third is compared with the second.
+`DULY_SOAK_SECONDS` says how long. The first third is a warm-up; then the last third is compared with the
+second.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from tests.servers import GUARD
 
 SECONDS = float(os.environ.get("DULY_SOAK_SECONDS", "20"))
 SAMPLES = 60
-SLACK = 8 << 20
-"""Bytes by which a heap may differ without growing."""
+SLACK = 16 << 20
+"""Bytes by which the memory may grow: the rows that are kept in it have a limit, which a short soak does not
+reach."""
 DEVICES = ("lock", "lamp")
 
 

@@ -19,8 +19,8 @@ import apsw
 from duly.errors import LedgerDamaged, LedgerError
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.journal_ledger import (
-    UnsettledFlush,
     JournalLedger,
+    UnsettledFlush,
     accepts_torn_row,
     contents,
     left_in_journal,
@@ -74,11 +74,12 @@ class JournalProcess(SimProcess):
                 await super()._prune()
 
     def examine(self) -> None:
+        self.left = 0
         try:
             self.disk = contents(self.files)
+            self.left = left_in_journal(self.files)
         except apsw.Error as problem:  # what is in the journal does not fit what is in the tables
             self.world.bugs.append(problem)
-        self.left = left_in_journal(self.files)
 
     def erase(self) -> None:
         super().erase()

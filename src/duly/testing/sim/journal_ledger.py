@@ -270,7 +270,7 @@ _NOWHERE: Final = Disk()
 def contents(files: SectorDisk) -> Disk:
     """Return what is on a disk, as a reader of the file sees it."""
     disk = Disk()
-    if not files.path.exists() or not files.path.stat().st_size:
+    if not _is_made(files.path):
         return disk
     db = LedgerFile(files.path).connect(readonly=True)
     try:
@@ -306,9 +306,14 @@ def _read(db: apsw.Connection, disk: Disk) -> None:
     disk.floor = TableReader(db).floor()
 
 
+def _is_made(path: Path) -> bool:
+    """Whether there is a ledger. While it is being made, SQLite has no write-ahead log, and rolls back."""
+    return path.exists() and path.stat().st_size > 0 and not path.with_name(path.name + "-journal").exists()
+
+
 def _last_row(path: Path) -> tuple[int, bytes] | None:
     """Return the last row of the journal in a file that no process uses."""
-    if not path.exists() or not path.stat().st_size:
+    if not _is_made(path):
         return None
     db = LedgerFile(path).connect(readonly=True)
     try:
@@ -322,6 +327,8 @@ def _last_row(path: Path) -> tuple[int, bytes] | None:
 
 def left_in_journal(files: SectorDisk) -> int:
     """Return how many rows of the journal are not in the tables."""
+    if not _is_made(files.path):
+        return 0
     db = LedgerFile(files.path).connect(readonly=True)
     try:
         return int(db.execute("SELECT count(*) FROM journal").get)
@@ -332,7 +339,7 @@ def left_in_journal(files: SectorDisk) -> int:
 def accepts_torn_row(files: SectorDisk, rng: Random) -> bool:
     """Tear the last row of the journal in a copy of the files, and say whether a start takes it for sound."""
     found = files.path
-    if not found.exists() or not found.stat().st_size:
+    if not _is_made(found):
         return False
     with TemporaryDirectory(dir=found.parent.parent) as folder:
         path = Path(folder) / found.name
