@@ -36,7 +36,7 @@ ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
         "messages meanwhile: lost 0, double 0, wrong answer 0, unsettled 0",
         "其间的消息：丢失 0、重复 0、错误应答 0、未决 0",
     ),
-    ("power", "power losses", "losses of power under a hub", "hub 断电次数"),
+    ("power", "power losses", "losses of power under a hub", "中枢断电次数"),
     (
         "power",
         "messages under faults",

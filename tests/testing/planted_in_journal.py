@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 import pytest
 
+from duly.core.lifecycle import State
 from duly.storage.sql import rows
 from duly.storage.sqlite import cached_rows, journal
 from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
@@ -193,7 +194,7 @@ def a_move_is_lost_in_the_fold(patch: Patch) -> None:
 
     def first(self: TableChanges) -> Iterator[Statement]:
         for key, row in self.messages.items():
-            self.states[key] = (rows.STATE_NUMBERS[rows.State.ACCEPTED], row[5], None)
+            self.states[key] = (rows.STATE_NUMBERS[State.ACCEPTED], row[5], None)
         yield from statements(self)
 
     patch.setattr(TableChanges, "_message_statements", first)

@@ -46,10 +46,13 @@ class JournalProcess(SimProcess):
         super().__init__(world, name, skew)
         self.files = SectorDisk(
             world.root / name, f"{world.plan.seed} {name}", lambda what: world.fault(self, what),
-            lambda: self._loop.call_soon(self.crash),
+            self._die_soon,
         )  # fmt: skip
         self.doubt = UnsettledFlush(partial(world.committed, self))
         self._loop = asyncio.get_running_loop()
+
+    def _die_soon(self) -> None:
+        self._loop.call_soon(self.crash)
 
     def open_ledger(self) -> JournalLedger:
         world = self.world

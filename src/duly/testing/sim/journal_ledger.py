@@ -319,8 +319,8 @@ def _last_row(path: Path) -> tuple[int, bytes] | None:
     try:
         if not db.table_exists("main", "journal"):
             return None
-        found = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
-        return found[0] if found else None
+        found: list[Any] = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
+        return (found[0][0], found[0][1]) if found else None
     finally:
         db.close()
 
@@ -366,7 +366,7 @@ def _tear_last_row(path: Path, rng: Random) -> bool:
     try:
         if not db.table_exists("main", "journal"):
             return False
-        last = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
+        last: list[Any] = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
         if not last:
             return False
         n, body = last[0]
