@@ -22,7 +22,7 @@ from tests.testing.planting import breaks, planted
 Patch = pytest.MonkeyPatch
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def tables_before_journal(patch: Patch) -> None:
     """A flush writes the tables, which are not flushed by themselves, and no row of the journal."""
 
@@ -33,7 +33,7 @@ def tables_before_journal(patch: Patch) -> None:
     patch.setattr(SqliteWriter, "add_to_journal", add)
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def acknowledged_before_flush(patch: Patch) -> None:
     """A flush writes its row and does not wait until it is on the disk."""
     add = SqliteWriter.add_to_journal
@@ -48,7 +48,7 @@ def acknowledged_before_flush(patch: Patch) -> None:
     patch.setattr(SqliteWriter, "add_to_journal", hasty)
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def journal_cut_too_early(patch: Patch) -> None:
     """The journal is cut in a transaction of its own, before the tables hold what it held."""
     write = SqliteWriter.write_tables
@@ -77,7 +77,7 @@ def a_row_applied_twice(patch: Patch) -> None:
     )
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def recovery_skips_the_journal(patch: Patch) -> None:
     """A restart serves what the tables hold, and cuts off the rest."""
 
@@ -88,7 +88,7 @@ def recovery_skips_the_journal(patch: Patch) -> None:
     patch.setattr(SqliteWriter, "_bring_up_to_date", skip)
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def stale_rows_after_a_failed_flush(patch: Patch) -> None:
     """A flush has failed, and memory goes on with what it did."""
     write = Flushes._write
@@ -103,7 +103,7 @@ def stale_rows_after_a_failed_flush(patch: Patch) -> None:
     patch.setattr(Flushes, "_write", forgiving)
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def a_failed_flush_is_swallowed(patch: Patch) -> None:
     """The disk says that a flush has failed, and its callers are told that all is well."""
     write = Flushes._write
@@ -112,7 +112,7 @@ def a_failed_flush_is_swallowed(patch: Patch) -> None:
     )
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def what_failed_to_follow_is_forgotten(patch: Patch) -> None:
     """The tables cannot be brought up to date once, and the next time only what is new is brought in."""
 
@@ -122,7 +122,7 @@ def what_failed_to_follow_is_forgotten(patch: Patch) -> None:
     patch.setattr(PendingChanges, "not_applied", forget)
 
 
-@breaks("stored")
+@breaks("stored_at_restart")
 def answered_while_in_flight(patch: Patch) -> None:
     """A repeat is told of a message whose flush is still under way."""
 
@@ -162,7 +162,7 @@ def what_is_forgotten_is_surely_new(patch: Patch) -> None:
     patch.setattr(CachedRows, "forget", careless)
 
 
-@breaks("stored")
+@breaks("admitted_once")
 def memory_forgets_what_only_it_knows(patch: Patch) -> None:
     """Rows are forgotten while the tables do not hold them as they stand."""
     half = cached_rows._forget_half

@@ -68,8 +68,15 @@ class JournalProcess(SimProcess):
         if self.world.faulty and self.world.rng.random() < TORN:
             self.world.torn += accepts_torn_row(self.files, self.world.rng)
         self.doubt.find(self.files)
+        self._look_for_promises()
         ledger.begin()
         await super().begin()
+
+    def _look_for_promises(self) -> None:
+        """Note which messages this process has acknowledged as stored, and does not find."""
+        found = contents(self.files).messages
+        promised = self.world.log.promised.get(self.name, {})
+        self.world.lost += [(self.name, key) for key in promised if key not in found]
 
     async def _prune(self) -> None:
         while True:
@@ -112,6 +119,8 @@ class JournalWorld(World):
         super().__init__(plan)
         self.damaged: list[str] = []
         """processes that took their ledger for damaged, though the disk has only lost power"""
+        self.lost: list[tuple[str, bytes]] = []
+        """messages that a process has acknowledged as stored, and did not find when it started again"""
         self.torn: int = 0
         """how often a torn row of the journal was taken for a sound one"""
 
@@ -154,6 +163,14 @@ def _not_of_disks(kind: type[BaseException], problem: BaseException, trace: Trac
         sys.__excepthook__(kind, problem, trace)
 
 
+def stored_at_restart(world: World) -> Iterator[Finding]:
+    """[P1] What a process has acknowledged as stored is on its disk whenever it starts again."""
+    assert isinstance(world, JournalWorld)
+    for name, key in world.lost:
+        if key in world.log.wanted:
+            yield f"{name} said it was stored, and did not find it at its next start", key
+
+
 def sound_disk(world: World) -> Iterator[Finding]:
     """[P1] A disk that loses power is never taken for damaged: what was flushed is enough to go on."""
     assert isinstance(world, JournalWorld)
@@ -176,4 +193,4 @@ def caught_up(world: World) -> Iterator[Finding]:
             yield f"{node.left} rows of the journal of {name} are not in its tables", b""
 
 
-JOURNAL_CHECKERS: Final = (*CHECKERS, sound_disk, torn_refused, caught_up)
+JOURNAL_CHECKERS: Final = (*CHECKERS, stored_at_restart, sound_disk, torn_refused, caught_up)

@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from shutil import copyfile
 from tempfile import TemporaryDirectory
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Final, ParamSpec, TypeVar, cast
 
 import apsw
 
@@ -35,14 +35,12 @@ from duly.storage.sqlite.overlay import JournalOverlay
 from duly.storage.sqlite.session import SqliteSession
 from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
-from duly.testing.sim.sectors import SectorDisk, SectorFile
+from duly.testing.sim.sectors import MOMENT, SectorDisk, SectorFile
 
 P = ParamSpec("P")
 T = TypeVar("T")
 Job = tuple[Callable[[], None], Callable[[Exception | None], None]]
 
-MOMENT: Final = 0.0005
-"""Seconds that a job takes."""
 PAGES: Final = 24
 """Pages in the write-ahead log after which it is moved into the database: few, so that it often is."""
 
@@ -71,7 +69,7 @@ class SimWriter(SqliteWriter):
         self._busy = False
         self._disk = disk
         self._after = after
-        self.session: SimSession | None = None
+        self.session: InlineSession | None = None
         super().__init__(file)
 
     def _begin(self) -> None:
@@ -88,7 +86,7 @@ class SimWriter(SqliteWriter):
     def _go_on(self) -> None:
         if self._jobs and not self._busy:
             self._busy = True
-            asyncio.get_running_loop().call_later(MOMENT, self._next)
+            asyncio.get_running_loop().call_later(self._disk.takes(), self._next)
 
     def _next(self) -> None:
         if self._disk.dead:
@@ -122,7 +120,7 @@ class SimWriter(SqliteWriter):
             self.db.close()
 
 
-class SimSession(SqliteSession):
+class InlineSession(SqliteSession):
     """The production transaction without its thread."""
 
     def __init__(self) -> None:
@@ -140,7 +138,7 @@ class SimSession(SqliteSession):
             self._writer = writer
             writer.session = self
 
-    async def _call(self, verb: str, *args: Any) -> Any:
+    async def _call(self, verb: str, *args: object) -> object:
         if self._over or self._writer is None:
             raise ProgramError("this transaction has ended; open a new one")
         await asyncio.sleep(MOMENT)
@@ -207,7 +205,7 @@ class UnsettledFlush:
 class JournalLedger(SqliteLedger):
     """A SQLite ledger of a process that may die at every write."""
 
-    session = SimSession
+    session = InlineSession
     confirm = 60 * SECOND
     """the horizon of simulated worlds is minutes"""
     hangs_until = 0.0
@@ -250,6 +248,7 @@ class JournalLedger(SqliteLedger):
 
     @dead.setter
     def dead(self, _: bool) -> None:
+        """End it with its process: the disk keeps what it keeps, and connections are closed."""
         self._files.die()
         if self._flushes is not None:
             if self._flushes._timer is not None:
@@ -319,10 +318,14 @@ def _last_row(path: Path) -> tuple[int, bytes] | None:
     try:
         if not db.table_exists("main", "journal"):
             return None
-        found: list[Any] = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
-        return (found[0][0], found[0][1]) if found else None
+        return _newest(db)
     finally:
         db.close()
+
+
+def _newest(db: apsw.Connection) -> tuple[int, bytes] | None:
+    found = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
+    return cast("tuple[int, bytes]", found[0]) if found else None
 
 
 def left_in_journal(files: SectorDisk) -> int:
@@ -366,10 +369,10 @@ def _tear_last_row(path: Path, rng: Random) -> bool:
     try:
         if not db.table_exists("main", "journal"):
             return False
-        last: list[Any] = db.execute("SELECT n, body FROM journal ORDER BY n DESC LIMIT 1").fetchall()
-        if not last:
+        last = _newest(db)
+        if last is None:
             return False
-        n, body = last[0]
+        n, body = last
         at = rng.randrange(1, len(body))
         torn = body[:at] + bytes((body[at] ^ 1 << rng.randrange(8),)) + body[at + 1 :]
         db.execute("UPDATE journal SET body = ? WHERE n = ?", (torn, n))

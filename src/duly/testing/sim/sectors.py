@@ -23,6 +23,11 @@ from duly.storage.sqlite.file import LedgerFile, checksum_vfs
 
 SECTOR: Final = 512
 NAME: Final = "store.db"
+MOMENT: Final = 0.0005
+SLOW: Final = 0.15
+"""How often a disk is slow."""
+SLOWEST: Final = 0.3
+"""Seconds."""
 VFS: Final = "duly-sim"
 
 _disks: Final[dict[str, SectorDisk]] = {}
@@ -135,6 +140,10 @@ class SectorDisk:
         self._files.clear()
         before, self._folder = self._folder, left
         rmtree(before)
+
+    def takes(self) -> float:
+        """How many seconds the next job takes: some take long, and much comes meanwhile."""
+        return self._rng.uniform(0, SLOWEST) if self._rng.random() < SLOW else MOMENT
 
     def erase(self) -> None:
         """Lose everything: the next life begins with nothing."""
