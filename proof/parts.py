@@ -63,7 +63,11 @@ def parts(*, short: bool) -> list[Part]:
         Part("simulation", ("runs", "violations"), tuple(_simulation(150 if short else 5_000))),
         Part("planted", ("planted bugs",), (_planted(short=short),)),
         Part("kills", ("kills", "messages under faults"), tuple(_kills(short=short))),
-        Part("power", ("power losses", "messages under faults"), tuple(_power(2 if short else 50))),
+        Part(
+            "power",
+            ("power losses", "messages under faults"),
+            tuple(_power(1, 5) if short else _power(20, 25)),
+        ),
         Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
         Part("soak", ("soaked seconds",), (_soak(20 if short else 1_800),)),
         Part("others", (), tuple(_others(short=short))),
@@ -104,11 +108,11 @@ def _kills(*, short: bool) -> Iterator[Step]:
     yield _pytest("tasks", KILLS[4], DULY_CHAOS="10000")
 
 
-def _power(times: int) -> Iterator[Step]:
-    for seed in range(max(1, times // 5)):
-        losses = str(10 if times >= 5 else 5)
-        env = {"DULY_POWER_LOSSES": losses, "DULY_POWER_SEED": str(seed)}
-        yield _pytest(f"seed {seed}", "tests/end_to_end/test_power_loss.py", **env)
+def _power(times: int, losses: int) -> Iterator[Step]:
+    yield _pytest("a hub without flushes", "tests/end_to_end/test_power_loss.py", "-k", "not_flush")
+    for seed in range(times):
+        env = {"DULY_POWER_LOSSES": str(losses), "DULY_POWER_SEED": str(seed)}
+        yield _pytest(f"seed {seed}", "tests/end_to_end/test_power_loss.py", "-k", "survives", **env)
 
 
 def _hostile(*, short: bool) -> Iterator[Step]:
