@@ -59,6 +59,7 @@ class Part(Struct, frozen=True):
 
 def parts(*, short: bool) -> list[Part]:
     """Return all parts, in the order in which they are run."""
+    power = _power(1, 5) if short else _power(20, 25)
     return [
         Part("simulation", ("runs", "violations"), tuple(_simulation(150 if short else 5_000))),
         Part("planted", ("planted bugs",), (_planted(short=short),)),
@@ -66,7 +67,7 @@ def parts(*, short: bool) -> list[Part]:
         Part(
             "power",
             ("power losses", "messages under faults"),
-            tuple(_power(1, 5) if short else _power(20, 25)),
+            tuple(power),
         ),
         Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
         Part("soak", ("soaked seconds",), (_soak(20 if short else 1_800),)),
