@@ -88,7 +88,7 @@ def recovery_skips_the_journal(patch: Patch) -> None:
     patch.setattr(SqliteWriter, "_bring_up_to_date", skip)
 
 
-@breaks("stored_at_restart")
+@breaks("settled")
 def stale_rows_after_a_failed_flush(patch: Patch) -> None:
     """A flush has failed, and memory goes on with what it did."""
     write = Flushes._write
@@ -103,7 +103,7 @@ def stale_rows_after_a_failed_flush(patch: Patch) -> None:
     patch.setattr(Flushes, "_write", forgiving)
 
 
-@breaks("stored_at_restart")
+@breaks("settled")
 def a_failed_flush_is_swallowed(patch: Patch) -> None:
     """The disk says that a flush has failed, and its callers are told that all is well."""
     write = Flushes._write
