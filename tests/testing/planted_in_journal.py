@@ -10,8 +10,8 @@ import pytest
 
 from duly.core.lifecycle import State
 from duly.storage.sql import rows
-from duly.storage.sqlite import cached_rows, journal
-from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
+from duly.storage.sqlite import journal
+from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.file import LedgerFile
 from duly.storage.sqlite.flushes import Flushes
 from duly.storage.sqlite.journal import PendingChanges
@@ -122,17 +122,6 @@ def what_failed_to_follow_is_forgotten(patch: Patch) -> None:
     patch.setattr(PendingChanges, "not_applied", forget)
 
 
-@breaks("stored_at_restart")
-def answered_while_in_flight(patch: Patch) -> None:
-    """A repeat is told of a message whose flush is still under way."""
-
-    def recall(self: Flushes, key: bytes, now: int) -> CachedMessage | None:
-        found = self.rows.messages.get(key)
-        return None if found is None or found.row[4] <= now else found
-
-    patch.setattr(Flushes, "recall", recall)
-
-
 @breaks("torn_refused")
 def a_torn_row_is_accepted(patch: Patch) -> None:
     """The checksum of a row of the journal is not looked at."""
@@ -160,13 +149,6 @@ def what_is_forgotten_is_surely_new(patch: Patch) -> None:
         self._top = top
 
     patch.setattr(CachedRows, "forget", careless)
-
-
-@breaks("admitted_once")
-def memory_forgets_what_only_it_knows(patch: Patch) -> None:
-    """Rows are forgotten while the tables do not hold them as they stand."""
-    half = cached_rows._forget_half
-    patch.setattr(cached_rows, "_forget_half", lambda known, kept: half(known, ()))
 
 
 @breaks("admitted_once")
@@ -203,7 +185,7 @@ def a_move_is_lost_in_the_fold(patch: Patch) -> None:
 PLANTED = planted(
     tables_before_journal, acknowledged_before_flush, journal_cut_too_early,
     journal_never_cut, a_row_applied_twice, recovery_skips_the_journal, stale_rows_after_a_failed_flush,
-    a_failed_flush_is_swallowed, what_failed_to_follow_is_forgotten, answered_while_in_flight,
-    a_torn_row_is_accepted, what_is_forgotten_is_surely_new, memory_forgets_what_only_it_knows,
+    a_failed_flush_is_swallowed, what_failed_to_follow_is_forgotten,
+    a_torn_row_is_accepted, what_is_forgotten_is_surely_new,
     a_prune_leaves_memory_as_it_was, an_old_note_asks_for_a_new_log, a_move_is_lost_in_the_fold,
 )  # fmt: skip
