@@ -73,11 +73,11 @@ def path_of(size: str, part: str, step: str) -> Path:
 
 
 def kept(path: Path, at: str) -> StepResult | None:
-    """Return the result of a step, if it was run at this commit."""
+    """Return the result of a step, if it was run at this commit, and the tree is that commit."""
     if not path.exists():
         return None
     found = msgspec.json.decode(path.read_bytes(), type=StepResult)
-    return found if found.commit == at and not at.endswith("+") else None
+    return found if at and found.commit == at and not at.endswith("+") else None
 
 
 def keep(path: Path, result: StepResult) -> None:
