@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from shutil import rmtree
@@ -126,11 +126,10 @@ class JournalWorld(World):
 
     def run(self) -> None:
         self.root = Path(mkdtemp(prefix="duly-sim-", dir=MEMORY if MEMORY.is_dir() else None))
-        shown, sys.excepthook = sys.excepthook, _not_of_disks
         try:
-            super().run()
+            with _quiet_about_disks():
+                super().run()
         finally:
-            sys.excepthook = shown
             for node in self.nodes.values():
                 node.ledger.dead = True
             rmtree(self.root)
@@ -157,10 +156,24 @@ class JournalWorld(World):
             node.crash()
 
 
-def _not_of_disks(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
-    """Show what nothing has caught, but not the errors of disks that SQLite goes on with."""
-    if not isinstance(problem, apsw.Error):
-        sys.__excepthook__(kind, problem, trace)
+@contextmanager
+def _quiet_about_disks() -> Iterator[None]:
+    """Do not show errors of disks that SQLite goes on with: apsw shows them as what cannot be raised."""
+    shown, unraisable = sys.excepthook, sys.unraisablehook
+
+    def show(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:
+        if not isinstance(problem, apsw.Error):
+            shown(kind, problem, trace)
+
+    def show_unraisable(found: sys.UnraisableHookArgs) -> None:
+        if not isinstance(found.exc_value, apsw.Error):
+            unraisable(found)
+
+    sys.excepthook, sys.unraisablehook = show, show_unraisable
+    try:
+        yield
+    finally:
+        sys.excepthook, sys.unraisablehook = shown, unraisable
 
 
 def stored_at_restart(world: World) -> Iterator[Finding]:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from random import Random
-from shutil import copyfile, rmtree
+from shutil import copy, rmtree
 from typing import Final
 
 import apsw
@@ -74,7 +74,7 @@ class _Written:
 
     def leave(self, to: Path, rng: Random, lost: float) -> None:
         """Write what a power failure leaves of the file; a sector that was not flushed is lost by chance."""
-        copyfile(self.path, to)
+        copy(self.path, to)
         with to.open("r+b") as file:
             size = self.path.stat().st_size
             for sector in sorted(self.flushed):
@@ -131,10 +131,12 @@ class SectorDisk:
                 written.leave(left / name, rng, lost)
         for name in (NAME, f"{NAME}-wal"):
             if name not in self._files and (self._folder / name).exists():
-                copyfile(self._folder / name, left / name)
+                copy(self._folder / name, left / name)
         if self._note.exists():
             stale = self._noted and rng.random() < lost
-            (left / self._note.name).write_bytes(self._noted if stale else self._note.read_bytes())
+            copy(self._note, left)
+            if stale:
+                (left / self._note.name).write_bytes(self._noted)
         for written in self._files.values():
             written.close()
         self._files.clear()
