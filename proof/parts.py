@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from proof.hostile import KINDS
 
-SEEDS_AT_ONCE: Final = 250
+SEEDS_AT_ONCE: Final = 50
 HOSTILE_AT_ONCE: Final = 250_000
 PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m", "proof", "-n", "auto", "--dist", "worksteal")
 KILLS: Final = tuple(

@@ -68,11 +68,11 @@ class JournalProcess(SimProcess):
         if self.world.faulty and self.world.rng.random() < TORN:
             self.world.torn += accepts_torn_row(self.files, self.world.rng)
         self.doubt.find(self.files)
-        self._look_for_promises()
+        self._note_what_is_missing()
         ledger.begin()
         await super().begin()
 
-    def _look_for_promises(self) -> None:
+    def _note_what_is_missing(self) -> None:
         """Note which messages this process has acknowledged as stored, and does not find."""
         found = contents(self.files).messages
         promised = self.world.log.promised.get(self.name, {})
