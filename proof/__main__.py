@@ -3,7 +3,8 @@
 python -m proof [--short] [--only PART …] [--fresh] [--record] [--minutes N]
 
 A run that was stopped goes on at the step where it was, as long as the commit is the same; `--fresh` begins
-anew. `--record` publishes the counts of the parts that are complete and writes them into docs/reliability.md.
+anew. `--record` publishes the counts, of parts that were stopped as far as they came, and writes them into
+docs/reliability.md.
 `--minutes` stops before the next step when the time is up.
 """
 
@@ -50,9 +51,9 @@ def run(step: Step, at: str) -> StepResult:
 
 
 def prove(chosen: list[Part], size: str, *, fresh: bool, minutes: float) -> dict[str, PartResult]:
-    """Run what was not run yet; return the parts that are complete."""
+    """Run what was not run yet; return what each part has come to."""
     at, until = record.commit(), time.monotonic() + minutes * 60
-    complete: dict[str, PartResult] = {}
+    counted: dict[str, PartResult] = {}
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=sum(len(part.steps) for part in chosen))
@@ -68,15 +69,15 @@ def prove(chosen: list[Part], size: str, *, fresh: bool, minutes: float) -> dict
                 if result is not None:
                     found.append(result)
                 bar.advance(task)
-            if len(found) == len(part.steps):
-                complete[part.name] = record.summed(part, found)
-    return complete
+            if found:
+                counted[part.name] = record.summed(part, found)
+    return counted
 
 
-def show(complete: dict[str, PartResult]) -> None:
+def show(counted: dict[str, PartResult]) -> None:
     """Print what was counted."""
     table = Table("part", "counted", "seconds")
-    for part in complete.values():
+    for part in counted.values():
         said = ", ".join(f"{many:,} {what}" for what, many in part.counts.items())
         table.add_row(part.part, said, str(part.seconds))
     Console().print(table)
@@ -99,14 +100,14 @@ def main() -> None:
         )
     chosen = [part for part in every if not asked.only or part.name in asked.only]
     try:
-        complete = prove(chosen, "short" if asked.short else "long", fresh=asked.fresh, minutes=asked.minutes)
+        counted = prove(chosen, "short" if asked.short else "long", fresh=asked.fresh, minutes=asked.minutes)
     except StepFailed as problem:
         sys.exit(str(problem))
-    show(complete)
+    show(counted)
     if asked.record:
-        record.publish({name: part for name, part in complete.items() if part.counts})
+        record.publish({name: part for name, part in counted.items() if part.counts})
         document.write()
-    if any(part.counts.get("violations") for part in complete.values()):
+    if any(part.counts.get("violations") for part in counted.values()):
         sys.exit("a promise was broken; see 'duly sim --seed'")
 
 

@@ -46,8 +46,10 @@ def test_a_step_is_not_run_again_at_the_same_commit(out: Path, monkeypatch: pyte
     assert mark.read_text() == "xxx"
 
 
-def test_a_part_without_all_of_its_steps_is_not_published(out: Path) -> None:
+def test_a_part_that_was_stopped_counts_what_was_run(out: Path) -> None:
     assert prove([part_of(COUNT, COUNT)], "short", fresh=False, minutes=0) == {}
+    prove([part_of(COUNT)], "short", fresh=False, minutes=1)
+    assert prove([part_of(COUNT, COUNT)], "short", fresh=False, minutes=0)["some"].counts == {"cases": 7}
 
 
 def test_a_step_that_fails_says_how_to_replay_it(out: Path) -> None:
