@@ -67,18 +67,8 @@ compile: $(VENV)/.dev # the tests, once: otherwise all workers begin with it at 
 simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
 	$(BESIDE) $(BIN)/duly sim --seeds $(SEEDS)
 
-# Each program is an ordinary process here, imports and all: tests/fork_server.py.
-proof: export DULY_TEST_FORK := 0
-proof: $(VENV)/.dev servers ## what is long by nature: kills, chaos, all seeds (SHORT=1: minutes, not hours)
-	$(BIN)/duly sim --seeds $(if $(SHORT),150,5000)
-	$(BIN)/pytest $(PARALLEL) -m proof
-	$(BIN)/pytest $(PARALLEL) tests/test_cli.py $(if $(SHORT),$(addprefix tests/cli/test_,alerts.py readme.py send.py),tests/cli)
-ifndef SHORT
-	DULY_CHAOS=10000 $(BIN)/pytest -s -m proof tests/end_to_end/test_chaos.py
-	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_kills.py -k test_everything_dies
-	DULY_KILL_SECONDS=600 $(BIN)/pytest -m proof tests/end_to_end/test_hub_processes.py -k test_everything_dies
-	DULY_KILL_SECONDS=120 $(BIN)/pytest -m proof tests/end_to_end/test_chat_hub_processes.py
-endif
+proof: $(VENV)/.dev servers ## what is long by nature, counted: all seeds, kills, power losses (SHORT=1: minutes, not hours)
+	$(BIN)/python -m proof $(if $(SHORT),--short,--record) $(PROOF)
 
 chaos: export DULY_TEST_FORK := 0
 chaos: $(VENV)/.dev servers ## 10,000 tasks between two nodes, while everything is cut, repeated and killed
@@ -89,7 +79,7 @@ bench: $(VENV)/.bench ## measure, beside what people use instead
 	$(BIN)/python -m bench $(BENCH)
 
 clean: ## remove what was made
-	rm -rf $(VENV) bench/out .hypothesis .mypy_cache .ruff_cache
+	rm -rf $(VENV) bench/out proof/out .hypothesis .mypy_cache .ruff_cache
 
 .PHONY: help setup up servers test check lint types tests compile simulate proof chaos bench clean
 

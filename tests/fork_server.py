@@ -63,7 +63,7 @@ PLAIN: Final = {
     "gids": None, "uid": None, "umask": -1, "process_group": -1,
 }  # fmt: skip
 """The options of `Popen` that have to be as they are when nobody names them."""
-FROM_START: Final = ("PYTHON", "LC_", "LANG", "TZ")
+FROM_START: Final = ("PYTHON", "LC_", "LANG", "TZ", "LD_")
 """Variables that an interpreter reads when it starts: with others than the server's, it must be a new one."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,10 +30,15 @@ from duly.core.units import MS, SECOND
 from duly.server import hub
 from duly.server.policies import fanout_policy
 from duly.storage.sqlite.ledger import SqliteLedger
+from duly.storage.sqlite.writer import SqliteWriter
 
 RETRY = RetryPolicy.exponential(200 * MS, 2 * SECOND)
 HUB_EFFECTS = {"server_ack": "reply", "passing on": "transmit", "ack": "report"}
 """What a hub does for a command, and the method of `CommandEffects` that does it."""
+
+
+BUG = "TEST_BUG"
+"""The variable that names a bug to plant: `never flush` is a ledger that does not wait for its disk."""
 
 
 def around(*names: str) -> list[str]:
@@ -107,6 +112,17 @@ def wire(fuse: Fuse) -> None:
     Device._answer = deadly_say  # type: ignore[method-assign]  # a fuse
 
 
+def never_flush() -> None:
+    """Take every flush away from the journal: SQLite writes, and leaves the rest to the operating system."""
+    add = SqliteWriter.add_to_journal
+
+    def hasty(self: SqliteWriter, bodies: Sequence[bytes]) -> None:
+        self.db.execute("PRAGMA synchronous = OFF")
+        add(self, bodies)
+
+    SqliteWriter.add_to_journal = hasty  # type: ignore[method-assign]  # a bug
+
+
 def main() -> None:
     from duly.cli import main as duly
 
@@ -114,6 +130,8 @@ def main() -> None:
     # After five deaths over the same notification the next attempt would come in a minute or more.
     vars(hub)["fanout_policy"] = lambda settings: replace(fanout_policy(settings), retry=RETRY)
     point = sys.argv.pop(1)
+    if os.environ.get(BUG) == "never flush":
+        never_flush()
     if point:
         wire(Fuse(point))
     duly()

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import json
 import random
+import re
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -19,6 +21,7 @@ from typing import Protocol
 import aiohttp
 
 from tests.end_to_end.raw import Closed, Ids, Json, join
+from tests.proof import count
 from tests.servers import GUARD
 
 Key = tuple[str, str]
@@ -228,8 +231,11 @@ async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
         await asyncio.gather(*living, *pressing, return_exceptions=True)
 
 
-async def judge(hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0) -> None:
-    """`unknown`: of how many commands it may be so that nobody can tell."""
+async def judge(
+    hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0, ledger: Path | None = None
+) -> None:
+    """`unknown`: of how many commands it may be so that nobody can tell. `ledger`: the hub's file, which has
+    to say the same; it is read without any code of duly's."""
     did = [key for device in devices for key in device.did]
     effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
@@ -265,6 +271,48 @@ async def judge(hub: Server, devices: list[Doer], remotes: list[Remote], *, unkn
     # A device that has just started may still do what nobody could tell of; asking again causes nothing.
     assert set(since - effects) <= doubts.keys(), "done because it was asked for again"
     assert "Traceback" not in hub.errors, hub.errors
+    if ledger is not None:
+        compare(await dump(ledger), remotes)
+    count("messages under faults", sum(len(remote.ends) for remote in remotes))
+
+
+STATES = {10: "done", 11: "failed", 12: "expired", 13: "superseded", 14: "cancelled", 15: "unknown"}
+
+
+async def dump(ledger: Path) -> dict[tuple[str, str], list[str]]:
+    """What a hub's file says of every command: the states by the device and the id that its data names. The
+    tables are complete once the journal is empty."""
+    db = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
+    try:
+        async with asyncio.timeout(GUARD):
+            while db.execute("SELECT count(*) FROM journal").fetchone() != (0,):
+                await asyncio.sleep(0.05)
+        rows = db.execute(
+            "SELECT recipient, body, state FROM messages WHERE kind = 'lock_control'"
+        ).fetchall()
+    finally:
+        db.close()
+    found: dict[tuple[str, str], list[str]] = {}
+    for recipient, body, state in rows:
+        said = re.search(rb'"n":\s*"([0-9_]+)"', body)
+        assert said, body
+        found.setdefault((recipient, said[1].decode()), []).append(STATES.get(state, f"open ({state})"))
+    return found
+
+
+def compare(stored: dict[tuple[str, str], list[str]], remotes: list[Remote]) -> None:
+    """The file knows every command with the end that its sender has learned, and no other command."""
+    learned: dict[tuple[str, str], list[str]] = {}
+    for remote in remotes:
+        for seq_id, end in remote.ends.items():
+            learned.setdefault((remote.frames[seq_id]["to"], seq_id), []).append(end["state"])
+    differ = {
+        key
+        for key in stored.keys() | learned.keys()
+        if sorted(stored.get(key, [])) != sorted(learned.get(key, []))
+    }
+    settled = {key for key in differ if "unknown" in learned.get(key, ()) and key in stored}
+    assert not differ - settled, {key: (stored.get(key), learned.get(key)) for key in differ - settled}
 
 
 async def _ask_again(hub: Server, remote: Remote) -> None:

@@ -15,6 +15,7 @@ from duly.apps.alerts.profiles import ProfileDraft, Profiles
 from duly.cli.device import Effects
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
+from tests.proof import count
 from tests.servers import GUARD, quiet_port
 
 ROOT = Path(__file__).parents[2]
@@ -43,13 +44,19 @@ class Killable:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._process: asyncio.subprocess.Process | None = None
+        self.preload: dict[str, str] = {}
+        """more of its environment: a library that is loaded into it"""
+        self.under: list[str] = []
+        """a program that it is started by, such as strace"""
 
     async def _start(self, point: str, *args: str, stdout: int, **env: str) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode == -signal.SIGKILL:
+            count("kills", 1)  # from which it now comes back
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
         with (self.folder / "errors").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "tests.end_to_end.fused", point, *args,
-                stdout=stdout, stderr=errors, cwd=ROOT, env=clean | env,
+                *self.under, sys.executable, "-m", "tests.end_to_end.fused", point, *args,
+                stdout=stdout, stderr=errors, cwd=ROOT, env=clean | env | self.preload,
             )  # fmt: skip
         return self._process
 

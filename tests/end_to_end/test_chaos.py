@@ -26,6 +26,7 @@ from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
 from tests import servers
 from tests.end_to_end.processes import end
+from tests.proof import count
 from tests.transports.mqtt.wire import Proxy
 
 COUNTS = [600, pytest.param(int(os.environ.get("DULY_CHAOS", "3000")), marks=pytest.mark.proof)]
@@ -34,7 +35,7 @@ QUICK = RetryPolicy.fixed(50 * MS, tries=None)
 
 
 class NodeProcess:
-    def __init__(self, url: str, name: str, other: str, folder: Path, count: int) -> None:
+    def __init__(self, url: str, name: str, other: str, folder: Path, many: int) -> None:
         self.name, self.folder = name, folder
         self._args = [
             sys.executable,
@@ -44,12 +45,14 @@ class NodeProcess:
             name,
             other,
             str(folder),
-            str(count),
+            str(many),
         ]
         (folder / f"{name}.ended").touch()
         self.kills = 0
 
     async def start(self) -> None:
+        if self.kills:
+            count("kills", 1)
         with (self.folder / f"{self.name}.errors").open("ab") as errors:
             self._process = await asyncio.create_subprocess_exec(*self._args, stderr=errors, cwd=ROOT)
 
@@ -105,35 +108,35 @@ class SlowProxy(Proxy):
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("count", COUNTS)
-async def test_nothing_is_lost_and_nothing_runs_twice_whatever_breaks(tmp_path: Path, count: int) -> None:
+@pytest.mark.parametrize("many", COUNTS)
+async def test_nothing_is_lost_and_nothing_runs_twice_whatever_breaks(tmp_path: Path, many: int) -> None:
     broker = servers.Mosquitto()
     broker.start()
     try:
         async with SlowProxy(broker.port) as proxy:
             nodes = [
-                NodeProcess(f"mqtt://{name}@127.0.0.1:{proxy.port}", name, other, tmp_path, count // 2)
+                NodeProcess(f"mqtt://{name}@127.0.0.1:{proxy.port}", name, other, tmp_path, many // 2)
                 for name, other in (("A", "B"), ("B", "A"))
             ]
             parrot = Parrot(f"mqtt://parrot@127.0.0.1:{broker.port}", ["A", "B"], random.Random(8))
             await parrot.link.start()
             trouble = asyncio.create_task(proxy.misbehave(random.Random(9)))
             try:
-                await break_things(nodes, broker, random.Random(7), count)
+                await break_things(nodes, broker, random.Random(7), many)
             finally:
                 trouble.cancel()
                 await asyncio.gather(trouble, return_exceptions=True)
                 for node in nodes:
                     await node.end()
                 await parrot.link.stop()
-        judge(nodes, parrot.repeated, count)
+        judge(nodes, parrot.repeated, many)
         sys.stderr.write(f"{proxy.connections} connections, {parrot.repeated} repeats\n")
     finally:
         broker.remove()
 
 
 async def break_things(
-    nodes: list[NodeProcess], broker: servers.Mosquitto, dice: random.Random, count: int
+    nodes: list[NodeProcess], broker: servers.Mosquitto, dice: random.Random, many: int
 ) -> None:
     """Until every task has ended, and each node has died."""
     began = time.monotonic()
@@ -141,7 +144,7 @@ async def break_things(
     turns: list[NodeProcess | servers.Mosquitto] = []
     for node in nodes:
         await node.start()
-    while any(len(node.lines("ended")) < count // 2 or not node.kills for node in nodes):
+    while any(len(node.lines("ended")) < many // 2 or not node.kills for node in nodes):
         assert time.monotonic() - began < 500, [len(node.lines("ended")) for node in nodes]
         await asyncio.sleep(dice.uniform(0.5, 2))
         turns = turns or dice.sample([*nodes, broker], 3)
@@ -151,23 +154,24 @@ async def break_things(
                 await node.start()
             case _:
                 broker_kills += 1
+                count("kills", 1)
                 await asyncio.to_thread(broker.stop, signal.SIGKILL)
                 await asyncio.to_thread(broker.start)
     states = Counter(line.split()[1] for node in nodes for line in node.lines("ended"))
     kills = sum(node.kills for node in nodes)
     sys.stderr.write(
-        f"\n{count} tasks in {time.monotonic() - began:.0f} s: {dict(states)}; {kills} kills of nodes, "
+        f"\n{many} tasks in {time.monotonic() - began:.0f} s: {dict(states)}; {kills} kills of nodes, "
         f"{broker_kills} of the broker, "
     )
 
 
-def judge(nodes: list[NodeProcess], repeated: int, count: int) -> None:
+def judge(nodes: list[NodeProcess], repeated: int, many: int) -> None:
     assert repeated > 10, "too few repeats to say anything"
     assert all(node.kills for node in nodes), "too few kills to say anything"
     for sender, receiver in (nodes, nodes[::-1]):
         ended = dict(line.split() for line in sender.lines("ended"))
         did = Counter(line for line in receiver.lines("did") if line.startswith(f"{sender.name}."))
-        assert set(ended) == {f"{sender.name}.{n}" for n in range(count // 2)}, "lost"
+        assert set(ended) == {f"{sender.name}.{n}" for n in range(many // 2)}, "lost"
         assert [id_ for id_, times in did.items() if times > 1] == [], "run twice"
         assert set(ended.values()) <= {"done", "unknown"}, Counter(ended.values())
         assert {id_ for id_, state in ended.items() if state == "done"} <= set(did), "done and never run"
@@ -177,3 +181,4 @@ def judge(nodes: list[NodeProcess], repeated: int, count: int) -> None:
         )
         errors = (sender.folder / f"{sender.name}.errors").read_text()
         assert "Traceback" not in errors, errors
+    count("messages under faults", many)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from tests.end_to_end.processes import HubProcess
 from tests.end_to_end.raw import Json, Peer, bare, curl, dial, handshake, join, ws_frame
-from tests.proof import TWO_SIZES
+from tests.proof import TWO_SIZES, count
 from tests.stopwatch import Stopwatch
 
 MEMORY = 64 * 1024 * 1024
@@ -119,10 +119,10 @@ async def attack(at: World, who: str, frames: list[bytes]) -> None:
     assert b'"code":0' not in said
 
 
-def examples(whole: bool, count: int) -> settings:
+def examples(whole: bool, most: int) -> settings:
     """So many examples in all, a fifth of them in one round."""
-    count = count if whole else count // 5
-    return settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    most = most if whole else most // 5
+    return settings(max_examples=most, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 
 @TWO_SIZES
@@ -136,6 +136,7 @@ def test_what_hypothesis_thinks_of(tmp_path: Path, runner: asyncio.Runner, who: 
         @examples(whole, 60)
         @given(st.lists(bytes_of_frames, min_size=20, max_size=40))
         def throw_it(frames: list[bytes]) -> None:
+            count("hostile input", len(frames))
             runner.run(attack(at, who, frames))
             runner.run(at.witness())
 
@@ -162,6 +163,7 @@ def test_strangers_are_told_code_3_or_hung_up_on(tmp_path: Path, runner: asyncio
             | anything.map(lambda value: json.dumps({"type": "auth", "token": value}).encode())
         )
         def throw_it(frame: bytes) -> None:
+            count("hostile input", 1)
             runner.run(introduce(at, frame))
 
         throw_it()
@@ -194,6 +196,7 @@ def test_http_bodies_keys_and_queries(tmp_path: Path, runner: asyncio.Runner, wh
             st.dictionaries(st.sampled_from(["limit", "before", "open", "scope"]), st.text(max_size=8)),
         )
         def throw_it(body: bytes, key: str, query: dict[str, str]) -> None:
+            count("hostile input", 3)
             runner.run(post(at, body, key, query))
 
         throw_it()

@@ -103,7 +103,13 @@ class KillableParts:
 
     async def judge(self, *, deaths: int) -> None:
         """`deaths` of devices: each leaves unknown at most what was under way to it."""
-        await judge(self.hub, [*self.devices], self.remotes, unknown=deaths * AT_ONCE // 2)
+        await judge(
+            self.hub,
+            [*self.devices],
+            self.remotes,
+            unknown=deaths * AT_ONCE // 2,
+            ledger=self.hub.folder / "ledger.db",
+        )
 
 
 @TWO_SIZES
@@ -125,7 +131,7 @@ async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path, whole: 
                 await asyncio.sleep(dice.uniform(0.02, 0.4))
                 await hub.kill()
                 await hub.start()
-        await judge(hub, [*devices], remotes)
+        await judge(hub, [*devices], remotes, ledger=tmp_path / "hub" / "ledger.db")
     finally:
         await hub.kill()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -35,10 +35,12 @@ from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
 from duly.testing.sim.disk import SimLedger
+from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
+@breaks("stored")
 def ack_before_commit(patch: Patch) -> None:
     """The sender is told before the message is stored."""
     receive = Inbox.receive
@@ -51,16 +53,19 @@ def ack_before_commit(patch: Patch) -> None:
     patch.setattr(Inbox, "receive", hasty)
 
 
+@breaks("admitted_once")
 def no_unique_key(patch: Patch) -> None:
     """Every arrival is fresh."""
     patch.setattr(Interpreter, "_known", lambda self, message: None)
 
 
+@breaks("stored")
 def forget_too_early(patch: Patch) -> None:
     """Ids are forgotten while their senders may still repeat them."""
     patch.setattr(horizons, "remember_until", lambda message, horizon: message.made + SECOND)
 
 
+@breaks("admitted_once")
 def no_floor(patch: Patch) -> None:
     """After forgetting, only the clock says what is too old; then the clock is set back."""
 
@@ -74,6 +79,7 @@ def no_floor(patch: Patch) -> None:
     patch.setattr(MemoryLedger, "prune", prune)
 
 
+@breaks("timely")
 def floor_follows_the_wall_clock(patch: Patch) -> None:
     """Pruning believes whatever the clock shows, also if that is wrong for half a minute."""
 
@@ -83,6 +89,7 @@ def floor_follows_the_wall_clock(patch: Patch) -> None:
     patch.setattr(TrustedClock, "judge", judge)
 
 
+@breaks("stored")
 def wrong_scope(patch: Patch) -> None:
     """An id is looked up without asking whose it is."""
 
@@ -95,6 +102,7 @@ def wrong_scope(patch: Patch) -> None:
     patch.setattr(Interpreter, "_known", known)
 
 
+@breaks("outdone")
 def clock_decides_order(patch: Patch) -> None:
     """The sender's clock, not its counter, says what is later."""
 
@@ -106,6 +114,7 @@ def clock_decides_order(patch: Patch) -> None:
     patch.setattr(marks, "is_later", later)
 
 
+@breaks("ordered")
 def lost_high_water_mark(patch: Patch) -> None:
     """The mark lives in memory only."""
     raise_mark = Interpreter._raise_mark
@@ -116,6 +125,7 @@ def lost_high_water_mark(patch: Patch) -> None:
     patch.setattr(Interpreter, "_raise_mark", forgetful)
 
 
+@breaks("explained")
 def no_fingerprint(patch: Patch) -> None:
     """Other content under a known id passes for a repeat."""
 
@@ -126,6 +136,7 @@ def no_fingerprint(patch: Patch) -> None:
     patch.setattr(Interpreter, "_known", known)
 
 
+@breaks("admitted_once")
 def newest_content_wins(patch: Patch) -> None:
     """Other content under a known id replaces the first."""
     known = Interpreter._known
@@ -138,6 +149,7 @@ def newest_content_wins(patch: Patch) -> None:
     patch.setattr(Inbox, "_attach", lambda self, live, origin: [])
 
 
+@breaks("settled")
 def torn_commit(patch: Patch) -> None:
     """A commit that failed leaves the admission behind, without what belongs to it."""
     commit = SimLedger.commit
@@ -155,6 +167,7 @@ def torn_commit(patch: Patch) -> None:
     patch.setattr(SimLedger, "commit", torn)
 
 
+@breaks("once")
 def run_again_after_crash(patch: Patch) -> None:
     """What must run at most once is started again after a crash in the middle."""
     begin = Outbox.__init__
@@ -165,11 +178,13 @@ def run_again_after_crash(patch: Patch) -> None:
     patch.setattr(Outbox, "__init__", careless)
 
 
+@breaks("forward")
 def ends_may_change(patch: Patch) -> None:
     """A later answer overwrites an earlier one."""
     patch.setattr(interpreter, "SOURCES", {to: frozenset(State) for to in State})
 
 
+@breaks("settled")
 def silence_for_duplicates(patch: Patch) -> None:
     """A repeat is ignored, as seed 000 asks, so a lost answer stays lost."""
     perform = Inbox._not_fresh
@@ -182,11 +197,13 @@ def silence_for_duplicates(patch: Patch) -> None:
     patch.setattr(Inbox, "repeated", lambda self, message, verdict, origin, now: [])
 
 
+@breaks("settled")
 def nothing_resumed(patch: Patch) -> None:
     """After a restart, what was under way is not taken up again."""
     patch.setattr(Outbox, "_resume", lambda self, item, known, now: [])
 
 
+@breaks("quiet")
 def gaps_do_not_wait(patch: Patch) -> None:
     """What arrives runs, whatever is still missing before it."""
 
@@ -197,6 +214,7 @@ def gaps_do_not_wait(patch: Patch) -> None:
     patch.setattr(Chain, "follow", impatient)
 
 
+@breaks("once")
 def effects_apart_from_the_end(patch: Patch) -> None:
     """A handler's writes are committed before, not with, the memory that it ran."""
     answered = Outbox.answered
@@ -210,11 +228,13 @@ def effects_apart_from_the_end(patch: Patch) -> None:
     patch.setattr(Outbox, "answered", apart)
 
 
+@breaks("settled")
 def no_timer(patch: Patch) -> None:
     """Nothing is ever sent again."""
     patch.setattr(Outbox, "next_wake", lambda self: None)
 
 
+@breaks("settled")
 def memory_is_the_truth(patch: Patch) -> None:
     """The memory of hot ids is filled once and never corrected."""
     patch.setattr(Ledger, "_moved", lambda self, write: None)
@@ -226,6 +246,7 @@ def memory_is_the_truth(patch: Patch) -> None:
     patch.setattr(Engine, "_end_of", trusting)
 
 
+@breaks("ordered")
 def handlers_side_by_side(patch: Patch) -> None:
     """A lane's next handler starts before the last one has finished."""
     patch.setattr(
@@ -233,11 +254,13 @@ def handlers_side_by_side(patch: Patch) -> None:
     )
 
 
+@breaks("explained")
 def refusals_not_recorded(patch: Patch) -> None:
     """What was refused is refused in silence."""
     patch.setattr(Interpreter, "_told", lambda self, message, verdict, at: verdict)
 
 
+@breaks("settled")
 def held_is_forgotten(patch: Patch) -> None:
     """A message that waits for a gap is acknowledged but not stored with its delivery (seed 004)."""
     admit = inboxes.Inbox._admit
@@ -253,6 +276,7 @@ def held_is_forgotten(patch: Patch) -> None:
     patch.setattr(Inbox, "_admit", buffered)
 
 
+@breaks("outdone")
 def superseded_by_what_only_waits(patch: Patch) -> None:
     """A late message is superseded by a later one that was not handed over yet."""
     start = Lanes._start
@@ -267,22 +291,20 @@ def superseded_by_what_only_waits(patch: Patch) -> None:
     patch.setattr(Lanes, "_start", eager)
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        ack_before_commit, no_unique_key, forget_too_early, no_floor, floor_follows_the_wall_clock,
-        wrong_scope, clock_decides_order,
-        lost_high_water_mark, no_fingerprint, newest_content_wins, torn_commit, run_again_after_crash,
-        ends_may_change, silence_for_duplicates, nothing_resumed, gaps_do_not_wait,
-        effects_apart_from_the_end, no_timer, memory_is_the_truth, handlers_side_by_side,
-        refusals_not_recorded, held_is_forgotten, superseded_by_what_only_waits,
-    )
-}  # fmt: skip
+PLANTED = planted(
+    ack_before_commit, no_unique_key, forget_too_early, no_floor, floor_follows_the_wall_clock,
+    wrong_scope, clock_decides_order,
+    lost_high_water_mark, no_fingerprint, newest_content_wins, torn_commit, run_again_after_crash,
+    ends_may_change, silence_for_duplicates, nothing_resumed, gaps_do_not_wait,
+    effects_apart_from_the_end, no_timer, memory_is_the_truth, handlers_side_by_side,
+    refusals_not_recorded, held_is_forgotten, superseded_by_what_only_waits,
+)  # fmt: skip
 
 
 # ── where there are several hubs ─────────────────────────────────────────────────────────────────
 
 
+@breaks("left_alone")
 def restores_what_is_others(patch: Patch) -> None:
     """A hub that starts goes on with everything, as if it were alone."""
 
@@ -292,11 +314,13 @@ def restores_what_is_others(patch: Patch) -> None:
     patch.setattr(GatewayRemoteHubs, "open_deliveries", everything)
 
 
+@breaks("awaited")
 def follows_nothing(patch: Patch) -> None:
     """What was left to another hub is forgotten: its home is not rung, and its end not waited for."""
     patch.setattr(GatewayRemoteHubs, "follow", lambda self, message, verdict, origin: None)
 
 
+@breaks("awaited")
 def only_apps_are_followed(patch: Patch) -> None:
     """A request that waits at another hub than the device's is not told how its command ended."""
     follow = GatewayRemoteHubs.follow
@@ -307,6 +331,7 @@ def only_apps_are_followed(patch: Patch) -> None:
     )
 
 
+@breaks("left_alone")
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
 
@@ -317,12 +342,14 @@ def takes_what_is_others(patch: Patch) -> None:
     patch.setattr(SharedDeliveries, "take_over", greedy)
 
 
+@breaks("fenced")
 def no_attempt_fence(patch: Patch) -> None:
     """A late attempt may end, or begin anew, what another hub has taken over."""
     fenced = Interpreter._fenced
     patch.setattr(Interpreter, "_fenced", lambda self, ref, attempt: fenced(self, ref, None))
 
 
+@breaks("settled")
 def no_takeover(patch: Patch) -> None:
     """What a dead hub held waits for its device, though that never comes back."""
     strays = Ledger.strays
@@ -334,11 +361,13 @@ def no_takeover(patch: Patch) -> None:
     patch.setattr(Ledger, "strays", timid)
 
 
+@breaks("settled")
 def nobody_ever_dies(patch: Patch) -> None:
     """A hub that says nothing any more is waited for."""
     patch.setattr(registry, "LAPSE", 1e9)
 
 
+@breaks("left_alone")
 def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
     """A hub that notices late that a device has left drops the home that it has remote."""
 
@@ -349,6 +378,7 @@ def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
     patch.setattr(registry.HubRegistry, "_drop", drop)
 
 
+@breaks("by_whom_it_was")
 def silence_is_not_fenced(patch: Patch) -> None:
     """A hub that a device has left calls unanswered what the device is doing for another."""
     end = Outbox._end
@@ -360,16 +390,19 @@ def silence_is_not_fenced(patch: Patch) -> None:
     patch.setattr(Outbox, "_end", unfenced)
 
 
+@breaks("settled")
 def a_fenced_hub_does_not_let_go(patch: Patch) -> None:
     """Whoever was overtaken keeps what is no longer theirs."""
     patch.setattr(Outbox, "_give_away", lambda self, entry, attempt, now: [])
 
 
+@breaks("awaited")
 def rings_are_the_only_way(patch: Patch) -> None:
     """What a lost ring would have told is never found."""
     patch.setattr(GatewayRemoteHubs, "_refresh", lambda self: self.registry.refresh())
 
 
+@breaks("awaited")
 def ends_are_not_looked_for(patch: Patch) -> None:
     """How a command has ended is known to the hub where it did."""
 
@@ -379,18 +412,16 @@ def ends_are_not_looked_for(patch: Patch) -> None:
     patch.setattr(FollowedCommands, "_learn", ignore)
 
 
+@breaks("shut_out")
 def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
     """A hub believes its own memory of grants, which is a second old."""
     patch.setattr(AccountDirectory, "proof", lambda self, principal, device="": ())
 
 
-PLANTED_BETWEEN_HUBS: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
-        no_attempt_fence, no_takeover,
-        nobody_ever_dies, an_old_goodbye_undoes_a_new_home, silence_is_not_fenced,
-        a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
-        revoked_elsewhere_is_allowed_here,
-    )
-}  # fmt: skip
+PLANTED_BETWEEN_HUBS = planted(
+    restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
+    no_attempt_fence, no_takeover,
+    nobody_ever_dies, an_old_goodbye_undoes_a_new_home, silence_is_not_fenced,
+    a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
+    revoked_elsewhere_is_allowed_here,
+)  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,11 +14,13 @@ from duly.clients.chat_positions import ChatPositions
 from duly.core import operations as w
 from duly.runtime.engine import Engine
 from duly.storage.interpreter import Interpreter
-from duly.wire.outgoing import encode
+from duly.wire.outgoing import ServerAck, encode
+from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
+@breaks("once")
 def admitted_and_stored_apart(patch: Patch) -> None:
     """The line is stored whether or not it is a repeat (SETNX, then SETEX)."""
     writes = conversations.Request.writes
@@ -33,11 +34,13 @@ def admitted_and_stored_apart(patch: Patch) -> None:
     patch.setattr(conversations.Request, "writes", apart)
 
 
+@breaks("agreed")
 def told_only_if_here(patch: Patch) -> None:
     """Whoever is not connected just then never hears it."""
     patch.setattr(Subscriptions, "_read_on", lambda self, subscription: None)
 
 
+@breaks("agreed")
 def marked_as_read_when_sent(patch: Patch) -> None:
     """What was pushed counts as delivered (offline rows are marked completed at once)."""
     push_page = Subscriptions._push_page
@@ -49,6 +52,7 @@ def marked_as_read_when_sent(patch: Patch) -> None:
     patch.setattr(Subscriptions, "_push_page", hasty)
 
 
+@breaks("agreed")
 def client_does_not_look_at_numbers(patch: Patch) -> None:
     """What is told again is shown again."""
 
@@ -58,6 +62,7 @@ def client_does_not_look_at_numbers(patch: Patch) -> None:
     patch.setattr(ChatPositions, "arrived", arrived)
 
 
+@breaks("agreed")
 def several_lines_at_once(patch: Patch) -> None:
     """The next line goes out before the hub has taken the last."""
 
@@ -71,11 +76,13 @@ def several_lines_at_once(patch: Patch) -> None:
     patch.setattr(asyncio, "Lock", NoTurn)
 
 
+@breaks("agreed")
 def a_failed_commit_is_forgotten(patch: Patch) -> None:
     """What a commit that failed has stored all the same nobody is told."""
     patch.setattr(Subscriptions, "restored", lambda self: None)
 
 
+@breaks("agreed")
 def numbers_start_anew(patch: Patch) -> None:
     """A restarted hub counts its conversations in memory."""
     append = Interpreter._append
@@ -89,29 +96,29 @@ def numbers_start_anew(patch: Patch) -> None:
     patch.setattr(Interpreter, "_append", forgetful)
 
 
+@breaks("agreed")
 def acknowledged_before_stored(patch: Patch) -> None:
     """The sender is told a number before the line has it."""
     receive = Application.receive
 
     async def hasty(self: Application, session: Any, who: Any, frame: Any) -> bool:
         if frame.type in conversations.LINES and frame.seq_id:
-            from duly.wire import frames
-            from duly.wire.frames import Frame
-
             conv = frame.to if frame.to.startswith("#") else conversations.direct(who.name, frame.to)
             last = (await self._ledger.extent(conversations.stream(conv))).last
-            session.push(frames.encode(Frame("server_ack", frame.seq_id, code=0, conv=conv, n=last + 1)))
+            session.push(ServerAck(frame.seq_id, 0, conv=conv, n=last + 1))
         said = receive(self, session, who, frame)
         return said if isinstance(said, bool) else await said
 
     patch.setattr(Application, "receive", hasty)
 
 
+@breaks("awake")
 def a_timer_is_set_without_waking(patch: Patch) -> None:
     """What is read from the ledger is told, and a timer set for it; the engine sleeps on."""
     patch.setattr(Engine, "nudge", lambda self: None)
 
 
+@breaks("told_again")
 def nothing_is_told_again(patch: Patch) -> None:
     """The timers run, and nothing follows from them."""
 
@@ -121,11 +128,8 @@ def nothing_is_told_again(patch: Patch) -> None:
     patch.setattr(Subscriptions, "_tell_again", idle)
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        admitted_and_stored_apart, told_only_if_here, marked_as_read_when_sent,
-        client_does_not_look_at_numbers, several_lines_at_once, a_failed_commit_is_forgotten,
-        numbers_start_anew, acknowledged_before_stored, a_timer_is_set_without_waking, nothing_is_told_again,
-    )
-}  # fmt: skip
+PLANTED = planted(
+    admitted_and_stored_apart, told_only_if_here, marked_as_read_when_sent,
+    client_does_not_look_at_numbers, several_lines_at_once, a_failed_commit_is_forgotten,
+    numbers_start_anew, acknowledged_before_stored, a_timer_is_set_without_waking, nothing_is_told_again,
+)  # fmt: skip

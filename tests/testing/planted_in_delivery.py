@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,15 +15,18 @@ from duly.core.ordering import Lanes
 from duly.core.steps import Effect, Transmit
 from duly.core.window import Outstanding
 from duly.wire.frames import DEVICE_STATUS, Frame, ServerCode
+from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
+@breaks("quiet")
 def a_window_never_opens_again(patch: Patch) -> None:
     """What was acknowledged still takes its place in the window."""
     patch.setattr(Outstanding, "release", lambda self, recipient, key: False)
 
 
+@breaks("settled")
 def nothing_follows_an_acknowledgement(patch: Patch) -> None:
     """The window has room again, and what waits for it is not looked at."""
     finished = Lanes.finished
@@ -39,6 +41,7 @@ def nothing_follows_an_acknowledgement(patch: Patch) -> None:
     patch.setattr(Lanes, "finished", idle)
 
 
+@breaks("kept")
 def a_push_is_stored_each_time(patch: Patch) -> None:
     """The hub does not look whether it has a push already."""
 
@@ -53,6 +56,7 @@ def a_push_is_stored_each_time(patch: Patch) -> None:
     patch.setattr(hub_pushes.PushService, "store_once", store)
 
 
+@breaks("kept")
 def a_push_is_sent_once(patch: Patch) -> None:
     """A device takes what it has sent for stored."""
     perform = device_pushes.PushOutbox._perform
@@ -65,6 +69,7 @@ def a_push_is_sent_once(patch: Patch) -> None:
     patch.setattr(device_pushes.PushOutbox, "_perform", hasty)
 
 
+@breaks("kept")
 def pushes_overtake_one_that_failed(patch: Patch) -> None:
     """After a push that could not be stored the next ones are taken."""
 
@@ -74,11 +79,13 @@ def pushes_overtake_one_that_failed(patch: Patch) -> None:
     patch.setattr(hub_pushes.PushService, "receive", receive)
 
 
+@breaks("kept")
 def restarts_sort_by_key(patch: Patch) -> None:
     """After a restart 10 comes before 9."""
     patch.setattr("duly.core.inbox.in_senders_order", list)
 
 
+@breaks("present")
 def presence_is_not_remembered(patch: Patch) -> None:
     """A device that comes back after its hub died is told of again."""
 
@@ -88,16 +95,14 @@ def presence_is_not_remembered(patch: Patch) -> None:
     patch.setattr(DevicePresence, "came", came)
 
 
+@breaks("settled")
 def a_waiting_command_is_forgotten_at_restart(patch: Patch) -> None:
     """What waited for its turn is not put back into its lane."""
     patch.setattr(Inbox, "_queue", lambda self, message, now: [])
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        a_window_never_opens_again, nothing_follows_an_acknowledgement, a_push_is_stored_each_time,
-        a_push_is_sent_once, pushes_overtake_one_that_failed, restarts_sort_by_key,
-        presence_is_not_remembered, a_waiting_command_is_forgotten_at_restart,
-    )
-}  # fmt: skip
+PLANTED = planted(
+    a_window_never_opens_again, nothing_follows_an_acknowledgement, a_push_is_stored_each_time,
+    a_push_is_sent_once, pushes_overtake_one_that_failed, restarts_sort_by_key,
+    presence_is_not_remembered, a_waiting_command_is_forgotten_at_restart,
+)  # fmt: skip

@@ -3,7 +3,7 @@ of them."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import pytest
@@ -20,16 +20,19 @@ from duly.identity.accounts import Principal, Role
 from duly.runtime.fair_reader import FairReader
 from duly.wire.frames import Frame
 from duly.wire.task_ids import TaskIds
+from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
+@breaks("honest")
 def any_device_may_answer(patch: Patch) -> None:
     """The device that answered is taken from the command, and not proven by the msg_id."""
     patch.setattr(TaskIds, "known", lambda self, task: True)
     patch.setattr(TaskIds, "fits", lambda self, task, device: True)
 
 
+@breaks("honest")
 def an_ack_is_its_commands_device(patch: Patch) -> None:
     """Over WebSocket, too: the name of the account that sends an `ack` is not looked at."""
     take = DeviceAnswers.take
@@ -43,17 +46,20 @@ def an_ack_is_its_commands_device(patch: Patch) -> None:
     patch.setattr(DeviceAnswers, "take", believe)
 
 
+@breaks("wanted")
 def devices_may_command(patch: Patch) -> None:
     """The broker lets a device publish tasks, as it lets a node."""
     wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, Whose.ANY, PENDING))
     patch.setitem(acl.RULES, AccountClass.DEVICE, wider)
 
 
+@breaks("attentive")
 def bad_input_ends_the_link(patch: Patch) -> None:
     """A message that cannot be read, or was not subscribed to, raises in the reader of the link."""
     patch.setattr(MqttDevices, "arrived", MqttDevices._sort)
 
 
+@breaks("attentive")
 def bad_input_ends_a_reader(patch: Patch) -> None:
     """The task that handles what a device says dies of it, and what the device says next waits for ever."""
 
@@ -67,16 +73,19 @@ def bad_input_ends_a_reader(patch: Patch) -> None:
     patch.setattr(FairReader, "_serve", serve)
 
 
+@breaks("own_session")
 def foreign_subscriptions_stay(patch: Patch) -> None:
     """What others have subscribed in the hub's session is refused, message by message, and goes on."""
     patch.setattr(ForeignSubscriptions, "end", lambda self, topic: None)
 
 
+@breaks("missed")
 def a_repeat_is_news(patch: Patch) -> None:
     """What the broker sends again after its death counts as a word of the device."""
     patch.setattr(MqttPresence, "is_repeat", lambda self, name, session: False)
 
 
+@breaks("missed")
 def an_earlier_session_is_news(patch: Patch) -> None:
     """Of what the broker sends again after its death, only what the device said last counts as a repeat."""
     is_repeat = MqttPresence.is_repeat
@@ -87,6 +96,7 @@ def an_earlier_session_is_news(patch: Patch) -> None:
     patch.setattr(MqttPresence, "is_repeat", last_only)
 
 
+@breaks("missed")
 def only_wills_are_heard(patch: Patch) -> None:
     """A device is gone when the broker says so, and a broker that dies says nothing."""
 
@@ -96,6 +106,7 @@ def only_wills_are_heard(patch: Patch) -> None:
     patch.setattr(MqttDevices, "sweep", idle)
 
 
+@breaks("seen")
 def retained_statuses_are_asked_for_once(patch: Patch) -> None:
     """What the broker answers to a subscription counts as the newest that it has."""
 
@@ -105,17 +116,15 @@ def retained_statuses_are_asked_for_once(patch: Patch) -> None:
     patch.setattr(MqttDevices, "_ask_again", idle)
 
 
+@breaks("kept")
 def pushes_go_out_at_once(patch: Patch) -> None:
     """A push that its timer repeats goes out before those that wait until the link is up."""
     patch.setattr(MqttDeviceLink, "connected", property(lambda self: True))
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
-        bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
-        an_earlier_session_is_news,
-        only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
-    )
-}  # fmt: skip
+PLANTED = planted(
+    any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
+    bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
+    an_earlier_session_is_news,
+    only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
+)  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,10 +14,12 @@ from duly.core.steps import Arrived
 from duly.wire import fd
 from duly.wire.fd import FdKind
 from duly.wire.session import Acknowledge
+from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
+@breaks("stored")
 def acknowledged_before_stored(patch: Patch) -> None:
     """The `ack` of the seed: sent when a task has come, not when it is safe."""
     offer = Incoming._offer
@@ -32,11 +33,13 @@ def acknowledged_before_stored(patch: Patch) -> None:
     patch.setattr(Incoming, "_offer", hasty)
 
 
+@breaks("once")
 def everything_may_be_repeated(patch: Patch) -> None:
     """After a crash in the middle a handler runs again, whatever it declared."""
     patch.setattr(Incoming, "_repeatable", lambda self, message: True)
 
 
+@breaks("settled")
 def a_repeat_gets_no_answer(patch: Patch) -> None:
     """As the seed has it: a known id is ignored."""
     reply = Incoming._reply
@@ -48,6 +51,7 @@ def a_repeat_gets_no_answer(patch: Patch) -> None:
     patch.setattr(Incoming, "_reply", silent)
 
 
+@breaks("settled")
 def the_broker_is_trusted(patch: Patch) -> None:
     """What the broker has confirmed is never sent again."""
 
@@ -59,16 +63,14 @@ def the_broker_is_trusted(patch: Patch) -> None:
     patch.setattr(Outgoing, "_transmit", once)
 
 
+@breaks("settled")
 def an_answer_is_sent_once(patch: Patch) -> None:
     """Nobody keeps it until the broker has it; with a sender that asks only once it is gone."""
     the_broker_is_trusted(patch)
     patch.setattr(Mailbox, "keep", lambda self, _, username, kind, text: self.post(username, kind, text))
 
 
-PLANTED: dict[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        acknowledged_before_stored, everything_may_be_repeated, a_repeat_gets_no_answer,
-        the_broker_is_trusted, an_answer_is_sent_once,
-    )
-}  # fmt: skip
+PLANTED = planted(
+    acknowledged_before_stored, everything_may_be_repeated, a_repeat_gets_no_answer,
+    the_broker_is_trusted, an_answer_is_sent_once,
+)  # fmt: skip

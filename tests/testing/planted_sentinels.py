@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,10 +20,12 @@ from duly.core.operations import DropItem, PutItem
 from duly.core.outbox import Outbox
 from duly.core.steps import Step, Todo
 from duly.core.transmissions import Transmissions
+from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
+@breaks("arrived")
 def queue_in_memory(patch: Patch) -> None:
     """What waits is not found again after a restart."""
     restore = Monitor.restore
@@ -34,11 +36,13 @@ def queue_in_memory(patch: Patch) -> None:
     patch.setattr(Monitor, "restore", forgetful)
 
 
+@breaks("corrected")
 def limits_in_memory(patch: Patch) -> None:
     """Debounce, limit and cooldown begin anew at every start."""
     patch.setattr(MonitoredDevices, "remember", lambda self, bucket: None)
 
 
+@breaks("held_back")
 def limits_saved_apart(patch: Patch) -> None:
     """What is remembered of a device is never written down with what changed it."""
 
@@ -48,6 +52,7 @@ def limits_saved_apart(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "save", save)
 
 
+@breaks("arrived")
 def id_worked_out_again(patch: Patch) -> None:
     """The id is made of the full minute (the seed's hour), not of the event."""
 
@@ -57,6 +62,7 @@ def id_worked_out_again(patch: Patch) -> None:
     patch.setattr(messages, "event_id", minted)
 
 
+@breaks("arrived")
 def called_off_in_memory(patch: Patch) -> None:
     """A cancel is not stored: after a restart the event goes out all the same."""
     call_off = Monitor._call_off
@@ -67,6 +73,7 @@ def called_off_in_memory(patch: Patch) -> None:
     patch.setattr(Monitor, "_call_off", unstored)
 
 
+@breaks("arrived")
 def given_up_when_lost(patch: Patch) -> None:
     """What goes out while there is no connection counts as sent."""
     reached = Outbox.reached
@@ -75,6 +82,7 @@ def given_up_when_lost(patch: Patch) -> None:
     patch.setattr(Transmissions, "repeat_later", lambda self, one, now: self.schedule(one, 1 << 60))
 
 
+@breaks("not_swallowed")
 def forgotten_at_the_windows_end(patch: Patch) -> None:
     """What was held back is forgotten when its window ends, also if its cause still stands."""
     lapsed = MonitoredDevices.lapsed
@@ -86,6 +94,7 @@ def forgotten_at_the_windows_end(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "lapsed", forget)
 
 
+@breaks("not_swallowed")
 def critical_ones_wait(patch: Patch) -> None:
     """The cooldown and the hourly limit hold critical signals back like any other."""
     signal = Suppressor.signal
@@ -104,6 +113,7 @@ def critical_ones_wait(patch: Patch) -> None:
     patch.setattr(Suppressor, "signal", equal)
 
 
+@breaks("not_swallowed")
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
     hold = MonitoredDevices.hold
@@ -114,6 +124,7 @@ def cooldown_swallows(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "hold", ignore)
 
 
+@breaks("heard_again")
 def return_not_told(patch: Patch) -> None:
     """A sentinel that is heard again goes on counting as silent."""
 
@@ -123,11 +134,13 @@ def return_not_told(patch: Patch) -> None:
     patch.setattr(Promise, "kept", kept)
 
 
+@breaks("silence_noticed")
 def silence_not_noticed(patch: Patch) -> None:
     """The tower waits for a sentinel that promised heartbeats, however long."""
     patch.setattr(HeartbeatWatch, "overdue", lambda self, promises, patience, elapsed, now: [])
 
 
+@breaks("silence_noticed")
 def silence_not_told(patch: Patch) -> None:
     """The tower notes that a sentinel is silent, and tells nobody."""
     begin = Heartbeats.__init__
@@ -141,11 +154,8 @@ def silence_not_told(patch: Patch) -> None:
     patch.setattr(Heartbeats, "__init__", muted)
 
 
-PLANTED_IN_SENTINELS: Mapping[str, Callable[[Patch], None]] = {
-    bug.__name__: bug
-    for bug in (
-        queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
-        called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
-        return_not_told, critical_ones_wait, silence_not_noticed, silence_not_told,
-    )
-}  # fmt: skip
+PLANTED_IN_SENTINELS = planted(
+    queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
+    called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
+    return_not_told, critical_ones_wait, silence_not_noticed, silence_not_told,
+)  # fmt: skip

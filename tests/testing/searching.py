@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -25,11 +25,13 @@ from duly.testing.sim.runner import _run
 from tests.testing.planted import PLANTED, PLANTED_BETWEEN_HUBS
 from tests.testing.planted_in_chat import PLANTED as PLANTED_IN_CHAT
 from tests.testing.planted_in_delivery import PLANTED as PLANTED_IN_DELIVERY
+from tests.testing.planted_in_journal import PLANTED as PLANTED_IN_JOURNAL
 from tests.testing.planted_in_mqtt import PLANTED as PLANTED_IN_MQTT
 from tests.testing.planted_in_nodes import PLANTED as PLANTED_IN_NODES
+from tests.testing.planted_in_tower import PLANTED as PLANTED_IN_TOWER
 from tests.testing.planted_sentinels import PLANTED_IN_SENTINELS
+from tests.testing.planting import BREAKS, Bug
 
-Bug = Callable[[pytest.MonkeyPatch], None]
 NOTICED: Final = Path(__file__).with_name("noticed.json")
 RECORDED: Final[Mapping[str, int]] = json.loads(NOTICED.read_text()) if NOTICED.exists() else {}
 
@@ -59,21 +61,29 @@ class BugFamily(NamedTuple):
         return replace(drawn, drop=max(drawn.drop, loss)) if number % 2 else drawn
 
     def noticed(self, name: str, start: str) -> int | None:
-        """The number of a run in which the checkers notice this bug, which is planted already."""
+        """The number of a run in which the checker that this bug must break notices it; it is planted
+        already."""
+        checker = BREAKS[self.bugs[name]]
         numbers = range(self.runs)
         recorded = RECORDED.get(f"{self.world}/{name}")
         tried = [*([recorded] if start == "recorded" and recorded in numbers else []), *numbers]
-        return next((n for n in tried if _run(self.plan(n), self.world).violations), None)
+        return next((n for n in tried if checker in self._broken(n)), None)
+
+    def _broken(self, number: int) -> set[str]:
+        return {violation.checker for violation in _run(self.plan(number), self.world).violations}
 
 
 KERNEL = BugFamily("kernel", PLANTED)
 CHAT = BugFamily("chat", PLANTED_IN_CHAT)
-SENTINELS = BugFamily("sentinels", PLANTED_IN_SENTINELS, 100)
-NODES = BugFamily("nodes", PLANTED_IN_NODES, 100)
+SENTINELS = BugFamily("sentinels", PLANTED_IN_SENTINELS)
+NODES = BugFamily("nodes", PLANTED_IN_NODES)
 BETWEEN_HUBS = BugFamily("hubs", PLANTED_BETWEEN_HUBS)
 DELIVERY = BugFamily("gateway", PLANTED_IN_DELIVERY)
 MQTT = BugFamily("mqtt", PLANTED_IN_MQTT)
-FAMILIES: Final = (KERNEL, CHAT, SENTINELS, NODES, BETWEEN_HUBS, DELIVERY, MQTT)
+JOURNAL = BugFamily("journal", PLANTED_IN_JOURNAL)
+TOWER = BugFamily("tower", PLANTED_IN_TOWER)
+FAMILIES: Final = (KERNEL, JOURNAL, CHAT, TOWER, SENTINELS, NODES, BETWEEN_HUBS, DELIVERY, MQTT)
+BUGS: Final = [(family, name) for family in FAMILIES for name in family.bugs]
 
 
 def record(worlds: Collection[str]) -> None:

@@ -5,18 +5,8 @@ from __future__ import annotations
 import pytest
 
 from duly.testing.sim import run_seed
-from tests.testing.searching import DELIVERY, START
 
 
 @pytest.mark.parametrize("seed", [5, 14, 19, 26, 31, 33, 39])
 def test_a_seed_that_once_failed_in_the_gateway_world_passes(seed: int) -> None:
     assert run_seed(seed, "gateway").violations == ()
-
-
-@START
-@pytest.mark.parametrize("name", DELIVERY.bugs)
-def test_a_bug_planted_in_delivery_is_caught_within_200_seeds(
-    name: str, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    DELIVERY.bugs[name](monkeypatch)
-    assert DELIVERY.noticed(name, start) is not None

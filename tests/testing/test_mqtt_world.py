@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from duly.testing.sim import run_seed
-from tests.testing.searching import MQTT, START
 
 
 @pytest.mark.parametrize("seed", [11, 15, 25, 81])
@@ -14,12 +13,3 @@ def test_a_seed_that_once_failed_passes(seed: int) -> None:
     life when the broker repeated its last status. 81: a foreign subscription stayed in the hub's session, as
     the connection broke while it was ended."""
     assert run_seed(seed, "mqtt").violations == ()
-
-
-@START
-@pytest.mark.parametrize("name", MQTT.bugs)
-def test_a_planted_bug_is_caught_within_200_seeds(
-    name: str, start: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    MQTT.bugs[name](monkeypatch)
-    assert MQTT.noticed(name, start) is not None

@@ -305,6 +305,50 @@ async def test_one_that_only_reads_leaves_a_log_alone_that_is_being_written(path
         assert await other.wait() == 0
 
 
+async def test_a_start_that_failed_has_not_touched_the_log(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It used to move the log into the database and remove it; the next start missed it."""
+    await killed(path)
+    async with await SqliteLedger.open(_copy(path, path.parent / "good"), ManualClock()) as ledger:
+        right = await content(ledger)
+
+    def fail(self: object) -> int:
+        raise apsw.FullError("planted")
+
+    with monkeypatch.context() as full:
+        full.setattr(sqlite_writer.SqliteWriter, "_bring_up_to_date", fail)
+        with pytest.raises(LedgerUnavailable, match="full"):
+            await SqliteLedger.open(path, ManualClock())
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert await content(ledger) == right
+
+
+async def test_after_a_loss_of_power_no_older_note_asks_for_the_log_before(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is said of the log is flushed before the log begins anew."""
+    flushed: dict[str, bytes] = {}
+    fsync = os.fsync
+
+    def note_flushed(fd: int) -> None:
+        fsync(fd)
+        flushed["note"] = beside(path, ".lock").read_bytes()
+
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await fill(ledger)
+        monkeypatch.setattr(os, "fsync", note_flushed)
+        flushed["note"] = beside(path, ".lock").read_bytes()  # the system has written it back by itself
+        assert ledger._writer is not None
+        ledger._writer._checkpoint()
+        await ledger.admit(message(999))
+        left = _copy(path, path.parent / "left")
+    beside(left, ".lock").write_bytes(flushed["note"])
+    beside(left, "-wal").write_bytes(beside(left, "-wal").read_bytes()[: sqlite_file.WAL_HEADER])
+    async with await SqliteLedger.open(left, ManualClock()) as ledger:
+        assert not (await ledger.admit(message(1))).fresh
+
+
 async def test_a_ledger_closed_up_to_any_point_opens_again(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -482,8 +526,7 @@ async def test_a_crash_while_checksums_are_added_is_made_good(
                 raise apsw.IOError("the process dies")
             return connect(path, readonly=readonly)
 
-        for module in (sqlite_writer, sqlite_file):
-            dying.setattr(module, "connect", die)
+        dying.setattr(sqlite_file, "connect", die)
         with pytest.raises(LedgerError):
             await SqliteLedger.open(path, ManualClock())
     async with await SqliteLedger.open(path, ManualClock()) as ledger:

@@ -13,7 +13,7 @@ import pytest
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.transports.mqtt.link import MqttLink
-from tests.proof import TWO_SIZES
+from tests.proof import TWO_SIZES, count
 
 AT_ONCE = RetryPolicy.fixed(MS, 1_000_000)
 SESSIONS = 3_000
@@ -131,6 +131,7 @@ async def test_after_thousands_of_hostile_sessions_the_link_is_up_with_a_good_br
     broker.serve = broker.good
     await up(link)
     assert not link._tasks.failures, "only what is malformed was met, no bug of ours"
+    count("hostile input", broker.sessions)
     await link.stop()
 
 

@@ -89,6 +89,9 @@ class KnownEntries(Struct):
 class CachedRows:
     """The rows in memory, and their changes that the tables do not hold."""
 
+    rows_kept: int = ROWS_KEPT
+    tail: int = TAIL
+
     def __init__(self, tables: TableReader, top: bytes | None = None) -> None:
         self._tables = tables
         self.flush = 1
@@ -125,7 +128,7 @@ class CachedRows:
     def forget(self) -> None:
         """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
         tables = (self.messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
-        most = ROWS_KEPT
+        most = self.rows_kept
         if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
             if self._tail_count > most:
                 self._shorten_tails(self.changes.together())
@@ -151,7 +154,7 @@ class CachedRows:
         for stream in list(self._tails):
             if stream in first:
                 tail = self._tails[stream]
-                begin = min(first[stream], tail[-1].n - TAIL)
+                begin = min(first[stream], tail[-1].n - self.tail)
                 del tail[: max(0, begin - tail[0].n)]
             else:
                 del self._tails[stream]

@@ -122,6 +122,10 @@ class LedgerFile:
         self.problem: LedgerError | None = None
         """why this file must not be used any more"""
 
+    def connect(self, *, readonly: bool = False) -> apsw.Connection:
+        """Open a connection to this file."""
+        return connect(self.path, readonly=readonly)
+
     # ── holding ──────────────────────────────────────────────────────────────────────────────────
 
     def hold(self) -> None:
@@ -206,14 +210,17 @@ class LedgerFile:
             raw = json.encode(note)
             os.pwrite(self._lock, raw.ljust(NOTE_SIZE), 0)
 
+    def _flush_note(self) -> None:
+        assert self._lock is not None
+        os.fsync(self._lock)
+
     def made(self) -> None:
         """There is a sound ledger now: remember where its files are, and that there is one."""
         stats = [(path, path.stat()) for path in (self.path, self._wal, self._shm) if path.exists()]
         self._places = [(path, _inode(found)) for path, found in stats]
         if not self._note.made:
             self._write_note(LockNote(os.getpid(), made=True))
-            assert self._lock is not None
-            os.fsync(self._lock)
+            self._flush_note()
 
     def committed(self, frames: int) -> None:
         """So many frames of the write-ahead log are on the disk. Raises if they are not where they belong."""
@@ -226,9 +233,15 @@ class LedgerFile:
             os.pwrite(self._lock, (b'%b,"frames":%d}' % (self._lead, frames)).ljust(NOTE_SIZE), 0)
 
     def settled(self) -> None:
-        """The write-ahead log is empty: all of it is in the database."""
-        if self.problem is None:
+        """The write-ahead log is empty: all of it is in the database.
+
+        That is flushed. The log begins anew now, and after a loss of power an older note would ask for frames
+        that are no longer in it.
+        """
+        if self.problem is None and self._note.salt:
             self._write_note(LockNote(os.getpid(), self._note.made))
+            with suppress(OSError):  # the disk is in trouble: the next flush says so
+                self._flush_note()
 
     # ── in its place ─────────────────────────────────────────────────────────────────────────────
 
@@ -308,10 +321,9 @@ class LedgerFile:
         may come before that. A crash in between is made good by the next start.
         """
         self._write_note(replace(self._note, converting=True))
-        assert self._lock is not None
-        os.fsync(self._lock)
+        self._flush_note()
         for reserve in (True, False):
-            db = connect(self.path)
+            db = self.connect()
             try:
                 db.execute("PRAGMA checksum_verification = OFF")
                 db.execute("PRAGMA journal_mode = DELETE")
@@ -332,7 +344,7 @@ class LedgerFile:
         self._roll_back()
         self._refuse_lost_log()
         had_log = self._wal.exists()
-        db = connect(self.path, readonly=True)
+        db = self.connect(readonly=True)
         try:
             try:
                 empty = not db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
@@ -362,7 +374,7 @@ class LedgerFile:
     def _roll_back(self) -> None:
         """What a crash has left of a rewrite of the whole file is undone, which a reader cannot."""
         if self._fd is not None and _size(self.path.with_name(self.path.name + "-journal")):
-            db = connect(self.path)
+            db = self.connect()
             try:
                 db.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
             finally:
@@ -409,7 +421,7 @@ class LedgerFile:
 
     def read_through(self, stop: threading.Event) -> None:
         """Read a large file through while it is in use; what is found is this file's `problem`."""
-        db = connect(self.path, readonly=True)
+        db = self.connect(readonly=True)
         try:
             db.set_progress_handler(stop.is_set, 10_000)
             self._read_through(db)

@@ -24,7 +24,7 @@ from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
-from duly.storage.sqlite.file import connect, translated
+from duly.storage.sqlite.file import translated
 from duly.storage.sqlite.journal import entries_of
 from duly.storage.sqlite.session import SqliteSession
 from duly.storage.sqlite.tables import TableReader
@@ -48,11 +48,13 @@ MOST_BEHIND: Final = 20 * CHANGES_BEHIND
 class Flushes:
     """Carries flushes out for one ledger."""
 
+    cached_rows: type[CachedRows] = CachedRows
+
     def __init__(self, writer: SqliteWriter, flushed: Callable[[list[CommitBatch]], None]) -> None:
         self._writer = writer
         self._flushed = flushed
-        self._db = connect(writer.file.path, readonly=True)
-        self.rows = CachedRows(TableReader(self._db))
+        self._db = writer.file.connect(readonly=True)
+        self.rows = self.cached_rows(TableReader(self._db))
         self._interpreter = Interpreter(self.rows)
         self._in_flight = False
         self._tainted = False

@@ -35,7 +35,7 @@ from duly.storage.ledger import HOT_IDS, Record, StreamEntry, StreamPosition, Tr
 from duly.storage.sql import rows
 from duly.storage.sql.ledger import SqlLedger
 from duly.storage.sqlite.cached_rows import UNREAD, Unread
-from duly.storage.sqlite.file import CHECKED_SIZE, LedgerFile, connect, translated
+from duly.storage.sqlite.file import CHECKED_SIZE, LedgerFile, translated
 from duly.storage.sqlite.flushes import Flushes
 from duly.storage.sqlite.overlay import JournalOverlay
 from duly.storage.sqlite.session import SqliteSession
@@ -49,6 +49,7 @@ class SqliteLedger(SqlLedger):
     one."""
 
     dialect = "sqlite"
+    session: type[SqliteSession] = SqliteSession
 
     def __init__(self, path: Path, clock: Clock | None, *, hot: int, readonly: bool) -> None:
         super().__init__(clock, hot=hot)
@@ -93,10 +94,10 @@ class SqliteLedger(SqlLedger):
             if self.path.stat().st_size:
                 file.inspect()
             if not self._readonly:
-                self._writer = SqliteWriter(file)
-                self._flushes = Flushes(self._writer, self._group_commit.flushed)
+                self._open_writer(file)
+                assert self._flushes is not None
                 self._witness.begin(self._flushes.rows.floor)
-            self._db = connect(self.path, readonly=True)
+            self._db = file.connect(readonly=True)
             version = int(self._db.pragma("user_version"))
             if not version:
                 raise LedgerUnavailable(f"{self.path} is empty: there is no ledger in it yet")
@@ -112,6 +113,11 @@ class SqliteLedger(SqlLedger):
                 target=file.read_through, args=(self._closing,), name="duly-check", daemon=True
             )
             self._reading_through.start()
+
+    def _open_writer(self, file: LedgerFile) -> None:
+        """Open what writes to the file."""
+        self._writer = SqliteWriter(file)
+        self._flushes = Flushes(self._writer, self._group_commit.flushed)
 
     async def scrub(self) -> None:
         """Write the file anew."""
@@ -179,7 +185,7 @@ class SqliteLedger(SqlLedger):
     async def _transaction(self) -> AsyncIterator[Transaction]:
         self._check_writable()
         with self._group_commit.within():
-            session = SqliteSession()
+            session = self.session()
             through = self._group_commit.add(session)
             through.add_done_callback(_noticed)
             try:

@@ -33,6 +33,7 @@ class SqliteSession(CommitBatch):
         self._over = False
         self.committing = False
         """whether it came so far as to commit"""
+        self._written: list[w.Results] = []
         self.begun: asyncio.Future[None] = self._loop.create_future()
         self._calls: SimpleQueue[tuple[str, tuple[Any, ...], asyncio.Future[Any] | None]] = SimpleQueue()
 
@@ -74,6 +75,12 @@ class SqliteSession(CommitBatch):
 
     def converse(self, writer: SqliteWriter) -> None:
         """Carry the calls out until the transaction has ended; raise if it did not commit."""
+        self._open(writer)
+        while not self._serve(writer, *self._calls.get()):
+            pass
+
+    def _open(self, writer: SqliteWriter) -> None:
+        """Begin; raise if that is not possible."""
         try:
             with translated(writer.file.path):
                 writer.begin()
@@ -81,37 +88,40 @@ class SqliteSession(CommitBatch):
             self.refuse(problem)
             raise
         self._settle(self.begun, None, None)
-        written: list[w.Results] = []
-        while True:
-            verb, args, future = self._calls.get()
-            result: Any = None
-            error: Exception | None = None
-            try:
-                if verb == "rollback":
-                    writer.roll_back()
-                    return
-                self._refuse_after_error()
-                with translated(writer.file.path):
-                    if verb == "commit":
-                        self.committing = True
-                        writer.commit()
-                        self.results = written
-                        return
-                    if verb == "write":
-                        result = _write(writer, *args)
-                        written.append(result)
-                    else:
-                        result = writer.fetch(*args)
-                if not writer.db.in_transaction:
-                    raise ProgramError(
-                        "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
-                    )
-            except Exception as problem:
+
+    def _serve(
+        self, writer: SqliteWriter, verb: str, args: tuple[Any, ...], future: asyncio.Future[Any] | None
+    ) -> bool:
+        """Carry one call out; return whether it was the last."""
+        result: Any = None
+        error: Exception | None = None
+        try:
+            if verb == "rollback":
                 writer.roll_back()
-                self.error = error = problem
-            if future is None:
-                return
-            self._settle(future, result, error)
+                return True
+            self._refuse_after_error()
+            with translated(writer.file.path):
+                if verb == "commit":
+                    self.committing = True
+                    writer.commit()
+                    self.results = self._written
+                    return True
+                if verb == "write":
+                    result = _write(writer, *args)
+                    self._written.append(result)
+                else:
+                    result = writer.fetch(*args)
+            if not writer.db.in_transaction:
+                raise ProgramError(
+                    "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
+                )
+        except Exception as problem:
+            writer.roll_back()
+            self.error = error = problem
+        if future is None:
+            return True
+        self._settle(future, result, error)
+        return False
 
     def _refuse_after_error(self) -> None:
         if self.error is not None:

@@ -15,8 +15,9 @@ from duly.errors import LedgerError, LedgerUnavailable
 from duly.storage import sql
 from duly.storage.snapshot import BATCH, LedgerTable, Snapshot, StoredRow
 from duly.storage.sqlite.file import LedgerFile, connect, translated
-from duly.storage.sqlite.journal import changes_in
+from duly.storage.sqlite.journal import flushes_in
 from duly.storage.sqlite.overlay import JournalOverlay
+from duly.storage.sqlite.tables import TableReader
 
 T = TypeVar("T")
 
@@ -104,9 +105,14 @@ class SqliteSnapshot(Snapshot):
                 problems.append(("journal-sequence", f"entry {n} follows entry {before}"))
             before = n
             try:
-                changes_in([(n, body)])
-            except (LedgerError, ValueError) as problem:
+                list(flushes_in([(n, body)]))
+            except LedgerError as problem:
                 problems.append(("journal-readable", str(problem)))
+        if not problems:
+            try:
+                TableReader(db).journal()
+            except ValueError as problem:
+                problems.append(("journal-readable", f"the journal does not hold rows: {problem}"))
         return problems
 
     async def close(self) -> None:

@@ -23,7 +23,6 @@ from duly.storage.sqlite.file import (
     APPLICATION_ID,
     LedgerFile,
     checksum_vfs,
-    connect,
     has_checksums,
     reserve_checksums,
     translated,
@@ -60,21 +59,28 @@ class SqliteWriter:
             self.n = 0
             self.catch_up()
         except BaseException:
+            # The last connection that closes moves the log into the database and removes it; then the next
+            # start would miss what the note beside the file says of it.
+            db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
             raise
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start the thread."""
         self._thread = threading.Thread(target=self._work, name="duly-write", daemon=True)
         self._thread.start()
 
     def _connect(self) -> apsw.Connection:
         """Connect to a database whose pages have checksums, as far as that is possible here."""
-        db = connect(self._path)
+        db = self.file.connect()
         if not int(db.pragma("page_count")):
             reserve_checksums(db)
         elif not has_checksums(db) and checksum_vfs() is not None:
             LOG.warning("writing %s anew, with checksums; this is done once", self._path)
             db.close()
             self.file.add_checksums()
-            db = connect(self._path)
+            db = self.file.connect()
         return db
 
     def _migrate(self) -> None:
@@ -106,22 +112,30 @@ class SqliteWriter:
         loop = asyncio.get_running_loop()
 
         def carry_out() -> None:
-            problem: Exception | None = None
-            try:
-                with translated(self._path):
-                    if self.file.problem is not None:
-                        raise self.file.problem
-                    job()
-            except Exception as error:
-                self.roll_back()
-                problem = error
+            problem = self._carry_out(job)
             # The loop may be gone at interpreter exit; what was committed stays committed.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(done, problem)
-            if self._wal_pages > self._checkpoint_at or isinstance(problem, LedgerUnavailable):
-                self._checkpoint()
+            self._keep_short(problem)
 
         self._queue.put(carry_out)
+
+    def _carry_out(self, job: Callable[[], None]) -> Exception | None:
+        """Carry a job out; return what went wrong, if anything did."""
+        try:
+            with translated(self._path):
+                if self.file.problem is not None:
+                    raise self.file.problem
+                job()
+        except Exception as problem:
+            self.roll_back()
+            return problem
+        return None
+
+    def _keep_short(self, problem: Exception | None) -> None:
+        """Move the write-ahead log into the database if it is long, or if the disk is in trouble."""
+        if self._wal_pages > self._checkpoint_at or isinstance(problem, LedgerUnavailable):
+            self._checkpoint()
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:

@@ -352,7 +352,7 @@ def _died_after(world: World, name: str, key: bytes) -> bool:
         if who == name and about == key and what.startswith("commits ") and State[what[8:].upper()].terminal
     ]  # fmt: skip
     return bool(ended) and any(
-        who == name and what == "dies" and at >= ended[0] for at, who, what, _ in world.log.lines
+        who == name and what in ("dies", "starts") and at >= ended[0] for at, who, what, _ in world.log.lines
     )
 
 

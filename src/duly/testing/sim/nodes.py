@@ -31,6 +31,7 @@ from duly.testing.sim.disk import SimLedger
 from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
 
 if TYPE_CHECKING:
+    from duly.testing.sim.journal_ledger import JournalLedger
     from duly.testing.sim.world import World
 
 HORIZON: Final = Horizon(keep=5 * MINUTE, skew=MINUTE)
@@ -73,17 +74,28 @@ class SimProcess:
         self.incarnation += 1
         mine = self.incarnation
         self.alive = True
-        world = self.world
-        self.ledger = SimLedger(
-            self.clock, self.disk, f"{self.name}#{self.incarnation}",
-            fault=lambda moment: world.fault(self, moment), crash=self.crash,
-            watch=lambda disk, write, result: world.committed(self, disk, write, result),
-        )  # fmt: skip
-        world.log.note(self.name, "starts")
+        self.ledger: SimLedger | JournalLedger = self.open_ledger()
+        self.world.log.note(self.name, "starts")
         await self.begin()
         if self.alive and self.incarnation == mine:  # it may have died and restarted meanwhile
             self.ready = True
             self.spawn(self._prune())
+
+    def open_ledger(self) -> SimLedger | JournalLedger:
+        """The ledger on the disk of the process."""
+        world = self.world
+        return SimLedger(
+            self.clock, self.disk, f"{self.name}#{self.incarnation}",
+            fault=lambda moment: world.fault(self, moment), crash=self.crash,
+            watch=lambda disk, write, result: world.committed(self, disk, write, result),
+        )  # fmt: skip
+
+    def examine(self) -> None:
+        """Read what is on the disk, where `disk` does not say it at any time."""
+
+    def erase(self) -> None:
+        """Lose what is on the disk."""
+        self.disk = Disk()
 
     async def begin(self) -> None:
         """Start the program of the process on its ledger."""

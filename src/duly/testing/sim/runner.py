@@ -16,6 +16,7 @@ from duly.core.messages import names_in
 from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
 from duly.testing.sim.checkers import CHECKERS
 from duly.testing.sim.gateway import GatewayWorld
+from duly.testing.sim.journal import JOURNAL_CHECKERS, JournalWorld
 from duly.testing.sim.mqtt import MQTT_CHECKERS, MqttWorld
 from duly.testing.sim.multi_hub import MULTI_HUB_CHECKERS, MultiHubWorld
 from duly.testing.sim.peers import NodesWorld
@@ -49,6 +50,7 @@ class SimReport(Struct, frozen=True):
 
 WORLDS: Final[Mapping[str, type[World]]] = {
     "kernel": World,
+    "journal": JournalWorld,
     "gateway": GatewayWorld,
     "hubs": MultiHubWorld,
     "chat": ChatWorld,
@@ -58,6 +60,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "mqtt": MqttWorld,
 }
 _CHECKERS: Final = {
+    "journal": JOURNAL_CHECKERS,
     "gateway": GATEWAY_CHECKERS,
     "hubs": MULTI_HUB_CHECKERS,
     "chat": CHAT_CHECKERS,
@@ -66,6 +69,11 @@ _CHECKERS: Final = {
     "mqtt": MQTT_CHECKERS,
 }
 """The checkers of worlds that make other promises, or more."""
+
+
+def checkers_of(world: str) -> tuple[str, ...]:
+    """Return the names of what is checked in a world."""
+    return (*(checker.__name__ for checker in _CHECKERS.get(world, CHECKERS)), "sound", "awake")
 
 
 def run_seed(seed: int, world: str = "kernel") -> SimReport:

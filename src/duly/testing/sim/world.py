@@ -274,6 +274,8 @@ class World:
         await asyncio.sleep(SETTLED - CALM)
         self.log.note("world", "should have settled")
         self.settled_promises = {name: dict(promised) for name, promised in self.log.promised.items()}
+        for node in self.nodes.values():
+            node.examine()
         self.settled_disks = {name: _snapshot(node.disk) for name, node in self.nodes.items()}
         await asyncio.sleep(WRONG - SETTLED)
         await self._wrong_for_a_while(hubs if plan.skew else [])
@@ -283,6 +285,8 @@ class World:
                 self._set_clock(node, -round((BEYOND - CALM) * SECOND))
         self._replay(len(self.network.captured) if plan.replays else 0)
         await asyncio.sleep(END - BEYOND)
+        for node in self.nodes.values():
+            node.examine()
 
     async def _use(self, sender: SimProcess, receivers: list[SimProcess]) -> None:
         rng, plan = self.rng, self.plan
@@ -367,9 +371,10 @@ class World:
             return
         self.log.note(sender.name, "is reinstalled and counts anew")
         sender.crash()
+        sender.examine()
         self.log.abandoned |= self.log.wanted.keys() & sender.disk.messages.keys()
         self.log.reinstalled[sender.name] = asyncio.get_running_loop().time()
-        sender.disk = Disk()
+        sender.erase()
         self.epochs[sender.name] += 1
 
 

@@ -1,0 +1,101 @@
+"""Writes the table of docs/reliability.md, in English and Chinese, from the published results.
+
+Between the markers nothing is written by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from tools.markers import replace
+
+from proof import record
+from proof.record import ROOT, PartResult
+
+DOCUMENTS: Final = {"en": "docs/reliability.md", "zh": "docs/zh/reliability.md"}
+ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
+    ("simulation", "runs", "simulated runs, over all worlds", "模拟运行，覆盖全部世界"),
+    ("simulation", "violations", "… of which broke a promise", "……其中违反承诺的"),
+    (
+        "planted",
+        "planted bugs",
+        "planted bugs that were caught, each by the promise it breaks",
+        "被发现的植入缺陷，每个都由它所违反的承诺发现",
+    ),
+    (
+        "kills",
+        "kills",
+        "`kill -9` under load, from which the process came back",
+        "负载下的 `kill -9`，进程随后恢复",
+    ),
+    (
+        "kills",
+        "messages under faults",
+        "messages meanwhile: lost 0, double 0, wrong answer 0, unsettled 0",
+        "其间的消息：丢失 0、重复 0、错误应答 0、未决 0",
+    ),
+    ("power", "power losses", "losses of power under a hub", "中枢断电次数"),
+    (
+        "power",
+        "messages under faults",
+        "commands meanwhile: lost 0, double 0, wrong answer 0, unsettled 0",
+        "其间的命令：丢失 0、重复 0、错误应答 0、未决 0",
+    ),
+    ("hostile", "hostile input", "hostile inputs: crashes 0, hangs 0", "恶意输入：崩溃 0、卡死 0"),
+    (
+        "soak",
+        "soaked seconds",
+        "seconds of load: memory, descriptors, threads and journal flat",
+        "持续负载的秒数：内存、描述符、线程与日志平稳",
+    ),
+)
+"""Part, what it counts, and what that is called."""
+HEADS: Final = {
+    "en": ("what", "figure", "measured", "replay"),
+    "zh": ("内容", "数字", "测量", "重放"),
+}
+NEVER: Final = {"en": "not run yet", "zh": "尚未运行"}
+
+
+def table(language: str, results: Mapping[str, PartResult]) -> str:
+    """Return the table."""
+    head = HEADS[language]
+    lines = [head, tuple("---" for _ in head)]
+    for part, what, english, chinese in ROWS:
+        name = chinese if language == "zh" else english
+        found = results.get(part)
+        if found is None:
+            lines.append((name, NEVER[language], "", ""))
+        else:
+            when = f"{found.date[:10]}, `{found.commit}`"
+            lines.append((name, f"{found.counts[what]:,}", when, f"`{found.commands[0]}`"))
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def written(language: str, text: str, results: Mapping[str, PartResult]) -> str:
+    """Return a document with the table in it."""
+    return replace(text, "proof", table(language, results))
+
+
+def stale(results: Mapping[str, PartResult] | None = None, root: Path = ROOT) -> list[str]:
+    """Return the documents that do not say what the results say."""
+    results = record.published() if results is None else results
+    return [
+        path
+        for language, path in DOCUMENTS.items()
+        if (text := (root / path).read_text(encoding="utf-8")) != written(language, text, results)
+    ]
+
+
+def write(results: Mapping[str, PartResult] | None = None, root: Path = ROOT) -> None:
+    """Write the tables."""
+    results = record.published() if results is None else results
+    for language, path in DOCUMENTS.items():
+        text = (root / path).read_text(encoding="utf-8")
+        (root / path).write_text(written(language, text, results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,135 @@
+"""Throws hostile bytes at every decoder: `python -m proof.hostile KIND CASES [SEED]`.
+
+A case is a sound message that was cut, stretched, spliced with another, or had bytes and bits changed. The
+law: a decoder takes it or refuses it with an error of ours, at once. Anything else ends the program with the
+case and how to replay it. What was tried is counted.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Final
+
+from duly.errors import DulyError
+from duly.storage.sqlite import journal
+from duly.transports.mqtt import packets
+from duly.wire import fd, frames
+from duly.wire.fd import FdKind
+from proof.counts import count
+
+AT_ONCE: Final = 1_000
+"""Cases that are made and tried together."""
+SLOW: Final = 1.0
+"""Seconds that no case may take."""
+
+FRAMES: Final = [
+    b'{"type":"lock_control","seq_id":"1700000000000_1","to":"lock","data":{"open":true},"exp":1700000060000}',
+    b'{"type":"dev_control","seq_id":"1700000000000_2","to":"lamp","data":1,"order":{"key":"power","mode":"latest"}}',
+    b'{"type":"ack","seq_id":"1700000000000_1","to":"phone","code":0,"data":{"a":[1,2,{"b":null}]},"state":"done"}',
+    b'{"type":"auth","token":"abc","cursors":{"lock":12,"lamp":0}}',
+    b'{"type":"chat_message","seq_id":"1_1","to":"#team","data":"hi \\ud83d\\ude00","conv":"#team","n":7}',
+    b'{"type":"alert_event","seq_id":"e1","data":{"profile_id":"home","trigger_reason":"fall","timestamp":1}}',
+]
+TASKS: Final = [
+    b'{"sender":"A","receiver":"B","msg_id":"m1","action":"open","time":1700000000,"exp":1700000060,"payload":{"a":1}}',
+    b'{"sender_client_id":"A","receiver_client_id":"B","message_id":"m1","action":"x","timestamp":1,"expiration":0}',
+    b'{"msg_id":"m1","value":"eyJhIjoxfQ==","sig":"AAAA","kid":"k"}',
+    b'{"msg_id":"m1","code":3,"reason":"busy"}',
+    b'{"online":true,"time":1700000000,"session":"s1","metadata":{"battery":80}}',
+]
+PACKETS: Final = [
+    b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01", b"\x40\x02\x00\x05", b"\xd0\x00", b"\xb0\x02\x00\x01",
+    packets.publish(b"nodes/hub/ack", 7, b'{"msg_id":"m1"}'), packets.publish(b"a/b", 1, b"x" * 300),
+]  # fmt: skip
+ROWS: Final = journal.bodies_of([
+    (journal.MOVE, b"key", 10, 1_700_000_000_000_000, b"answer"),
+    (journal.APPEND, "stream", 1, b"body", 1_700_000_000_000_000, b"key"),
+    (journal.ITEM, "bucket", "name", None),
+])  # fmt: skip
+
+
+def _topics(raw: bytes) -> None:
+    fd.parse_topic("nodes", raw.decode(errors="replace"))
+
+
+def _any_fd(raw: bytes) -> None:
+    fd.decode(tuple(FdKind)[raw[0] % len(FdKind)] if raw else FdKind.ACK, raw)
+
+
+KINDS: Final[dict[str, tuple[Sequence[bytes], Callable[[bytes], object]]]] = {
+    "frames": (FRAMES, frames.decode),
+    "batches": ([b"[" + b",".join(FRAMES[:3]) + b"]", *FRAMES], frames.decode_batch),
+    "fd": (TASKS, _any_fd),
+    "topics": ([b"nodes/hub/ack", b"nodes/A/pending", b"nodes/A/status"], _topics),
+    "mqtt": (PACKETS, packets.split),
+    "journal": (ROWS, lambda raw: journal.changes_in([(1, raw)])),
+}
+"""Sound messages of each kind, and what reads them."""
+INTERESTING: Final = (
+    b"\x00",
+    b"\xff",
+    b"\x7f",
+    b"\x80",
+    b'"',
+    b"{",
+    b"[",
+    b"\\",
+    b"1e999",
+    b"\xed\xa0\x80",
+    b"null",
+    b"-0",
+)
+
+
+def spoil(rng: Random, sound: Sequence[bytes]) -> bytes:
+    """Return a message of these that is no longer sound, or only by chance."""
+    raw = bytearray(rng.choice(sound))
+    for _ in range(rng.randrange(1, 5)):
+        at = rng.randrange(len(raw) + 1)
+        match rng.randrange(7):
+            case 0:
+                del raw[at:]
+            case 1:
+                raw[at:at] = rng.choice(INTERESTING)
+            case 2:
+                raw[at:at] = rng.randbytes(rng.randrange(1, 9))
+            case 3 if at < len(raw):
+                raw[at] ^= 1 << rng.randrange(8)
+            case 4:
+                raw[at:] = rng.choice(sound)[rng.randrange(40) :]
+            case 5:
+                raw[at:at] = raw[at : at + rng.randrange(1, 60)] * rng.choice((1, 2, 40))
+            case _ if at < len(raw):
+                raw[at] = rng.randrange(256)
+        if not raw:
+            break
+    return bytes(raw)
+
+
+def attack(kind: str, cases: int, seed: int) -> None:
+    """Try so many cases of a kind."""
+    sound, read = KINDS[kind]
+    for part in range(0, cases, AT_ONCE):
+        rng = Random(f"{kind} {seed} {part}")
+        for _ in range(min(AT_ONCE, cases - part)):
+            raw = spoil(rng, sound)
+            began = time.process_time()
+            try:
+                read(raw)
+            except DulyError:
+                pass
+            except Exception as problem:
+                sys.exit(
+                    f"{kind}: {raw!r} raised {problem!r}; "
+                    f"replay: python -m proof.hostile {kind} {cases} {seed}"
+                )
+            if time.process_time() - began > SLOW:
+                sys.exit(f"{kind}: {raw!r} took more than {SLOW} s; seed {seed}, part {part}")
+    count("hostile input", cases, f"python -m proof.hostile {kind} {cases} {seed}")
+
+
+if __name__ == "__main__":
+    attack(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1)

@@ -1,0 +1,143 @@
+"""What a proof consists of: parts, each of steps that can be run and counted by themselves.
+
+A step is a command. What it counts comes from its programs (`proof.counts`), or from the report of
+`duly sim`. A command that fails ends the proof; it has printed how its case is replayed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from proof.hostile import KINDS
+
+SEEDS_AT_ONCE: Final = 50
+HOSTILE_AT_ONCE: Final = 250_000
+PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m", "proof", "-n", "auto", "--dist", "worksteal")
+KILLS: Final = tuple(
+    f"tests/{path}.py"
+    for path in (
+        "end_to_end/test_kills", "end_to_end/test_injected_kills", "end_to_end/test_hub_processes",
+        "end_to_end/test_chat_hub_processes", "end_to_end/test_chaos", "clients/test_sentinel_kills",
+    )
+)  # fmt: skip
+COUNTED: Final = (
+    *KILLS, "tests/end_to_end/test_power_loss.py", "tests/end_to_end/test_soak.py",
+    "tests/testing/test_planted_bugs.py", "tests/end_to_end/test_fuzz.py",
+    "tests/transports/mqtt/test_hostile_broker.py",
+)  # fmt: skip
+"""What has a part of its own; `others` are all else that is marked `proof`."""
+CLI: Final = ("alerts", "readme", "send")
+
+
+class Step(Struct, frozen=True):
+    """A command, and what it is called."""
+
+    name: str
+    command: tuple[str, ...]
+    env: dict[str, str] = {}
+
+    @property
+    def line(self) -> str:
+        """The command as one types it."""
+        said = [f"{name}={value}" for name, value in self.env.items()]
+        return " ".join([*said, *("python" if each == sys.executable else each for each in self.command)])
+
+
+class Part(Struct, frozen=True):
+    """One row of the table: what is counted, and the steps that count it."""
+
+    name: str
+    counts: tuple[str, ...]
+    """what its programs count"""
+    steps: tuple[Step, ...]
+
+
+def parts(*, short: bool) -> list[Part]:
+    """Return all parts, in the order in which they are run."""
+    power = _power(1, 5) if short else _power(20, 25)
+    return [
+        Part("simulation", ("runs", "violations"), tuple(_simulation(150 if short else 5_000))),
+        Part("planted", ("planted bugs",), (_planted(short=short),)),
+        Part("kills", ("kills", "messages under faults"), tuple(_kills(short=short))),
+        Part(
+            "power",
+            ("power losses", "messages under faults"),
+            tuple(power),
+        ),
+        Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
+        Part("soak", ("soaked seconds",), (_soak(20 if short else 1_800),)),
+        Part("others", (), tuple(_others(short=short))),
+    ]
+
+
+def _pytest(name: str, *args: str, **env: str) -> Step:
+    return Step(name, (*PYTEST, *args), env)
+
+
+def _simulation(seeds: int) -> Iterator[Step]:
+    for first in range(0, seeds, SEEDS_AT_ONCE):
+        many = min(SEEDS_AT_ONCE, seeds - first)
+        command = (sys.executable, "-m", "duly", "sim", "--seeds", str(many), "--first", str(first), "--json")
+        yield Step(f"seeds from {first}", command)
+
+
+def _planted(*, short: bool) -> Step:
+    if short:  # from the first run on they take half an hour
+        recorded = [each if each != "proof" else "not proof" for each in PYTEST]
+        return Step("recorded runs", (*recorded, "tests/testing/test_planted_bugs.py", "-k", "recorded"))
+    return _pytest("from the first run", "tests/testing/test_planted_bugs.py")
+
+
+def _kills(*, short: bool) -> Iterator[Step]:
+    if short:
+        yield _pytest("once", *KILLS)
+        return
+    yield _pytest("at named points", *KILLS)
+    for seed in range(10):
+        more = {"DULY_KILL_SEED": str(seed)}
+        yield _pytest(f"system calls, {seed}", KILLS[1], DULY_INJECTIONS="50", **more)
+        yield _pytest(
+            f"everything, {seed}", KILLS[0], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more
+        )
+        yield _pytest(f"hubs, {seed}", KILLS[2], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more)
+    yield _pytest("people", KILLS[3], DULY_KILL_SECONDS="300")
+    yield _pytest("tasks", KILLS[4], DULY_CHAOS="10000")
+
+
+def _power(times: int, losses: int) -> Iterator[Step]:
+    yield _pytest("a hub without flushes", "tests/end_to_end/test_power_loss.py", "-k", "not_flush")
+    for seed in range(times):
+        env = {"DULY_POWER_LOSSES": str(losses), "DULY_POWER_SEED": str(seed)}
+        yield _pytest(f"seed {seed}", "tests/end_to_end/test_power_loss.py", "-k", "survives", **env)
+
+
+def _hostile(*, short: bool) -> Iterator[Step]:
+    yield _pytest("a hub and a link", "tests/end_to_end/test_fuzz.py", COUNTED[-1])
+    cases = 40_000 if short else 1_500_000
+    for kind in KINDS:
+        for seed, first in enumerate(range(0, cases, HOSTILE_AT_ONCE)):
+            many = str(min(HOSTILE_AT_ONCE, cases - first))
+            yield Step(f"{kind}, {seed}", (sys.executable, "-m", "proof.hostile", kind, many, str(seed)))
+
+
+def _soak(seconds: int) -> Step:
+    return _pytest(f"{seconds} s", "tests/end_to_end/test_soak.py", DULY_SOAK_SECONDS=str(seconds))
+
+
+def _others(*, short: bool) -> Iterator[Step]:
+    yield _pytest("marked proof", "tests", *(f"--ignore={path}" for path in COUNTED))
+    some = [f"tests/cli/test_{name}.py" for name in CLI] if short else ["tests/cli"]
+    plain = [each for each in PYTEST if each not in ("-m", "proof")]
+    plain[1:1] = ["-m"]
+    yield Step("command line", (*plain, "tests/test_cli.py", *some))
+
+
+def environment(step: Step, counts: str) -> dict[str, str]:
+    """Return what a step's command finds in its environment. Each program is an ordinary process there,
+    imports and all (tests/fork_server.py)."""
+    return os.environ | {"DULY_TEST_FORK": "0", "DULY_PROOF_COUNTS": counts} | step.env

@@ -1,0 +1,274 @@
+"""A simulated disk beneath SQLite: what was written and not flushed may be lost, sector by sector.
+
+SQLite reads and writes real files, through a VFS that remembers of every sector what it was when it was last
+flushed. When the power fails, each sector that was written since is either what was written or what it was.
+A flush may fail: then some sectors are never written, though they can be read and later flushes succeed, as
+on Linux. A write may fail, or be the last one before the process dies.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from random import Random
+from shutil import copy, rmtree
+from typing import Final
+
+import apsw
+
+from duly.storage.sqlite.file import LedgerFile, checksum_vfs
+
+SECTOR: Final = 512
+NAME: Final = "store.db"
+MOMENT: Final = 0.0005
+SLOW: Final = 0.15
+"""How often a disk is slow."""
+SLOWEST: Final = 0.3
+"""Seconds."""
+VFS: Final = "duly-sim"
+
+_disks: Final[dict[str, SectorDisk]] = {}
+"""The disks that are in use, by their folders."""
+
+
+class _Written:
+    """What is known of one file: its sectors as they were flushed, where that is not what can be read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self.flushed: dict[int, bytes] = {}
+        self.stuck: set[int] = set()
+        """sectors that a flush has failed to write: no later flush writes them"""
+        self.size = path.stat().st_size
+        """when it was last flushed"""
+
+    def keep(self, start: int, length: int) -> None:
+        """Remember these bytes before they change."""
+        first, last = start // SECTOR, (start + length - 1) // SECTOR
+        for sector in range(first, last + 1):
+            self.stuck.discard(sector)
+            if sector not in self.flushed:
+                self.flushed[sector] = os.pread(self._fd, SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._fd)
+
+    def flush(self) -> None:
+        """Put everything on the disk, but what got stuck."""
+        self.flushed = {sector: self.flushed[sector] for sector in self.stuck}
+        self.size = self.path.stat().st_size
+
+    def fail(self, rng: Random) -> None:
+        """Put some of it on the disk; the rest never gets there."""
+        for sector in sorted(self.flushed):
+            if rng.random() < 0.5:
+                del self.flushed[sector]
+                self.stuck.discard(sector)
+            else:
+                self.stuck.add(sector)
+
+    def leave(self, to: Path, rng: Random, lost: float) -> None:
+        """Write what a power failure leaves of the file; a sector that was not flushed is lost by chance."""
+        copy(self.path, to)
+        with to.open("r+b") as file:
+            size = self.path.stat().st_size
+            for sector in sorted(self.flushed):
+                if sector in self.stuck or rng.random() < lost:
+                    file.seek(sector * SECTOR)
+                    file.write(self.flushed[sector])
+            file.truncate(self.size if size != self.size and rng.random() < lost else size)
+
+
+class SectorDisk:
+    """The files of one process. `fault(moment)` is asked at every write and flush, and says 'crash', 'fail'
+    or ''; `died` is called when a crash has been taken."""
+
+    def __init__(self, root: Path, seed: str, fault: Callable[[str], str], died: Callable[[], None]) -> None:
+        self._root = root
+        self._rng = Random(f"disk {seed}")
+        self._fault = fault
+        self._died = died
+        self._life = 0
+        self._files: dict[str, _Written] = {}
+        self._noted = b""
+        """the note beside the file, as it was written back at some time"""
+        self.dead = True
+        self._folder = root / "0"
+        self._folder.mkdir(parents=True)
+
+    @property
+    def path(self) -> Path:
+        """The file of the ledger, as the living or the next process finds it."""
+        return self._folder / NAME
+
+    @property
+    def _note(self) -> Path:
+        return self._folder / f"{NAME}.lock"
+
+    def begin(self) -> None:
+        """Begin a life of the process with what the last one has left."""
+        self.dead = False
+        self._files.clear()
+        _disks[str(self._folder)] = self
+
+    def die(self, *, power: bool = True) -> None:
+        """End a life: the next one finds what the disk kept. Without a loss of power that is all of it."""
+        if self.dead:
+            return
+        self.dead = True
+        del _disks[str(self._folder)]
+        rng, lost = self._rng, self._rng.choice([0.0, 0.5, 0.5, 1.0]) if power else 0.0
+        self._life += 1
+        left = self._root / str(self._life)
+        left.mkdir()
+        for name, written in sorted(self._files.items()):
+            if not name.endswith("-shm") and written.path.exists():
+                written.leave(left / name, rng, lost)
+        for name in (NAME, f"{NAME}-wal"):
+            if name not in self._files and (self._folder / name).exists():
+                copy(self._folder / name, left / name)
+        if self._note.exists():
+            stale = self._noted and rng.random() < lost
+            copy(self._note, left)
+            if stale:
+                (left / self._note.name).write_bytes(self._noted)
+        for written in self._files.values():
+            written.close()
+        self._files.clear()
+        before, self._folder = self._folder, left
+        rmtree(before)
+
+    def takes(self) -> float:
+        """How many seconds the next job takes: some take long, and much comes meanwhile."""
+        return self._rng.uniform(0, SLOWEST) if self._rng.random() < SLOW else MOMENT
+
+    def erase(self) -> None:
+        """Lose everything: the next life begins with nothing."""
+        for name in self._folder.iterdir():
+            name.unlink()
+        self._noted = b""
+
+    # ── asked by the VFS ─────────────────────────────────────────────────────────────────────────
+
+    def _of(self, path: Path) -> _Written:
+        if path.name not in self._files:
+            self._files[path.name] = _Written(path)
+        return self._files[path.name]
+
+    def writing(self, path: Path, start: int, length: int, write: Callable[[], None]) -> None:
+        """Carry a write out."""
+        if self.dead:
+            return
+        what = self._fault("write")
+        if what == "fail":
+            raise apsw.IOError("the disk failed at a write")
+        self._of(path).keep(start, length)
+        write()
+        if what == "crash":
+            self._lose()
+
+    def flushing(self, path: Path, flush: Callable[[], None]) -> None:
+        """Carry a flush out."""
+        if self.dead:
+            return
+        what = self._fault("flush")
+        if what == "fail":
+            self._of(path).fail(self._rng)
+            raise apsw.IOError("the disk failed at a flush")
+        if what == "crash" and self._rng.random() < 0.5:
+            self._lose()
+        self._of(path).flush()
+        if self._rng.random() < 0.2 and self._note.exists():
+            self.flush_note()
+        if what == "crash":
+            self._lose()
+
+    def flush_note(self) -> None:
+        """Put the note beside the file on the disk."""
+        self._noted = self._note.read_bytes()
+
+    def _lose(self) -> None:
+        self.die()
+        self._died()
+        raise apsw.IOError("the process died")
+
+
+class _SimFile(apsw.VFSFile):
+    """A file of SQLite on a sector disk."""
+
+    def __init__(self, base: str, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
+        super().__init__(base, name, flags)
+        self._path = Path(name.filename() if isinstance(name, apsw.URIFilename) else name or "")
+        self._disk = _disks.get(str(self._path.parent))
+
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - SQLite's name
+        """Write, if the disk lets it."""
+        if self._disk is not None:
+            self._disk.writing(
+                self._path, offset, len(data), lambda: super(_SimFile, self).xWrite(data, offset)
+            )
+
+    def xTruncate(self, newsize: int) -> None:  # noqa: N802
+        """Cut the file, if the disk lets it."""
+        beyond = -newsize if self._disk is None or self._disk.dead else self._path.stat().st_size - newsize
+        if self._disk is not None and beyond > 0:
+            self._disk.writing(self._path, newsize, beyond, lambda: super(_SimFile, self).xTruncate(newsize))
+
+    def xSync(self, flags: int) -> None:  # noqa: N802
+        """Flush, if the disk lets it; the real file need not be."""
+        if self._disk is not None:
+            self._disk.flushing(self._path, lambda: None)
+
+    def xUnlock(self, level: int) -> None:  # noqa: N802
+        """Let go; a connection that only reads cannot do everything that SQLite tries when it closes."""
+        with suppress(apsw.IOError):
+            super().xUnlock(level)
+
+    def xLock(self, level: int) -> None:  # noqa: N802
+        """Lock; a connection that only reads may not have all of it."""
+        try:
+            super().xLock(level)
+        except apsw.IOError:
+            raise apsw.BusyError("a reader cannot lock it") from None
+
+
+class _SimVfs(apsw.VFS):
+    """Opens files on sector disks; beneath it are SQLite's checksums and the real files."""
+
+    def __init__(self) -> None:
+        self._base = checksum_vfs() or ""
+        super().__init__(VFS, base=self._base)
+
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> apsw.VFSFile:  # noqa: N802
+        """Open a file."""
+        return _SimFile(self._base, name, flags)
+
+
+@cache
+def sector_vfs() -> str:
+    """The name of the VFS, registered once in a process."""
+    global _vfs  # noqa: PLW0603 - SQLite uses it as long as the process lives
+    _vfs = _SimVfs()
+    return VFS
+
+
+_vfs: _SimVfs | None = None
+
+
+class SectorFile(LedgerFile):
+    """A ledger's file on a sector disk."""
+
+    def _flush_note(self) -> None:
+        disk = _disks.get(str(self.path.parent))
+        if disk is not None:
+            disk.flush_note()
+
+    def connect(self, *, readonly: bool = False) -> apsw.Connection:
+        """Open a connection through the disk."""
+        flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE
+        return apsw.Connection(os.fspath(self.path), flags=flags, vfs=sector_vfs())

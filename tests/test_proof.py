@@ -1,0 +1,107 @@
+"""The proof: its parts, what it keeps, and the documents it writes."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from proof.__main__ import StepFailed, prove
+from proof.counts import total
+from proof.hostile import KINDS, attack
+from proof.parts import COUNTED, Part, Step, parts
+from proof.record import ROOT, PartResult
+
+from proof import document, record
+
+COUNT = "import proof.counts as c; c.count('cases', 3); c.count('cases', 4)"
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(record, "OUT", tmp_path)
+    monkeypatch.setattr(record, "commit", lambda: "0123456789")
+    return tmp_path
+
+
+def part_of(*programs: str) -> Part:
+    steps = tuple(Step(str(n), (sys.executable, "-c", program)) for n, program in enumerate(programs))
+    return Part("some", ("cases",), steps)
+
+
+def test_what_programs_count_is_added_up(out: Path) -> None:
+    done = prove([part_of(COUNT, COUNT)], "short", fresh=False, minutes=1)
+    assert done["some"].counts == {"cases": 14}
+
+
+def test_a_step_is_not_run_again_at_the_same_commit(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = out / "ran"
+    part = part_of(f"open({str(mark)!r}, 'a').write('x'); {COUNT}")
+    for fresh in (False, False, True):
+        assert prove([part], "short", fresh=fresh, minutes=1)["some"].counts == {"cases": 7}
+    assert mark.read_text() == "xx"
+    monkeypatch.setattr(record, "commit", lambda: "another")
+    prove([part], "short", fresh=False, minutes=1)
+    assert mark.read_text() == "xxx"
+
+
+def test_a_part_that_was_stopped_counts_what_was_run(out: Path) -> None:
+    assert prove([part_of(COUNT, COUNT)], "short", fresh=False, minutes=0) == {}
+    prove([part_of(COUNT)], "short", fresh=False, minutes=1)
+    assert prove([part_of(COUNT, COUNT)], "short", fresh=False, minutes=0)["some"].counts == {"cases": 7}
+
+
+def test_a_step_that_fails_says_how_to_replay_it(out: Path) -> None:
+    with pytest.raises(StepFailed, match="replay: python -c") as failed:
+        prove([part_of("print('what went wrong'); raise SystemExit(1)")], "short", fresh=False, minutes=1)
+    assert "what went wrong" in str(failed.value)
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_every_part_has_steps_of_different_names(short: bool) -> None:
+    for part in parts(short=short):
+        paths = [record.path_of("short", part.name, step.name) for step in part.steps]
+        assert len(set(paths)) == len(paths) > 0
+    assert all((ROOT / path).exists() for path in COUNTED)
+
+
+def test_every_row_of_the_document_is_counted_by_a_part() -> None:
+    counted = {(part.name, what) for part in parts(short=False) for what in part.counts}
+    assert {row[:2] for row in document.ROWS} <= counted
+
+
+def test_the_documents_say_what_the_results_say() -> None:
+    assert document.stale() == [], "run 'python -m proof.document'"
+
+
+def test_a_document_that_differs_from_the_results_is_noticed(tmp_path: Path) -> None:
+    for path in document.DOCUMENTS.values():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, tmp_path / path)
+    power = PartResult("power", "2026-11-20T10:00Z", "0123456789", "a machine", 9, {}, ["make proof"])
+    results = {"power": PartResult(**{
+        name: getattr(power, name) for name in power.__struct_fields__
+    } | {"counts": {"power losses": 4_321, "messages under faults": 1}})}  # fmt: skip
+    assert document.stale(results, tmp_path) == list(document.DOCUMENTS.values())
+    document.write(results, tmp_path)
+    assert document.stale(results, tmp_path) == []
+    assert "4,321" in (tmp_path / document.DOCUMENTS["zh"]).read_text()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_input_is_refused_by_an_error_of_ours(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DULY_PROOF_COUNTS", str(tmp_path / "counts"))
+    attack(kind, 2_000, seed=0)
+    assert total(tmp_path / "counts") == {"hostile input": 2_000}
+
+
+def test_a_decoder_with_another_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(raw: bytes) -> object:
+        return raw.decode()
+
+    monkeypatch.setitem(KINDS, "careless", (KINDS["frames"][0], careless))
+    with pytest.raises(SystemExit, match=r"UnicodeDecodeError.*replay: python -m proof.hostile careless"):
+        attack("careless", 2_000, seed=0)
