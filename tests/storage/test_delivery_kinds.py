@@ -67,15 +67,14 @@ async def test_the_rows_of_an_old_sqlite_ledger_are_converted(old_sqlite: Path) 
         await check(ledger)
 
 
-async def test_the_rows_of_an_old_postgres_ledger_are_converted(
-    postgres_server: servers.Postgres, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_rows_of_an_old_postgres_ledger_are_converted(postgres_server: servers.Postgres) -> None:
     url, clock = postgres_server.create_database(f"t{secrets.token_hex(6)}"), ManualClock()
-    with monkeypatch.context() as old:
-        known = sql.migrations("postgres")[: LAST_WITHOUT["postgres"]]
-        old.setattr(sql, "migrations", lambda dialect: known)
-        await (await PostgresLedger.open(url, clock)).close()
     connection = await asyncpg.connect(url)
+    queries = sql.queries("postgres")
+    await connection.execute(queries["create_schema"])
+    for migration in sql.migrations("postgres")[: LAST_WITHOUT["postgres"]]:
+        await connection.execute(migration.sql)
+        await connection.execute(queries["migrated"], migration.number, migration.name)
     await connection.executemany(
         "INSERT INTO duly_deliveries VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)", old_rows()
     )
