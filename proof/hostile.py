@@ -14,7 +14,8 @@ from random import Random
 from typing import Final
 
 from duly.errors import DulyError
-from duly.storage.sqlite import journal
+from duly.storage.sqlite.journal import entries_of, flushes_in
+from duly.storage.sqlite.tables import TableChanges
 from duly.transports.mqtt import packets
 from duly.wire import fd, frames
 from duly.wire.fd import FdKind
@@ -44,11 +45,15 @@ PACKETS: Final = [
     b"\x20\x02\x00\x00", b"\x90\x03\x00\x01\x01", b"\x40\x02\x00\x05", b"\xd0\x00", b"\xb0\x02\x00\x01",
     packets.publish(b"nodes/hub/ack", 7, b'{"msg_id":"m1"}'), packets.publish(b"a/b", 1, b"x" * 300),
 ]  # fmt: skip
-ROWS: Final = journal.bodies_of([
-    (journal.MOVE, b"key", 10, 1_700_000_000_000_000, b"answer"),
-    (journal.APPEND, "stream", 1, b"body", 1_700_000_000_000_000, b"key"),
-    (journal.ITEM, "bucket", "name", None),
-])  # fmt: skip
+
+
+def _rows() -> list[bytes]:
+    changes = TableChanges()
+    changes.states[b"key"] = (10, 1_700_000_000_000_000, b"answer")
+    changes.lasts["stream"] = 1
+    changes.entries["stream", 1] = (b"body", 1_700_000_000_000_000, b"key")
+    changes.items["bucket", "name"] = None
+    return entries_of(changes.pack())
 
 
 def _topics(raw: bytes) -> None:
@@ -65,7 +70,7 @@ KINDS: Final[dict[str, tuple[Sequence[bytes], Callable[[bytes], object]]]] = {
     "fd": (TASKS, _any_fd),
     "topics": ([b"nodes/hub/ack", b"nodes/A/pending", b"nodes/A/status"], _topics),
     "mqtt": (PACKETS, packets.split),
-    "journal": (ROWS, lambda raw: journal.changes_in([(1, raw)])),
+    "journal": (_rows(), lambda raw: list(flushes_in([(1, raw)]))),
 }
 """Sound messages of each kind, and what reads them."""
 INTERESTING: Final = (

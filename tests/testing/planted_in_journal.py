@@ -130,10 +130,10 @@ def a_torn_row_is_accepted(patch: Patch) -> None:
     def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         for _, body in entries:
             try:
-                TableChanges.unpack(body[journal._HEAD :])
+                TableChanges.unpack(body[journal._HEAD + 1 :])
             except msgspec.DecodeError:
                 break
-            yield body[journal._HEAD :]
+            yield body[journal._HEAD + 1 :]
 
     patch.setattr(tables, "flushes_in", flushes_in)
 

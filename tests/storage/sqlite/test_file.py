@@ -313,11 +313,11 @@ async def test_a_start_that_failed_has_not_touched_the_log(
     async with await SqliteLedger.open(_copy(path, path.parent / "good"), ManualClock()) as ledger:
         right = await content(ledger)
 
-    def fail(self: object) -> int:
+    def fail(self: object) -> None:
         raise apsw.FullError("planted")
 
     with monkeypatch.context() as full:
-        full.setattr(sqlite_writer.SqliteWriter, "_bring_up_to_date", fail)
+        full.setattr(sqlite_writer.SqliteWriter, "catch_up", fail)
         with pytest.raises(LedgerUnavailable, match="full"):
             await SqliteLedger.open(path, ManualClock())
     async with await SqliteLedger.open(path, ManualClock()) as ledger:

@@ -2,8 +2,9 @@
 
 A flush is one entry of the table `journal`: the rows that it has changed, as they stand after it
 (`duly.storage.sqlite.tables`). They are rows and not operations, so replaying them asks nothing and decides
-nothing. In front stand a byte with the version of this format, one that says whether the next entry goes on
-with the same flush, and a checksum. What cannot be read is refused, with a sentence; it is never skipped.
+nothing. In front stand a byte with the version of this format and the checksum of all that follows: a byte
+that says whether the next entry goes on with the same flush, and the rows. What cannot be read is refused,
+with a sentence; it is never skipped.
 """
 
 from __future__ import annotations
@@ -17,17 +18,18 @@ from duly.errors import LedgerDamaged, LedgerTooNew
 VERSION: Final = 2
 ENTRY_BYTES: Final = 64 << 20
 """Most bytes of one entry, so that none is too large for SQLite; a larger flush has several."""
-_HEAD: Final = 6
+_HEAD: Final = 5
 
 
 def entries_of(flush: bytes) -> list[bytes]:
     """Return the entries of the journal that hold a flush."""
     parts = [flush[at : at + ENTRY_BYTES] for at in range(0, len(flush), ENTRY_BYTES)]
     last = len(parts) - 1
-    return [
-        b"%c%c%b%b" % (VERSION, at < last, crc32(part).to_bytes(4, "big"), part)
-        for at, part in enumerate(parts)
-    ]
+    return [_entry(b"%c%b" % (at < last, part)) for at, part in enumerate(parts)]
+
+
+def _entry(checked: bytes) -> bytes:
+    return b"%c%b%b" % (VERSION, crc32(checked).to_bytes(4, "big"), checked)
 
 
 def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
@@ -40,13 +42,17 @@ def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
                 f"duly reads {VERSION}: another one has written it. Upgrade duly, or start and stop the one "
                 "that wrote it; nothing was changed"
             )
-        part = body[_HEAD:]
-        if crc32(part).to_bytes(4, "big") != body[2:_HEAD]:
+        checked = body[_HEAD:]
+        if not checked or crc32(checked).to_bytes(4, "big") != body[1:_HEAD]:
             raise LedgerDamaged(
                 f"entry {n} of the ledger's journal is damaged: it does not have its checksum. Restore a "
                 "backup; nothing was changed"
             )
-        parts.append(part)
-        if not body[1]:
+        parts.append(checked[1:])
+        if not checked[0]:
             yield b"".join(parts)
             parts.clear()
+    if parts:
+        raise LedgerDamaged(
+            "the ledger's journal ends in the middle of a flush. Restore a backup; nothing was changed"
+        )

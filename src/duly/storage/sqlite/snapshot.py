@@ -15,7 +15,6 @@ from duly.errors import LedgerError, LedgerUnavailable
 from duly.storage import sql
 from duly.storage.snapshot import BATCH, LedgerTable, Snapshot, StoredRow
 from duly.storage.sqlite.file import LedgerFile, connect, translated
-from duly.storage.sqlite.journal import flushes_in
 from duly.storage.sqlite.overlay import JournalOverlay
 from duly.storage.sqlite.tables import TableReader
 
@@ -100,19 +99,14 @@ class SqliteSnapshot(Snapshot):
         found = [str(said) for (said,) in db.execute(f"PRAGMA main.integrity_check({FOUND})")]
         problems = [("file-sound", said) for said in found if said != "ok"]
         before: int | None = None
-        for n, body in db.execute(sql.queries("sqlite")["journal"]):
+        for n, _ in db.execute(sql.queries("sqlite")["journal"]):
             if before is not None and n != before + 1:
                 problems.append(("journal-sequence", f"entry {n} follows entry {before}"))
             before = n
-            try:
-                list(flushes_in([(n, body)]))
-            except LedgerError as problem:
-                problems.append(("journal-readable", str(problem)))
-        if not problems:
-            try:
-                TableReader(db).journal()
-            except ValueError as problem:
-                problems.append(("journal-readable", f"the journal does not hold rows: {problem}"))
+        try:
+            TableReader(db).journal()
+        except (LedgerError, ValueError) as problem:
+            problems.append(("journal-readable", str(problem)))
         return problems
 
     async def close(self) -> None:

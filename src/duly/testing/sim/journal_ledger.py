@@ -23,6 +23,7 @@ from duly.core import operations as w
 from duly.core.units import SECOND
 from duly.errors import LedgerDamaged, LedgerUnavailable, ProgramError
 from duly.runtime.clock import Clock
+from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import Record, Refusal, StreamEntry
 from duly.storage.memory import Disk
@@ -273,8 +274,8 @@ def contents(files: SectorDisk) -> Disk:
         return disk
     db = LedgerFile(files.path).connect(readonly=True)
     try:
-        if not db.table_exists("main", "journal"):
-            return disk
+        if sql.pending("sqlite", int(db.pragma("user_version"))):
+            return disk  # a crash came while it was made
         overlay = JournalOverlay(db)
         with overlay.current():
             _read(db, disk)
