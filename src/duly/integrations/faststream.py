@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from faststream import BaseMiddleware
 
@@ -25,7 +25,9 @@ from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Effect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
-_CURRENT: Final = ContextVar[Any]("duly_faststream_message", default=None)
+_StreamMessage: TypeAlias = Any
+"""A `StreamMessage` of FastStream, which mypy does not read."""
+_CURRENT: Final = ContextVar[_StreamMessage]("duly_faststream_message", default=None)
 
 
 class CurrentStreamMessage(BaseMiddleware):  # type: ignore[misc] # mypy does not read faststream
@@ -53,7 +55,7 @@ def _message_id(*_: object, **__: object) -> str | None:
     return None if message is None else stable_id(message)
 
 
-def stable_id(message: Any) -> str:
+def stable_id(message: _StreamMessage) -> str:
     """The id that all deliveries of a message share; raises `ProgramError` if it has none."""
     raw = message.raw_message
     given = message.headers.get("message_id") or message.headers.get("Nats-Msg-Id")

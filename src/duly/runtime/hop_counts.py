@@ -8,7 +8,7 @@ messages are told fresh, sent and ended between two counts, and are counted as o
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
@@ -36,7 +36,9 @@ class HopKind(IntEnum):
 NotedHop: TypeAlias = tuple[int, str, int, str, HopKind, str]
 """A hop as it is noted: time (µs), word, attempt, detail, kind, and the kind of its message."""
 HOP_WIDTH: Final = 6
-NotedHops: TypeAlias = dict[bytes, tuple[Any, ...]]
+HopValues: TypeAlias = tuple[Any, ...]
+"""The values of several hops, one after the other."""
+NotedHops: TypeAlias = dict[bytes, HopValues]
 """Hops by the key of their message: its hops one after the other, as one tuple of plain values. Python's
 garbage collector has nothing to look for in it."""
 
@@ -47,7 +49,7 @@ _WHOLE: Final = (SAID, SENT, ENDED)
 _UNKNOWN: Final = "unknown"
 
 
-def each(hops: Sequence[Any]) -> Iterator[NotedHop]:
+def each(hops: HopValues) -> Iterator[NotedHop]:
     """The hops of one message."""
     return zip(*[iter(hops)] * HOP_WIDTH, strict=True)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +22,18 @@ from duly.core.messages import Message, Verdict, names_in
 from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.core.window import next_page
-from duly.runtime.hop_counts import ENDED, HOP_WIDTH, NOTED, SAID, SENT, HopCounts, NotedHop, NotedHops, each
+from duly.runtime.hop_counts import (
+    ENDED,
+    HOP_WIDTH,
+    NOTED,
+    SAID,
+    SENT,
+    HopCounts,
+    HopValues,
+    NotedHop,
+    NotedHops,
+    each,
+)
 from duly.runtime.telemetry import Telemetry
 from duly.storage.ledger import Ledger, Record, StreamEntry
 
@@ -66,7 +77,7 @@ class _TrailEntry(Struct, frozen=True, array_like=True):
     microseconds after `began`, the word or its number, the attempt and the detail."""
 
     began: int
-    hops: dict[bytes, list[Any]]
+    hops: dict[bytes, HopValues]
 
 
 _WORDS: Final = (
@@ -342,7 +353,7 @@ def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[t
         noted = _decode(entry.body[_LEAD:])
     except msgspec.DecodeError:
         return
-    found = noted.hops.get(key, [])
+    found = noted.hops.get(key, ())
     for after, word, attempt, detail, *_ in found if found and isinstance(found[0], list) else each(found):
         at = noted.began + after
         if at < until:

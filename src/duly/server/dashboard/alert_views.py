@@ -29,7 +29,7 @@ from duly.server.dashboard.alert_counters import AlertCounters
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.storage.ledger import NEWEST, Record
-from duly.transports.http import messages as http
+from duly.transports.http.query_options import number
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
@@ -111,7 +111,7 @@ class AlertViews:
         self, visitor: DashboardVisitor, query: Mapping[str, str], fits: Callable[[Record], bool]
     ) -> tuple[list[Record], str | None]:
         """Alerts that fit, and the cursor at which to go on."""
-        limit = http.number(query.get("limit"), 30, PAGE_LIMIT)
+        limit = number(query.get("limit"), 30, PAGE_LIMIT)
         reader, cursors = f"dashboard-alerts/{visitor.name}", self._hub.cursors
         cursor = text_of(query, "before", 1_000)
         before = NEWEST

@@ -23,7 +23,7 @@ from duly.identity.accounts import Account, Role
 from duly.server.dashboard.commands import PageCommands
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
-from duly.transports.http import messages as http
+from duly.transports.http.query_options import number
 from duly.wire.frames import COMMANDS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class DeviceViews:
 
     async def page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
         """A page of devices and nodes, by name, and the figures of all of them."""
-        limit, after = http.number(query.get("limit"), 50, PAGE_LIMIT), text_of(query, "after")
+        limit, after = number(query.get("limit"), 50, PAGE_LIMIT), text_of(query, "after")
         part, only = text_of(query, "name").lower(), text_of(query, "only")
         if only not in ("", "online", "offline", "device", "node"):
             raise Malformed("only is one of online, offline, device and node")

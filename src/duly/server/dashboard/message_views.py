@@ -29,6 +29,7 @@ from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.storage.ledger import Record
 from duly.transports.http import messages as http
+from duly.transports.http.query_options import number
 from duly.wire.fields import unpack
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ class MessageViews:
 
     async def page(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
         """A page of messages, newest first, with a cursor to the next one."""
-        limit = http.number(query.get("limit"), 50, PAGE_LIMIT)
+        limit = number(query.get("limit"), 50, PAGE_LIMIT)
         wanted = filter_of(query)
         id_ = text_of(query, "id").strip()
         if id_:

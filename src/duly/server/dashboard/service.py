@@ -40,6 +40,7 @@ from duly.server.dashboard.static_files import StaticFiles
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from duly.storage.secret_box import SecretBox
 from duly.transports.http import messages as http
+from duly.transports.http.query_options import number
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
@@ -271,7 +272,7 @@ class Dashboard:
             raise
 
     async def _audit_page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        limit, before = http.number(query.get("limit"), 50, 500), text_of(query, "before", 20)
+        limit, before = number(query.get("limit"), 50, 500), text_of(query, "before", 20)
         if before and not before.isdecimal():
             raise Malformed("before is the number of an entry")
         entries, following = await self.audit.newest(limit, int(before or 0))

@@ -9,7 +9,7 @@ from duly.errors import Malformed
 from duly.server.audit_chain import AuditChain
 from duly.server.dashboard.access import LINK_LASTS, LOCAL, DashboardAccess
 from duly.server.dashboard.visitors import DashboardRole
-from duly.transports.http.messages import number
+from duly.transports.http.query_options import number
 
 
 async def administer(

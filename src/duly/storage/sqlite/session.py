@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
 from duly.core import operations as w
 from duly.errors import ProgramError
@@ -20,6 +20,9 @@ from duly.storage.sqlite.cached_rows import ALL, CachedRows
 from duly.storage.sqlite.file import translated
 from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
+
+Row: TypeAlias = tuple[Any, ...]
+"""The columns of a row, or the arguments of a call."""
 
 
 class SqliteSession(CommitBatch):
@@ -35,7 +38,7 @@ class SqliteSession(CommitBatch):
         """whether it came so far as to commit"""
         self._written: list[w.Results] = []
         self.begun: asyncio.Future[None] = self._loop.create_future()
-        self._calls: SimpleQueue[tuple[str, tuple[Any, ...], asyncio.Future[Any] | None]] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[str, Row, asyncio.Future[Any] | None]] = SimpleQueue()
 
     # ── on the loop ──────────────────────────────────────────────────────────────────────────────
 
@@ -43,9 +46,9 @@ class SqliteSession(CommitBatch):
         """Run a statement."""
         await self._call("fetch", statement, args)
 
-    async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+    async def fetch(self, statement: str, *args: Any) -> list[Row]:
         """Run a statement and return its rows."""
-        found: list[tuple[Any, ...]] = await self._call("fetch", statement, args)
+        found: list[Row] = await self._call("fetch", statement, args)
         return found
 
     async def write(self, *operations: w.Write) -> w.Results:
@@ -89,9 +92,7 @@ class SqliteSession(CommitBatch):
             raise
         self._settle(self.begun, None, None)
 
-    def _serve(
-        self, writer: SqliteWriter, verb: str, args: tuple[Any, ...], future: asyncio.Future[Any] | None
-    ) -> bool:
+    def _serve(self, writer: SqliteWriter, verb: str, args: Row, future: asyncio.Future[Any] | None) -> bool:
         """Carry one call out; return whether it was the last."""
         result: Any = None
         error: Exception | None = None

@@ -51,7 +51,7 @@ class _PackedChanges(Struct, array_like=True):
     bodies: list[tuple[str, int, bytes]]
     cursors: list[tuple[str, str, int]]
     items: list[tuple[str, str, bytes | None]]
-    refusals: list[tuple[Any, ...]]
+    refusals: list[tuple[object, ...]]
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -204,7 +204,7 @@ def _flat(values: Iterable[Iterable[object]]) -> Values:
     return list(chain.from_iterable(values))
 
 
-def _rows(entries: Mapping[tuple[str, int], Row]) -> list[tuple[Any, ...]]:
+def _rows(entries: Mapping[tuple[str, int], Row]) -> list[tuple[object, ...]]:
     return [(*where, *rest) for where, rest in entries.items()]
 
 

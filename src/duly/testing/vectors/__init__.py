@@ -7,14 +7,17 @@ the core.
 from __future__ import annotations
 
 from importlib.resources import files
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
 NAMES: Final = ("ids", "windows", "fingerprints", "lanes", "signatures", "contents", "codes", "media")
 
+VectorCase: TypeAlias = dict[str, Any]
+"""One case: its input and what comes of it, by name."""
 
-def read(name: str) -> dict[str, list[dict[str, Any]]]:
+
+def read(name: str) -> dict[str, list[VectorCase]]:
     """The cases of one file, by what they are about.
 
     >>> read("codes")["server"][5]["name"]
@@ -27,4 +30,4 @@ def read(name: str) -> dict[str, list[dict[str, Any]]]:
 class _VectorFile(msgspec.Struct):
     about: str
     version: int
-    cases: dict[str, list[dict[str, Any]]]
+    cases: dict[str, list[VectorCase]]

@@ -16,6 +16,7 @@ from duly.errors import NotAllowed
 from duly.identity.accounts import Principal, Role
 from duly.storage.ledger import NEWEST
 from duly.transports.http import messages as http
+from duly.transports.http.query_options import number
 
 MOST: Final = 1_000
 
@@ -51,7 +52,7 @@ class _Lists:
     async def page(self, request: web.Request, who: Principal) -> web.Response:
         """Answers with a page of alerts, newest first, and a cursor to the next page."""
         query = request.query
-        limit, before = http.number(query.get("limit"), 100, MOST), query.get("before")
+        limit, before = number(query.get("limit"), 100, MOST), query.get("before")
         cursors, since = self._server.cursors, self._server.born(who)
         reader = f"alerts/{who.name}/{since}"
         alerts, following = await self._server.list_alerts(

@@ -11,6 +11,7 @@ from aiohttp import web
 from duly.identity.accounts import Principal
 from duly.transports.http import bodies, messages
 from duly.transports.http.fast_path import LATER, FastAnswer
+from duly.transports.http.query_options import seconds_in
 from duly.wire import outgoing
 from duly.wire.cloud_events import frame_of, read_events
 from duly.wire.frames import ServerCode
@@ -30,7 +31,7 @@ class CloudEventsEndpoint:
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
         """Takes an event or a batch, and answers with a `server_ack` for each."""
-        wait = messages.seconds_in(request.query.get("wait"))
+        wait = seconds_in(request.query.get("wait"))
         headers = {name.lower(): value for name, value in request.headers.items()}
         events = read_events(headers, await bodies.read(request))
         if not isinstance(events, list):

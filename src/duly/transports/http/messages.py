@@ -37,8 +37,9 @@ from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
-from duly.transports.http.openapi import OPENAPI, WAIT_LIMIT
+from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.page_cursors import PageCursors
+from duly.transports.http.query_options import number, seconds_in
 from duly.transports.http.schemas import ErrorAnswer
 from duly.wire import frames, outgoing
 from duly.wire.fields import unpack
@@ -535,28 +536,6 @@ def _status(frame: ServerAck) -> int:
             return 409
         case _:
             return _STATUS.get(frame.error or "", 400)
-
-
-def seconds_in(text: str | None) -> float:
-    """Reads the option `wait`; 0 if it is absent."""
-    if not text:
-        return 0.0
-    try:
-        wait = float(text)
-    except ValueError:
-        raise Malformed(f"wait={text!r} is not a number of seconds") from None
-    if not 0 <= wait <= WAIT_LIMIT:
-        raise Malformed(f"wait is a number of seconds from 0 to {WAIT_LIMIT:.0f}, not {text}")
-    return wait
-
-
-def number(text: str | None, default: int, most: int) -> int:
-    """Reads the option `limit`: a number from 1 to `most`, or `default` if it is absent."""
-    if text is None:
-        return default
-    if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:
-        raise Malformed(f"limit is a number from 1 to {most}, not {text[:80]!r}")
-    return int(text)
 
 
 def response(said: FastAnswer) -> web.Response:
