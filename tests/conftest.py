@@ -42,10 +42,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
-    """Two workers for each core, for `-n auto`: half of the time a test waits for timers, disks and servers.
+    """Three workers for each core, for `-n auto`: a test mostly waits for timers, disks and servers.
     Each takes up to a gigabyte with its servers, so there are never more than sixteen."""
     chosen = "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ
-    return None if chosen else min(16, 2 * (os.cpu_count() or 1))
+    return None if chosen else min(16, 3 * (os.cpu_count() or 1))
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,9 @@ async def test_an_event_reaches_the_tower_with_all_that_is_known_of_it(tab: Tab,
     assert (event.severity.value, bytes(event.device_meta)) == ("critical", b'{"model":"x"}')
     assert bytes(event.location) == b'{"lat":31.2}'
     assert event.offset_ms is not None
-    assert [one["what"] for one in await tab.do("news")] == ["online", "stored", "sent"]
+    told = [one["what"] for one in await tab.do("news")]
+    assert "online" in told
+    assert [word for word in told if word in ("stored", "sent")] == ["stored", "sent"]
 
 
 async def test_what_is_reported_offline_survives_a_reload_and_arrives_once_and_in_order(

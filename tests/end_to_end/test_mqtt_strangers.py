@@ -139,7 +139,7 @@ async def test_a_device_cannot_end_the_command_of_another(local: HubWithBroker, 
         seq_id, tag = got[0]["msg_id"].split(":")[1], own[0]["msg_id"].split(":")[2]
         for msg_id in (f"phone:{seq_id}", f"phone:{seq_id}:{tag}", f"phone:{seq_id}:{'A' * 24}"):
             tell(thief, f"nodes/hub/{kind}", {"msg_id": msg_id, "value": {"by": "the thief"}})
-        await local.why("hub", f"nodes/hub/{kind}", "forged", seq_id)
+        assert await local.why("forged", seq_id) == "phone"
         done(lock, got[0])
         ack = await theirs
         assert (ack.state, ack.data) == ("done", {"by": "the device itself"})
@@ -169,7 +169,8 @@ async def test_a_device_cannot_end_the_command_of_a_websocket_device_nor_one_tha
         await local.why("forged", seq_id)
         async with lock:
             tell(thief, "nodes/hub/failed", {"msg_id": f"phone:{seq_id}", "error": "the thief"})
-            await local.why("nodes/hub/failed", "forged")
+            tell(thief, "nodes/hub/failed", {"msg_id": "phone:1_1", "error": "heard last"})
+            await local.why("forged", "1_1")
             work.set()
             ack = await waiting
             assert (ack.state, ack.data) == ("done", "the device itself")

@@ -10,7 +10,7 @@ import pytest
 
 from duly.core.lifecycle import State
 from duly.storage.sql import rows
-from duly.storage.sqlite import journal, tables
+from duly.storage.sqlite import journal, replay
 from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.file import LedgerFile
 from duly.storage.sqlite.flushes import Flushes
@@ -135,7 +135,7 @@ def a_torn_row_is_accepted(patch: Patch) -> None:
                 break
             yield body[journal._HEAD + 1 :]
 
-    patch.setattr(tables, "flushes_in", flushes_in)
+    patch.setattr(replay, "flushes_in", flushes_in)
 
 
 @breaks("admitted_once")

@@ -10,6 +10,7 @@ import pytest
 
 from duly.apps.gateway.device_answers import DeviceAnswers
 from duly.apps.gateway.foreign_subscriptions import ForeignSubscriptions
+from duly.apps.gateway.mqtt_absences import MqttAbsences
 from duly.apps.gateway.mqtt_devices import MqttDevices
 from duly.apps.gateway.mqtt_presence import MqttPresence
 from duly.clients.mqtt_link import MqttDeviceLink
@@ -85,15 +86,10 @@ def a_repeat_is_news(patch: Patch) -> None:
     patch.setattr(MqttPresence, "is_repeat", lambda self, name, session: False)
 
 
-@breaks("missed")
-def an_earlier_session_is_news(patch: Patch) -> None:
-    """Of what the broker sends again after its death, only what the device said last counts as a repeat."""
-    is_repeat = MqttPresence.is_repeat
-
-    def last_only(self: MqttPresence, name: str, session: str) -> bool:
-        return is_repeat(self, name, session) and self.session_of(name) == session
-
-    patch.setattr(MqttPresence, "is_repeat", last_only)
+@breaks("stays_offline")
+def what_the_broker_kept_is_news(patch: Patch) -> None:
+    """What a device had said before it was found to be offline counts again after a start of the hub."""
+    patch.setattr(MqttAbsences, "is_no_news", lambda self, name, status, payload, kept: False)
 
 
 @breaks("missed")
@@ -125,6 +121,6 @@ def pushes_go_out_at_once(patch: Patch) -> None:
 PLANTED = planted(
     any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
     bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
-    an_earlier_session_is_news,
+    what_the_broker_kept_is_news,
     only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
 )  # fmt: skip

@@ -42,12 +42,7 @@ def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
                 f"duly reads {VERSION}: another one has written it. Upgrade duly, or start and stop the one "
                 "that wrote it; nothing was changed"
             )
-        checked = body[_HEAD:]
-        if not checked or crc32(checked).to_bytes(4, "big") != body[1:_HEAD]:
-            raise LedgerDamaged(
-                f"entry {n} of the ledger's journal is damaged: it does not have its checksum. Restore a "
-                "backup; nothing was changed"
-            )
+        checked = checked_part(n, body)
         parts.append(checked[1:])
         if not checked[0]:
             yield b"".join(parts)
@@ -56,3 +51,14 @@ def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         raise LedgerDamaged(
             "the ledger's journal ends in the middle of a flush. Restore a backup; nothing was changed"
         )
+
+
+def checked_part(n: int, body: bytes) -> bytes:
+    """Return what follows the checksum of an entry; raises if it is not what was written."""
+    checked = body[_HEAD:]
+    if not checked or crc32(checked).to_bytes(4, "big") != body[1:_HEAD]:
+        raise LedgerDamaged(
+            f"entry {n} of the ledger's journal is damaged: it does not have its checksum. Restore a "
+            "backup; nothing was changed"
+        )
+    return checked

@@ -13,6 +13,7 @@ from typing import Final
 
 import apsw
 
+from duly.storage.sqlite.replay import replay
 from duly.storage.sqlite.tables import Row, TableChanges, TableReader
 
 _KEYS: Final = {
@@ -46,7 +47,7 @@ class JournalOverlay:
             version = int(self._db.pragma("data_version"))
             if version != self._version:
                 self._lift()
-                changes = self._reader.journal()
+                changes = replay(self._reader.journal())
                 if changes:
                     self._lay(changes)
             self._version = -1  # an error takes back what was laid

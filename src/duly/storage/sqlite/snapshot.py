@@ -16,6 +16,7 @@ from duly.storage import sql
 from duly.storage.snapshot import BATCH, LedgerTable, Snapshot, StoredRow
 from duly.storage.sqlite.file import LedgerFile, connect, translated
 from duly.storage.sqlite.overlay import JournalOverlay
+from duly.storage.sqlite.replay import replay
 from duly.storage.sqlite.tables import TableReader
 
 T = TypeVar("T")
@@ -104,7 +105,7 @@ class SqliteSnapshot(Snapshot):
                 problems.append(("journal-sequence", f"entry {n} follows entry {before}"))
             before = n
         try:
-            TableReader(db).journal()
+            replay(TableReader(db).journal())
         except (LedgerError, ValueError) as problem:
             problems.append(("journal-readable", str(problem)))
         return problems

@@ -22,7 +22,6 @@ from duly.core.trusted_time import Floor
 from duly.storage import sql
 from duly.storage.ledger import REFUSALS_KEPT
 from duly.storage.sql import rows
-from duly.storage.sqlite.journal import flushes_in
 
 Row: TypeAlias = Sequence[Any]
 """The columns of a row, or some of them."""
@@ -273,9 +272,6 @@ class TableReader:
         found = self._fetch("item", bucket, name)
         return found[0][0] if found else None
 
-    def journal(self) -> TableChanges:
-        """Return the changes that are not in the tables yet."""
-        changes = TableChanges()
-        for flush in flushes_in((n, body) for n, body in self._fetch("journal")):
-            changes.update(TableChanges.unpack(flush))
-        return changes
+    def journal(self) -> list[tuple[int, bytes]]:
+        """Return the entries of the journal: what is not in the tables yet."""
+        return self._fetch("journal")

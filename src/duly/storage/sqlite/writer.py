@@ -27,6 +27,7 @@ from duly.storage.sqlite.file import (
     reserve_checksums,
     translated,
 )
+from duly.storage.sqlite.replay import replay
 from duly.storage.sqlite.tables import Row, Statement, TableReader
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
@@ -96,7 +97,7 @@ class SqliteWriter:
     def catch_up(self) -> None:
         """Bring what the journal holds into the tables, with no help of what memory knows: it was left by an
         earlier process, or by a flush that failed."""
-        changes = TableReader(self.db).journal()
+        changes = replay(TableReader(self.db).journal())
         self.n = max(self.n, int(self.db.execute("SELECT coalesce(max(n), 0) FROM journal").get))
         if changes:
             self.write_tables(list(changes.statements()), self.n)

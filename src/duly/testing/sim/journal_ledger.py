@@ -33,6 +33,7 @@ from duly.storage.sqlite.file import LedgerFile
 from duly.storage.sqlite.flushes import Flushes
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.overlay import JournalOverlay
+from duly.storage.sqlite.replay import replay
 from duly.storage.sqlite.session import SqliteSession
 from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
@@ -354,7 +355,7 @@ def accepts_torn_row(files: SectorDisk, rng: Random) -> bool:
         file = LedgerFile(path)
         db = file.connect()
         try:
-            TableReader(db).journal()
+            replay(TableReader(db).journal())
         except LedgerDamaged:
             return False
         except Exception:
