@@ -6,9 +6,9 @@ changes in their order. They are read as well; the next flush writes the format 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -16,11 +16,11 @@ from duly.core.operations import Delivery
 from duly.errors import LedgerDamaged
 from duly.storage.sql import rows
 from duly.storage.sqlite.journal import checked_part, flushes_in
-from duly.storage.sqlite.tables import TableChanges
+from duly.storage.sqlite.tables import Row, TableChanges
 
 OLD_VERSION: Final = 1
 _OLD_HEAD: Final = bytes((OLD_VERSION,))
-_decode_old: Final = msgspec.msgpack.Decoder(list[tuple[Any, ...]]).decode
+_decode_old: Final = msgspec.msgpack.Decoder(list[list[object]]).decode
 
 
 def replay(entries: Iterable[tuple[int, bytes]]) -> TableChanges:
@@ -38,7 +38,7 @@ def replay(entries: Iterable[tuple[int, bytes]]) -> TableChanges:
     return changes
 
 
-def _add_old(changes: TableChanges, n: int, change: Sequence[Any]) -> None:
+def _add_old(changes: TableChanges, n: int, change: Row) -> None:
     match change:
         case (0, row, state):
             changes.messages[row[0]] = row
