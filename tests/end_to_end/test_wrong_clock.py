@@ -4,14 +4,15 @@ future can be mended without anything running twice."""
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
 from duly.core.trusted_time import Floor
-from duly.core.units import DAY, HOUR, SECOND
+from duly.core.units import DAY, HOUR, MINUTE, SECOND
 from duly.errors import LedgerError
 from duly.runtime.clock import SystemClock
-from tests.end_to_end.conftest import HubUnderTest
+from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Ids, curl
 
 
@@ -60,6 +61,18 @@ async def poisoned(local: HubUnderTest) -> None:
     ahead = SystemClock().now() + 2 * DAY
     await local.hub.ledger._set_floor(Floor(ahead, ahead))
     await local.hub._prune()
+
+
+@pytest.mark.parametrize(("settings", "ahead"), [({"remember": 500, "max_age": 60}, 14), ({}, 16)])
+async def test_a_hub_is_unhealthy_as_soon_as_the_floor_makes_it_refuse_anything(
+    open_local: Open, settings: dict[str, Any], ahead: int
+) -> None:
+    """That is sooner where less is remembered: it was healthy, and refused every command."""
+    local = await open_local(**settings)
+    until = SystemClock().now() + ahead * MINUTE
+    await local.hub.ledger._set_floor(Floor(until, until))
+    await local.hub._prune()
+    assert (await curl(f"{local.url}/v1/health")).status == 503
 
 
 async def test_a_floor_in_the_future_is_unhealthy_and_can_be_mended_without_running_anything_twice(

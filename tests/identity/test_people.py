@@ -72,6 +72,33 @@ async def test_several_sessions_end_one_by_one_or_all_at_once(people: People) ->
     assert [await people.recognise(token) for token in tokens] == [None] * 3
 
 
+@pytest.mark.parametrize("end", ["another password", "log out", "log out everywhere"])
+async def test_a_network_is_known_after_its_sessions_have_ended_and_after_a_restart(
+    people: People, end: str
+) -> None:
+    """Guesses from elsewhere do not lock out a person who is at home."""
+    await people.register("ann", PASSWORD, "here")
+    token = await people.log_in("ann", PASSWORD, "home")
+    password = PASSWORD
+    if end == "another password":
+        password = "battery staple"
+        await people.change_password("ann", PASSWORD, password, "home")
+    elif end == "log out":
+        await people.log_out(token)
+    else:
+        await people.log_out_everywhere("ann")
+    again = await people_of(people._ledger)
+    try:
+        for n in range(12):
+            with pytest.raises((NotAuthenticated, TooManyLogins)):
+                await again.log_in("ann", "a guess", f"elsewhere {n % 3}")
+        with pytest.raises(TooManyLogins):
+            await again.log_in("ann", password, "elsewhere 4")
+        assert await again.log_in("ann", password, "home")
+    finally:
+        again.close()
+
+
 async def test_the_oldest_login_ends_when_there_are_too_many(people: People) -> None:
     await people.register("ann", PASSWORD, "here")
     clock = people._ledger.clock

@@ -138,7 +138,7 @@ def _ask(hub: HubClient) -> JsonObject:
 
 def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     from duly.core.units import MINUTE, seconds
-    from duly.server.floor_watch import FLOOR_AHEAD, floor_ahead
+    from duly.server.floor_watch import floor_ahead
 
     settings, book = told["settings"], told["ledger"]
     found.add("settings", _settings(settings))
@@ -160,9 +160,10 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     _thresholds(found, told.get("thresholds") or [])
     if told.get("unforgotten"):
         found.add("retention", told["unforgotten"], "warn")
-    ahead = seconds(told.get("floor", {}).get("ahead", 0))
+    floor = told.get("floor") or {"ahead": 0, "tolerated": 0}
+    ahead, tolerated = seconds(floor["ahead"]), seconds(floor["tolerated"])
     if ahead > MINUTE:
-        found.add("floor", floor_ahead(ahead), "bad" if ahead > FLOOR_AHEAD else "warn")
+        found.add("floor", floor_ahead(ahead), "bad" if ahead > tolerated else "warn")
     for part, problem in (told.get("problems") or {}).items():
         found.add(part, f"does not run, and is started again: {problem}", "bad")
 
@@ -262,6 +263,7 @@ def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
 
 async def _ledger(found: _Findings, at: LedgerOptions) -> None:
     from duly.server.diagnostics import address
+    from duly.server.policies import floor_tolerance
 
     settings = at.settings
     if settings.shared:
@@ -285,7 +287,7 @@ async def _ledger(found: _Findings, at: LedgerOptions) -> None:
     async with await at.open(reads=True) as book:
         about, size = await book.describe(), await book.size()
         await _secrets(found, book, settings)
-        _floor(found, await book.floor())
+        _floor(found, await book.floor(), floor_tolerance(settings))
     found.add("ledger", f"{_book(about.engine, about.schema)}, {_size(msgspec.to_builtins(size))}")
     if settings.ledger_url.startswith("sqlite:"):
         await asyncio.to_thread(_soundness, found, settings.ledger_url)
@@ -317,14 +319,14 @@ def _soundness(found: _Findings, url: str) -> None:
     )
 
 
-def _floor(found: _Findings, floor: Floor) -> None:
+def _floor(found: _Findings, floor: Floor, tolerated: int) -> None:
     from duly.core.units import MINUTE, show
     from duly.runtime.clock import SystemClock
-    from duly.server.floor_watch import FLOOR_AHEAD, floor_ahead
+    from duly.server.floor_watch import floor_ahead
 
     ahead = floor.until - SystemClock().now()
     if ahead > MINUTE:
-        found.add("floor", floor_ahead(ahead), "bad" if ahead > FLOOR_AHEAD else "warn")
+        found.add("floor", floor_ahead(ahead), "bad" if ahead > tolerated else "warn")
     elif floor.until:
         found.add("floor", f"what could only be accepted until {show(-ahead)} ago may be forgotten")
 

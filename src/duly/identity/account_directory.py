@@ -260,6 +260,10 @@ class AccountDirectory:
         self._lapsed |= {who.name for key, who in before.by_token.items() if book.by_token.get(key) != who}
 
 
+NETWORKS: Final = "login_networks"
+"""The bucket of the networks that each user has logged in from: they outlive a user's sessions."""
+
+
 def sessions(name: str) -> str:
     """The bucket of a user's logins."""
     return f"sessions/{name}"

@@ -29,6 +29,7 @@ from duly.identity.account_book import AccountBook, Principal, Role, StoredAccou
 from duly.identity.account_directory import (
     ACCOUNTS_VERSION,
     GRANTS,
+    NETWORKS,
     PRINCIPALS,
     TOKENS,
     VERSIONS,
@@ -44,6 +45,7 @@ from duly.storage.secret_box import SecretBox, is_sealed
 __all__ = [
     "FORMER",
     "LEAVING",
+    "NETWORKS",
     "PREFIX",
     "VERSIONS",
     "Account",
@@ -203,6 +205,7 @@ class Accounts(AccountDirectory):
             if name in book.stored and book.stored[name].role is Role.USER:
                 also.append(PutItem(LEAVING, name, b"%d" % self._ledger.clock.now()))
                 also += [DropItem(sessions(name), key) for key in await self._ledger.bucket(sessions(name))]
+                also.append(DropItem(NETWORKS, name))
             gone = await self._ledger.apply(DropItem(PRINCIPALS, name), *also, _new_version())
             for grant in grants:
                 book.unlink(*grant)

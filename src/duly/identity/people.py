@@ -24,10 +24,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from duly.core.networks import network_of
-from duly.core.operations import CheckItem, DropItem, PutItem
+from duly.core.operations import CheckItem, DropItem, PutItem, Write
 from duly.errors import Conflict, DulyError, Malformed, NotAllowed, NotAuthenticated
 from duly.identity.account_names import NAME, check_account_name
-from duly.identity.accounts import PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
+from duly.identity.accounts import NETWORKS, PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
 from duly.identity.login_guard import LoginGuard, pair_of
 from duly.identity.password_hashing import PasswordHashing
 from duly.storage.ledger import Ledger
@@ -36,6 +36,7 @@ PASSWORD_LEAST: Final = 8
 PASSWORD_MOST: Final = 1_024
 SESSIONS_KEPT: Final = 50
 """Sessions of one person; the oldest ends when there are more."""
+NETWORKS_KEPT: Final = 50
 _VERSION: Final = (VERSIONS, "sessions")
 
 
@@ -132,9 +133,15 @@ class People:
             return True
         if not NAME.fullmatch(name):
             return False
-        pair = pair_of(name, network)
-        logins = (await self._ledger.bucket(sessions(name))).values()
-        return any(msgspec.json.decode(body, type=LoginSession).pair == pair for body in logins)
+        return pair_of(name, network) in await self._networks(name)
+
+    async def _networks(self, name: str) -> list[str]:
+        """The networks that an account has logged in from, as pairs with its name, the latest last."""
+        (kept,) = await self._accounts.items.get((NETWORKS, name))
+        if kept is not None:
+            return msgspec.json.decode(kept, type=list[str])
+        logins = (await self._ledger.bucket(sessions(name))).values()  # as an older duly left them
+        return [msgspec.json.decode(body, type=LoginSession).pair for body in logins]
 
     async def _judge(self, name: str, password: str, network: str, *, known: bool) -> CheckItem | None:
         """The check that the account is unchanged, if this is its password; None if it is not. The try is
@@ -170,7 +177,11 @@ class People:
         token = f"{PREFIX}{name}:{secrets.token_urlsafe(32)}"
         login = LoginSession(self._now(), device[:100], self._accounts.epoch(name), pair)
         surplus = await self._surplus(name)
-        also = [DropItem(sessions(name), key) for key in surplus]
+        also: list[Write] = [DropItem(sessions(name), key) for key in surplus]
+        if pair:
+            others = [each for each in await self._networks(name) if each != pair]
+            kept = [*others[1 - NETWORKS_KEPT :], pair]
+            also.append(PutItem(NETWORKS, name, msgspec.json.encode(kept)))
         begin = PutItem(sessions(name), digest(token).hex(), msgspec.json.encode(login))
         news = [_new_version()] if surplus else []
         if not await self._ledger.apply(replace(row, then=(begin, *also, *news))):

@@ -6,21 +6,18 @@ A floor in the future, left by a clock that was wrong, makes a hub refuse what i
 
 from __future__ import annotations
 
-from typing import Final
-
 from duly.core.trusted_time import Floor
 from duly.core.units import HOUR, MS, SECOND, show
 from duly.storage.ledger import Ledger
 
-FLOOR_AHEAD: Final = HOUR
-"""A floor further in the future than this makes a hub unhealthy: it may refuse new messages as stale."""
-
 
 class FloorWatch:
-    """The floor of one ledger, as it was at the last refresh."""
+    """The floor of one ledger, as it was at the last refresh. Further in the future than `tolerated` it makes
+    a hub unhealthy: new messages are refused as stale."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, tolerated: int = HOUR) -> None:
         self._ledger = ledger
+        self._tolerated = tolerated
         self._floor = Floor()
 
     async def refresh(self) -> None:
@@ -31,14 +28,15 @@ class FloorWatch:
     def problem(self) -> str | None:
         """Why the hub may refuse new messages; None if the floor is not far in the future."""
         ahead = self._floor.until - self._ledger.clock.now()
-        return floor_ahead(ahead) if ahead > FLOOR_AHEAD else None
+        return floor_ahead(ahead) if ahead > self._tolerated else None
 
     def state(self) -> dict[str, float | None]:
-        """The seconds by which the floor is in the future, and by which trusted time is behind the clock:
-        None while the ledger is so new that there is no trusted time."""
+        """The seconds by which the floor is in the future, by which it may be, and by which trusted time is
+        behind the clock: None while the ledger is so new that there is no trusted time."""
         now, floor = self._ledger.clock.now(), self._floor
         behind = None if floor.young else max(0, now - floor.trusted) / SECOND
-        return {"ahead": max(0, floor.until - now) / SECOND, "behind": behind}
+        ahead = max(0, floor.until - now) / SECOND
+        return {"ahead": ahead, "tolerated": self._tolerated / SECOND, "behind": behind}
 
     async def administer(self, wanted: dict[str, str]) -> dict[str, int | None]:
         """Return the floor, in milliseconds; `mend` takes it back first."""

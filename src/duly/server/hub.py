@@ -41,7 +41,13 @@ from duly.server.dashboard.service import Dashboard
 from duly.server.figures import HubFigures
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
-from duly.server.policies import archive_of, deliveries_kept, fanout_policy, gateway_policy
+from duly.server.policies import (
+    archive_of,
+    deliveries_kept,
+    fanout_policy,
+    floor_tolerance,
+    gateway_policy,
+)
 from duly.server.revocation import Revocation
 from duly.server.router import Router
 from duly.server.runfile import RunFile
@@ -124,7 +130,7 @@ class Hub:
         listener.check_port()  # before a part is started that takes time, or a port of its own
         shutdown.add("background work", self.tasks.stop)
         box = await data_folder.unlock(self.ledger, settings)
-        self.floor = FloorWatch(self.ledger)
+        self.floor = FloorWatch(self.ledger, floor_tolerance(settings))
         await self.floor.refresh()
         await self._open_accounts(box)
         self.audit = AuditLog(self.ledger)

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from duly.apps.alerts.archive import Archive
 from duly.apps.alerts.operations import CHANNEL
+from duly.apps.gateway.admission import CHUNK_HORIZON
 from duly.apps.gateway.control import ControlPolicy
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.core.backlog import BacklogPolicy
 from duly.core.fanout.plan import FanoutPolicy
 from duly.core.horizon import Horizon
-from duly.core.units import DAY, seconds
+from duly.core.units import DAY, HOUR, seconds
 from duly.settings import Settings
 
 
@@ -32,6 +33,12 @@ def gateway_policy(settings: Settings) -> GatewayPolicy:
         backlog=BacklogPolicy(settings.max_queued, settings.max_queued_bytes),
         max_exp=seconds(settings.max_exp),
     )
+
+
+def floor_tolerance(settings: Settings) -> int:
+    """How far in the future the floor of the ledger may be before a new message is refused as stale."""
+    horizons = (CHUNK_HORIZON, control_policy(settings).horizon())
+    return min(HOUR, *(horizon.keep + horizon.skew for horizon in horizons))
 
 
 def fanout_policy(settings: Settings) -> FanoutPolicy:
