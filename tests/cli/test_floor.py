@@ -80,4 +80,4 @@ def test_a_new_ledger_is_not_said_to_be_years_behind(cli: CommandLine) -> None:
     run_file = json.loads((cli.folder / "duly-data" / "hub.json").read_text())
     asked = Request(f"{run_file['url']}/v1/state", headers={"Authorization": f"Bearer {run_file['token']}"})
     with urlopen(asked, timeout=20) as answer:
-        assert json.load(answer)["floor"] == {"ahead": 0.0, "behind": None}
+        assert json.load(answer)["floor"] == {"ahead": 0.0, "tolerated": 900.0, "behind": None}
