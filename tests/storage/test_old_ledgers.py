@@ -134,7 +134,7 @@ def unpack_previous(folder: Path) -> None:
     args = ["git", "-C", str(HERE.parents[2]), "archive", make.POSTGRES[max(make.POSTGRES)], "src"]
     found = subprocess.run(args, capture_output=True, check=False)
     if found.returncode:
-        servers.unable("the history of this repository is not here")
+        pytest.skip("the history of this repository is not here: a clone without depth has it")
     subprocess.run(["tar", "x", "-C", folder], input=found.stdout, check=True)
 
 
