@@ -15,7 +15,7 @@ import pytest
 
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import HubProcess
-from tests.servers import GUARD
+from tests.servers import GUARD, unable
 
 INJECTIONS = int(os.environ.get("DULY_INJECTIONS", "0"))
 CALLS = {"fdatasync": 60, "pwrite64": 200, "sendto": 120, "write": 120, "futex": 600}
@@ -28,7 +28,7 @@ DEVICES = ("lock", "lamp")
 @pytest.mark.timeout(3 * GUARD + 10 * INJECTIONS)
 async def test_the_hub_dies_at_any_system_call(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
-        pytest.skip("there is no strace")
+        unable("there is no strace: make servers installs it")
     hub = HubProcess(tmp_path / "hub")
     tokens = await hub.prepare(["phone", "tablet"], list(DEVICES))
     devices = [Lock(hub, tokens[name], tmp_path / name) for name in DEVICES]
