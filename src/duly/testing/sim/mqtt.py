@@ -249,13 +249,12 @@ class MqttWorld(GatewayWorld):
             return ack
         if self.malice.random() > BLACKOUT:
             return ack
-        self.loop.call_later(0.2, self._black_out, device, payload)
+        self.loop.call_later(0.2, self._black_out, device)
         return lambda: None
 
-    def _black_out(self, device: SimProcess, heard: bytes) -> None:
+    def _black_out(self, device: SimProcess) -> None:
         hub = self.nodes[HUB]
-        known = self.broker.retained(fd.topic_of(fd.PREFIX, device.name, FdKind.STATUS)) == heard
-        if device.alive and hub.ready and self.faulty and known:
+        if device.alive and hub.ready and self.faulty:
             self.log.note(device.name, "dies with the broker, for good")
             self.mqtt_log.blackouts.append(Blackout(self.loop.time(), device.name))
             self.gone.add(device.name)
