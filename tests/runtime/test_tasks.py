@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -168,6 +169,23 @@ def test_after_the_stop_nothing_runs_and_nothing_is_started() -> None:
         assert runs == 40
         assert not tasks.lives
         assert tasks.do("late", asyncio.sleep(1)) is None
+        assert len(asyncio.all_tasks()) == 1
+
+    virtual(program())
+
+
+def test_a_stop_ends_work_whose_library_swallows_a_cancellation() -> None:
+    async def swallow() -> None:
+        with suppress(asyncio.CancelledError):
+            await for_ever()
+        await for_ever()
+
+    async def program() -> None:
+        tasks = Supervisor()
+        tasks.spawn("listening", swallow)
+        tasks.do("sending", swallow())
+        await asyncio.sleep(1)
+        await tasks.stop()
         assert len(asyncio.all_tasks()) == 1
 
     virtual(program())

@@ -252,7 +252,8 @@ async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> Non
     await link.start()
     try:
         try:
-            await asyncio.wait_for(link.ready(), CONNECT_SECONDS)
+            async with asyncio.timeout(CONNECT_SECONDS):
+                await link.ready()
         except TimeoutError:
             raise HubUnreachable(hub.url, "no connection") from None
         loop = asyncio.get_running_loop()
@@ -260,7 +261,8 @@ async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> Non
         until = float("inf")
         while True:
             try:
-                heard = await asyncio.wait_for(news.get(), min(resend, until) - loop.time())
+                async with asyncio.timeout_at(min(resend, until)):
+                    heard = await news.get()
             except TimeoutError:
                 if loop.time() >= until:
                     return

@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from duly.runtime.tasks import Supervisor
+from duly.runtime.tasks import Supervisor, cancel
 
 NOTE_BYTES: Final = 7_000
 """What fits into one note: PostgreSQL carries less than 8,000 bytes."""
@@ -121,8 +121,7 @@ class Notifier(ABC):
     async def stop(self) -> None:
         """Stop sending."""
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+            await cancel(self._sending)
 
     @abstractmethod
     async def _send(self, note: bytes) -> None:

@@ -33,7 +33,20 @@ ENGINE_TRIES: Final = 5
 UNSTEADY: Final = 3
 """Failures in a row after which work is a problem even while it has just been started again."""
 
+CANCEL_AGAIN: Final = 5.0
+"""Seconds after which a task that goes on is cancelled once more."""
+
 Work: TypeAlias = Callable[[], Awaitable[None]]
+
+
+async def cancel(*tasks: asyncio.Task[None]) -> None:
+    """Cancel tasks and wait until they are over. A cancellation can be lost: `asyncio.wait_for` swallows one
+    that comes together with its result (before Python 3.12), and libraries and handlers use it."""
+    going = set(tasks)
+    while going:
+        for task in going:
+            task.cancel()
+        _, going = await asyncio.wait(going, timeout=CANCEL_AGAIN)
 
 
 def report(name: str) -> Callable[[asyncio.Task[object]], None]:
@@ -98,8 +111,7 @@ class SupervisedTask:
             self._timer.cancel()
         task = self.task
         if task is not None and task is not asyncio.current_task():
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await cancel(task)
 
     def kill(self) -> None:
         """End at once, as a crash would."""
@@ -288,10 +300,7 @@ class Supervisor:
         await self._end_jobs()
 
     async def _end_jobs(self) -> None:
-        jobs = self._jobs - {asyncio.current_task()}
-        for task in jobs:
-            task.cancel()
-        await asyncio.gather(*jobs, return_exceptions=True)
+        await cancel(*(task for task in self._jobs if task is not asyncio.current_task()))
 
     def kill(self) -> None:
         """End everything at once, as a crash would."""

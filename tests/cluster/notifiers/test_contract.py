@@ -11,6 +11,7 @@ import pytest
 from duly.cluster.notifier import UNSENT
 from duly.cluster.notifiers import open_notifier
 from duly.errors import Malformed
+from duly.runtime.tasks import CANCEL_AGAIN
 from tests.cluster.notifiers.conftest import NotifierBus, restart
 
 
@@ -79,6 +80,15 @@ async def test_ringing_never_waits_and_what_waits_is_bounded_while_the_server_is
     finally:
         if bus.server is not None:
             await asyncio.to_thread(bus.server.start)
+
+
+async def test_a_notifier_stops_at_any_moment_of_connecting(bus: NotifierBus) -> None:
+    for turns in range(80):
+        hub = await bus.join()
+        for _ in range(turns):
+            await asyncio.sleep(0 if turns % 2 else 0.0001)
+        async with asyncio.timeout(CANCEL_AGAIN / 2):  # of the first cancellation
+            await hub.notifier.stop()
 
 
 async def test_what_others_say_on_our_channel_is_not_for_us(bus: NotifierBus) -> None:

@@ -89,7 +89,8 @@ class PostgresNotifier(Notifier):
                 backoff.worked()
                 while not gone.is_set():
                     with suppress(TimeoutError):
-                        await asyncio.wait_for(gone.wait(), ALIVE_SECONDS)
+                        async with asyncio.timeout(ALIVE_SECONDS):
+                            await gone.wait()
                         break
                     await current.execute("SELECT 1", within=ANSWER_SECONDS)
             except TROUBLE:

@@ -47,11 +47,12 @@ class RedisNotifier(Notifier):
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # Without retries of its own: a hint that waits is worth nothing.
+        # Without retries of its own: a hint that waits is worth nothing. Without a time limit of its own: it
+        # is kept with `asyncio.wait_for`, which swallows a cancellation (before Python 3.12).
         return Redis.from_url(
             self._url,
             socket_connect_timeout=2,
-            socket_timeout=PING_SECONDS * 2,
+            socket_timeout=None,
             retry=Retry(NoBackoff(), 0),
             max_connections=2,
         )
@@ -74,7 +75,8 @@ class RedisNotifier(Notifier):
             connection = self._connection()
             try:
                 async with connection.pubsub() as subscription:
-                    await subscription.subscribe(CHANNEL)
+                    async with asyncio.timeout(PING_SECONDS):
+                        await subscription.subscribe(CHANNEL)
                     asked = False
                     while True:
                         message = await subscription.get_message(timeout=PING_SECONDS)
@@ -82,7 +84,8 @@ class RedisNotifier(Notifier):
                             if asked:
                                 raise TimeoutError("it does not answer")
                             asked = True
-                            await subscription.ping()
+                            async with asyncio.timeout(PING_SECONDS):
+                                await subscription.ping()
                             continue
                         asked = False
                         self.problem = ""
