@@ -65,6 +65,18 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """commands of one app, or for one device, that may wait"""
     max_queued_bytes: int = 64 * 1024 * 1024
     """bytes of data in these commands"""
+    commands_per_minute: int = 600_000
+    """commands that one account may send; as many may come at once; 0 does not limit them"""
+    lines_per_minute: int = 600_000
+    """chat lines, changes and questions that one person may send; 0 does not limit them"""
+    pushes_per_minute: int = 600_000
+    """pushes that one device may send; 0 does not limit them"""
+    alerts_per_minute: int = 600_000
+    """alerts, changes of alerts and heartbeats that one account may send, and 600 critical ones besides; 0
+    does not limit them"""
+    stored_mb_per_day: int = 4_096
+    """megabytes of all these that one account may store in a day; as many may come at once; 0 does not limit
+    them"""
 
     public_url: str = ""
     """the address under which people reach this hub, for links in notifications: https://duly.example; its
@@ -112,6 +124,14 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.max_exp <= 0 or self.max_queued < 1 or self.max_queued_bytes < 1:
             raise Malformed("max_exp is seconds, more than 0; max_queued and max_queued_bytes are at least 1")
+        per_minute = (
+            self.commands_per_minute, self.lines_per_minute, self.pushes_per_minute, self.alerts_per_minute
+        )  # fmt: skip
+        if min(*per_minute, self.stored_mb_per_day) < 0:
+            raise Malformed(
+                "commands_per_minute, lines_per_minute, pushes_per_minute, alerts_per_minute and "
+                "stored_mb_per_day are numbers, or 0 for no limit"
+            )
         if self.trail_kept <= 0 or self.trail_mb < 0:
             raise Malformed("trail_kept is days, more than 0; trail_mb is a number of megabytes, or 0")
         for origin in self.origins:

@@ -157,6 +157,7 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     for sentence in told.get("conflicts") or []:
         found.add("clients", sentence, "bad")
     _windows(found, told["margins"])
+    _limits(found, told.get("limits"), told["disk"]["free"])
     _thresholds(found, told.get("thresholds") or [])
     if told.get("unforgotten"):
         found.add("retention", told["unforgotten"], "warn")
@@ -166,6 +167,27 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
         found.add("floor", floor_ahead(ahead), "bad" if ahead > tolerated else "warn")
     for part, problem in (told.get("problems") or {}).items():
         found.add(part, f"does not run, and is started again: {problem}", "bad")
+
+
+def _limits(found: _Findings, limits: JsonObject | None, free: int) -> None:
+    """Add what one account may do, what was refused for that, and whether the disk has room for it."""
+    if limits is None:  # a hub that is older than this command line
+        return
+    most = limits["in_force"]
+    kinds = [kind for kind in most if kind not in ("queue", "stored")]
+    rates = ", ".join(f"{most[kind]:,} {kind}" if most[kind] else f"any number of {kind}" for kind in kinds)
+    stored = f"{most['stored']:,} MB a day" if most["stored"] else "any number of bytes"
+    fact = f"one account: {rates} a minute; {stored}; {most['queue']:,} commands waiting"
+    if most["stored"] << 20 > free:
+        found.add("limits", f"{fact}; the disk has less room than that: lower stored_mb_per_day", "warn")
+    else:
+        found.add("limits", fact)
+    refused = {kind: n for kind, n in limits["refused"].items() if n}
+    if refused:
+        names = ", ".join(f"{name} ({n:,})" for name, n in limits["accounts"].items())
+        counts = ", ".join(f"{n:,} {kind}" for kind, n in refused.items())
+        fact = f"refused since the start: {counts}" + (f"; most of {names}" if names else "")
+        found.add("limited", fact, "warn")
 
 
 def _settings(settings: JsonObject) -> str:

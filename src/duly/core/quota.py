@@ -73,16 +73,21 @@ class Quota:
         returns how long to wait, in microseconds. An amount beyond the burst counts as a whole burst: it
         would never fit."""
         full_at = self._full_at.get(name)
-        if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
-            name = _REST
-            full_at = self._full_at.get(name)
-        begin = now if full_at is None or full_at < now else min(full_at, now + self._span)
-        cost = min(self._interval * amount, self._span)
-        over = begin + cost - now - self._span
+        if full_at is None:
+            if len(self._full_at) >= self._remembered and not self._forget(now):
+                name = _REST
+            full_at = self._full_at.get(name, now)
+        span = self._span
+        # This is on the way of every message: no call that is not needed.
+        cost = self._interval if amount == 1 else min(self._interval * amount, span)
+        if full_at <= now:
+            self._full_at[name] = now + cost
+            return 0
+        latest = now + span
+        over = min(full_at, latest) + cost - latest
         if over > 0:
             return over
-        self._full_at[name] = begin + cost
-        self._full_at.move_to_end(name)
+        self._full_at[name] = full_at + cost
         return 0
 
     def spend(self, name: str, now: int, amount: int) -> int:
@@ -94,7 +99,6 @@ class Quota:
             full_at = self._full_at.get(name)
         begin = now if full_at is None or full_at < now else full_at
         self._full_at[name] = min(begin + self._interval * amount, now + DEBT * self._span)
-        self._full_at.move_to_end(name)
         return max(0, self._full_at[name] - now - self._span)
 
     def wait(self, name: str, now: int) -> int:

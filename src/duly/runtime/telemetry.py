@@ -78,6 +78,18 @@ METRICS: Final = (
         "duly_broker_refused_total",
         "What the embedded broker refused: connections, publishes and subscriptions.",
     ),
+    _counter(
+        "duly_limited_total",
+        "What was refused since its account had sent or stored too much: commands, lines, pushes, alerts; or "
+        "had too many commands waiting (queue).",
+        "kind",
+    ),
+    _gauge(
+        "duly_limit",
+        "The limits of one account: messages a minute by kind, commands that may wait (queue), megabytes a "
+        "day (stored); 0 does not limit.",
+        "kind",
+    ),
     _counter("duly_alert_events_total", "Events that sentinels reported, without repeats."),
     _counter("duly_alert_duplicates_total", "Repeats of events."),
     _counter(

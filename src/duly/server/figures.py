@@ -65,6 +65,7 @@ class HubFigures:
         telemetry.read("duly_connections", self._connections)
         telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
+        telemetry.read("duly_limit", lambda: {(kind,): float(most) for kind, most in hub.limits_in_force()})
         telemetry.read("duly_alert_average_retries", self._average_retries)
         hub.tasks.every("sample of the figures", SAMPLE_SECONDS, self._sample)
         for name, seconds, work in (
@@ -129,6 +130,8 @@ class HubFigures:
         telemetry.auth_failures.value = hub.login_guard.failures
         if hub.mqtt is not None:
             telemetry.broker_refused.value = hub.mqtt.refused
+        for kind, refused in hub.limited().items():
+            telemetry.counter("duly_limited_total", kind).value = refused
         counts = hub.alerts.counts
         attempts = telemetry.counter("duly_alert_retry_attempts_total")
         telemetry.retried(counts.retries - attempts.value)

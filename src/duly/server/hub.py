@@ -25,6 +25,7 @@ from duly.apps.alerts.service import AlertService
 from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
+from duly.core.account_limits import AccountLimits
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
@@ -47,6 +48,7 @@ from duly.server.policies import (
     fanout_policy,
     floor_tolerance,
     gateway_policy,
+    limit_policy,
 )
 from duly.server.revocation import Revocation
 from duly.server.router import Router
@@ -180,17 +182,21 @@ class Hub:
     async def _start_applications(self, box: SecretBox) -> None:
         settings, ledger, accounts, audit = self.settings, self.ledger, self.accounts, self.audit
         trail = self.figures.trail
-        self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier, trail)
+        limits = self.limits = AccountLimits(limit_policy(settings))
+        self.gateway = GatewayService(
+            ledger, accounts, audit, gateway_policy(settings), self.notifier, trail, limits
+        )
         self.chat = ChatService(
-            ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier, trail
+            ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier, trail, limits
         )
         self.alerts = AlertService(
             ledger, audit, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
-            known=self._may_report, trail=trail,
+            known=self._may_report, trail=trail, limits=limits,
         )  # fmt: skip
         self.archive = archive_of(settings)
         self.applications = (self.gateway, self.chat, self.alerts)
         self.router = Router(audit, self.applications)
+        self._shutdown.add("the router", self.router.stop)
         for application in self.applications:
             await application.start()
             self._shutdown.add(application.name, application.stop)
@@ -333,6 +339,16 @@ class Hub:
         """One alert; None if the ledger has none of this key."""
         return await self.alerts.show(key)
 
+    def limits_in_force(self) -> list[tuple[str, int]]:
+        """What one account may do: messages a minute by kind, commands that wait, megabytes a day."""
+        by_kind = [(limit.kind, limit.amount) for limit in self.limits]
+        queue = self.gateway.policy.backlog.messages
+        return [*by_kind, ("queue", queue), ("stored", self.limits.policy.stored_mb)]
+
+    def limited(self) -> dict[str, int]:
+        """How much was refused by the limits since the start, by kind."""
+        return {limit.kind: limit.refused for limit in self.limits} | {"queue": self.gateway.refused_waiting}
+
     @property
     def down(self) -> str | None:
         """Why the hub can accept nothing now; None if it can."""
@@ -369,6 +385,11 @@ class Hub:
             "problems": self.problems,
             "failures": dict(self.tasks.failures),
             "floor": self.floor.state(),
+            "limits": {
+                "in_force": dict(self.limits_in_force()),
+                "refused": self.limited(),
+                "accounts": dict(self.limits.worst()),
+            },
             "hubs": sorted(self.gateway.remote.hubs),
         }
 

@@ -9,6 +9,7 @@ from duly.apps.alerts.operations import CHANNEL
 from duly.apps.gateway.admission import CHUNK_HORIZON
 from duly.apps.gateway.control import ControlPolicy
 from duly.apps.gateway.policy import GatewayPolicy
+from duly.core.account_limits import LimitPolicy
 from duly.core.backlog import BacklogPolicy
 from duly.core.fanout.plan import FanoutPolicy
 from duly.core.horizon import Horizon
@@ -32,6 +33,17 @@ def gateway_policy(settings: Settings) -> GatewayPolicy:
         control=control_policy(settings),
         backlog=BacklogPolicy(settings.max_queued, settings.max_queued_bytes),
         max_exp=seconds(settings.max_exp),
+    )
+
+
+def limit_policy(settings: Settings) -> LimitPolicy:
+    """How much one account may send and store."""
+    return LimitPolicy(
+        commands=settings.commands_per_minute,
+        lines=settings.lines_per_minute,
+        pushes=settings.pushes_per_minute,
+        alerts=settings.alerts_per_minute,
+        stored_mb=settings.stored_mb_per_day,
     )
 
 

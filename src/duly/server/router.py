@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, Protocol
 
 from duly.core.messages import Verdict, Word
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
+from duly.runtime.refusal_tally import RefusalTally
 from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
 from duly.wire.outgoing import ServerAck
@@ -68,6 +70,7 @@ class Router:
 
     def __init__(self, audit: AuditLog, applications: Iterable[RoutedApp]) -> None:
         self._audit = audit
+        self._limited = RefusalTally(audit)
         self._applications = list(applications)
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
@@ -94,6 +97,11 @@ class Router:
         for application in self._applications:
             application.dismiss(name)
 
+    async def stop(self) -> None:
+        """Records the refusals that are not recorded yet."""
+        with suppress(DulyError):
+            await self._limited.stop()
+
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Takes several frames, in their order, each with its session; each is pushed a `server_ack`."""
         commits: list[Coroutine[object, None, object]] = []
@@ -111,7 +119,7 @@ class Router:
             except SenderError as problem:
                 commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
             except UNABLE as problem:
-                _unable(session, seq_id, problem)
+                self._unable(session, who, seq_id, problem)
         # What may take a commit of its own shares one.
         if len(commits) == 1:
             await commits[0]
@@ -124,7 +132,7 @@ class Router:
         except SenderError as problem:
             answered = await self._refuse(session, who, frame.seq_id, problem)
         except UNABLE as problem:
-            answered = _unable(session, frame.seq_id, problem)
+            answered = self._unable(session, who, frame.seq_id, problem)
         if not answered:
             session.push(_TAKEN)
 
@@ -146,7 +154,7 @@ class Router:
                 seq_id = frames.seq_id_in(raw) if frame is None else frame.seq_id
                 return self._refuse(session, who, seq_id, problem)
             except UNABLE as problem:
-                return _unable(session, None if frame is None else frame.seq_id, problem)
+                return self._unable(session, who, None if frame is None else frame.seq_id, problem)
             return said if said is True or said is False else self._wait(session, who, frame.seq_id, said)
 
         return receive
@@ -178,25 +186,36 @@ class Router:
         except SenderError as problem:
             return await self._refuse(session, who, seq_id, problem)
         except UNABLE as problem:
-            return _unable(session, seq_id, problem)
+            return self._unable(session, who, seq_id, problem)
 
     async def _refuse(
         self, session: Session, who: Principal, seq_id: str | float | None, problem: SenderError
     ) -> bool:
         verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
-        note = getattr(self._by_role.get(who.role), "refused", None)
-        if note is not None and isinstance(seq_id, str):
-            note(who, seq_id)
+        self._leave_no_gap(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
         await self._audit.refuse(who.name, known, problem.word, str(problem))
         session.push(outgoing.server_ack(seq_id, verdict))
         return True
 
+    def _leave_no_gap(self, who: Principal, seq_id: str | float | None) -> None:
+        """Tells the application of the sender's role that this number was refused, if it wants to know."""
+        note = getattr(self._by_role.get(who.role), "refused", None)
+        if note is not None and isinstance(seq_id, str):
+            note(who, seq_id)
 
-def _unable(session: Session, seq_id: str | float | None, problem: DulyError) -> bool:
-    word = problem.word if isinstance(problem, RateLimited) else "internal"
-    session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
-    return True
+    def _unable(
+        self, session: Session, who: Principal, seq_id: str | float | None, problem: DulyError
+    ) -> bool:
+        """Tells that a frame was not taken and may be sent again, as it is; one beyond a limit is recorded,
+        since only its sender is the reason."""
+        word = "internal"
+        if isinstance(problem, RateLimited):
+            word = problem.word
+            self._leave_no_gap(who, seq_id)
+            self._limited.note(who.name, "" if seq_id is None else str(seq_id), word, str(problem))
+        session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
+        return True
 
 
 async def settled(said: bool | Awaitable[bool]) -> bool:

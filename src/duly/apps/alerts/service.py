@@ -25,9 +25,11 @@ from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
 from duly.apps.alerts.held_back import HeldBackCounts, HeldBackReport
+from duly.apps.alerts.limited_alerts import LimitedAlerts
 from duly.apps.alerts.model import (
     NAMED,
     NOTHING_SAID,
+    AlertChange,
     AlertState,
     current,
     ended_by_reporter,
@@ -42,6 +44,7 @@ from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.sender import NotificationSender, SendResult
 from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
+from duly.core.account_limits import AccountLimits
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
@@ -56,7 +59,7 @@ from duly.core.fanout.plan import (
 )
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
-from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE
+from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
 from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import MS
@@ -67,6 +70,7 @@ from duly.errors import (
     NoProfile,
     NotAllowed,
     Overloaded,
+    RateLimited,
 )
 from duly.identity.accounts import Principal, Role
 from duly.runtime.audit import AuditLog
@@ -113,6 +117,7 @@ class AlertService:
         box: SecretBox | None = None,
         known: Callable[[str], Awaitable[bool]] = _every_name,
         trail: Trail | None = None,
+        limits: AccountLimits | None = None,
     ) -> None:
         self._ledger = ledger
         self._audit = audit
@@ -140,6 +145,7 @@ class AlertService:
         self.engine = Engine(self._fanout, ledger, self._perform)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
         self.held_back = HeldBackCounts(ledger)
+        self._limited = LimitedAlerts((limits or AccountLimits()).alerts, ledger.worker, self._store)
         self._sessions: dict[str, set[Session]] = {}
         self._box = box
         self.links: AckLinks | None = None
@@ -264,6 +270,10 @@ class AlertService:
         message = self._message(who, frame)
         if not self._repeated(message, session):
             event = Arrived(message, session)
+            try:
+                self._limited.take(who.name, len(message.body), self._ledger.clock.now())
+            except RateLimited as refusal:
+                return self._take_critical(event, refusal)
             if not self.configuration.is_sure_of_profile(message.recipient):
                 return self._take_later(event)
             try:
@@ -272,6 +282,20 @@ class AlertService:
                 return self._take_later(event)
         self._beat_with(message)
         return True
+
+    async def _take_critical(self, event: Arrived, refusal: RateLimited) -> bool:
+        """Take an alert beyond the limit if it is critical; before one is refused, people are told."""
+        message = event.message
+        if read_event(message.body).severity is not Severity.CRITICAL:
+            raise refusal
+        await self.configuration.check_profile(message)
+        now = self._ledger.clock.now()
+        try:
+            self._limited.take_reserve(message.scope, len(message.body), now, refusal)
+        except RateLimited:
+            await self._limited.tell(message.scope, message.recipient, str(refusal), now)
+            raise
+        return await self._take_later(event)
 
     async def _take_later(self, event: Arrived) -> bool:
         """Take an alert in when the ledger has been asked for its profile, and there is room for it."""
@@ -287,6 +311,7 @@ class AlertService:
 
     async def _beat(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Store a heartbeat; it is answered only if it has an id."""
+        self._limited.take(who.name, len(frame.data), self._ledger.clock.now())
         beat = read_beat(bytes(frame.data))
         if beat.every and not await self.configuration.has_profile(beat.profile_id, who.name):
             raise NoProfile(
@@ -336,6 +361,7 @@ class AlertService:
         change = read_change(body)
         if not self._ledger.sole:
             await self.configuration.catch_up()
+        await self._take_change(who, change, len(body))
         async with self.operations.changing:
             now = self._ledger.clock.now()
             alert = await self.operations.get(key_of(who.name, change.event))
@@ -359,6 +385,20 @@ class AlertService:
         if missed:
             await self._unnotified.notify(alert.key)
         return True
+
+    async def _take_change(self, who: Principal, change: AlertChange, size: int) -> None:
+        """Count a change of an alert. Before one that makes an alert critical is refused, people are told."""
+        now = self._ledger.clock.now()
+        try:
+            self._limited.take(who.name, size, now)
+        except RateLimited as refusal:
+            try:
+                self._limited.take_reserve(who.name, size, now, refusal)
+            except RateLimited:
+                alert = await self.operations.get(key_of(who.name, change.event))
+                if alert is not None and change.severity is Severity.CRITICAL:
+                    await self._limited.tell(who.name, alert.record.message.recipient, str(refusal), now)
+                raise
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
@@ -500,15 +540,22 @@ class AlertService:
             self.planner.statuses[names[name]] = read_status(stored[name])
         return [key for key in names.values() if self.planner.is_corrected(key)]
 
+    async def _store(self, message: Message) -> None:
+        """Store an alert that the tower itself reports; returns when it is stored with its deliveries."""
+        await self._put(Arrived(message, None))
+
     async def _commit(self, what: Amendment | AttemptEnded) -> None:
         """Hand an event to the fanout; returns when what follows from it is stored."""
+        await self._put(MachineEvent(what))
+
+    async def _put(self, event: Arrived | MachineEvent) -> None:
         stored = asyncio.get_running_loop().create_future()
 
         def committed() -> None:
             if not stored.done():
                 stored.set_result(None)
 
-        await self.engine.put(MachineEvent(what), committed)
+        await self.engine.put(event, committed)
         await stored
 
 

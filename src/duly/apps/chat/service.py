@@ -33,6 +33,7 @@ from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
 from duly.cluster.notifier import HintSender
+from duly.core.account_limits import AccountLimits
 from duly.core.lifecycle import State
 from duly.core.messages import Word
 from duly.core.retry import RetryPolicy
@@ -51,6 +52,8 @@ from duly.wire.outgoing import PresenceFrame, ServerAck, TypingFrame, WelcomeFra
 from duly.wire.session import Session
 
 PASSING: Final = frozenset({"ack", "read", "typing", "presence"})
+UNLIMITED: Final = frozenset({"ack", "read"})
+"""The types that are not counted against the limit of an account: they end work."""
 
 
 class ChatPolicy(Struct, frozen=True):
@@ -77,8 +80,10 @@ class ChatService:
         policy: ChatPolicy | None = None,
         notifier: HintSender | None = None,
         trail: Trail | None = None,
+        limits: AccountLimits | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
+        self._limit = (limits or AccountLimits()).lines
         self._ledger = ledger
         self._accounts = accounts
         self._audit = audit
@@ -192,6 +197,8 @@ class ChatService:
                 return False
         if who.role is not Role.USER or not self._accounts.stands(who):
             raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
+        if frame.type not in UNLIMITED:
+            self._limit.take(who.name, len(frame.data), self._ledger.clock.now())
         request = self._lines.request_at_once(frame, who.name)
         if request is None:
             return self._receive_later(session, who, frame)

@@ -49,6 +49,8 @@ class CommandAdmission:
         has_room: Callable[[str], bool],
     ) -> None:
         control = policy.control
+        self.refused_waiting = 0
+        """commands that were refused since too many waited"""
         self.backlog = Backlog(policy.backlog)
         self._accounts = accounts
         self._ledger = ledger
@@ -102,7 +104,10 @@ class CommandAdmission:
             return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
         if event.patient or recipient in self._here or self._online(recipient):
             excess = self.excess(event) if self.backlog.waiting else None
-            return None if excess is None else _too_much(excess)
+            if excess is None:
+                return None
+            self.refused_waiting += 1
+            return _too_much(excess)
         offline = f"{recipient} is offline; try later, or send it with queue"
         return Verdict(Word.REFUSED, reason=offline, cause="offline")
 

@@ -230,7 +230,7 @@ class MqttDevices:
         """What was wrong with a message is recorded, never raised."""
         if isinstance(problem, Stopped):
             return  # not acknowledged: it comes again
-        if isinstance(problem, SenderError):
+        if isinstance(problem, (SenderError, RateLimited)):
             scope, id_ = sender, heard.topic
             if self._accounts.role_of(sender) is not Role.DEVICE:
                 scope, id_ = self._task_answers.named_in(heard.payload) or (HUB, heard.topic)

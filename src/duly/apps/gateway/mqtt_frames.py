@@ -60,7 +60,9 @@ def answer_to_push(seq_id: str, said: ServerAck) -> tuple[FdKind, bytes]:
     """The answer to a device's push, and on which of its topics it goes out."""
     if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
         return FdKind.ACK, fd.encode(fd.FdAck(seq_id))
-    why = {"code": said.code, "error": said.error, "detail": said.detail}
+    why: dict[str, object] = {"code": said.code, "error": said.error, "detail": said.detail}
+    if said.retry_after is not None:
+        why["retry_after"] = said.retry_after
     return FdKind.FAILED, fd.encode(fd.FdFailed(seq_id, fd.Content(msgspec.json.encode(why))))
 
 

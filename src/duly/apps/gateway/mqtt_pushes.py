@@ -11,7 +11,7 @@ from contextlib import suppress
 from duly.apps.gateway.mqtt_device import DeviceLink
 from duly.apps.gateway.mqtt_frames import MqttPush, answer_to_push
 from duly.apps.gateway.pushes import PushService
-from duly.errors import DulyError, SenderError
+from duly.errors import DulyError, RateLimited, SenderError
 from duly.wire import fd, outgoing
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import ServerAck
@@ -32,6 +32,12 @@ class MqttPushes:
         except SenderError as problem:
             refused = outgoing.trouble(push.seq_id, ServerCode.BAD_PARAMETERS, problem.word, str(problem))
             self._answer(name, push.seq_id, refused)
+            raise
+        except RateLimited as problem:
+            later = outgoing.trouble(
+                push.seq_id, ServerCode.INTERNAL, problem.word, str(problem), problem.wait
+            )
+            self._answer(name, push.seq_id, later)
             raise
         if verdict is not None:
             self._answer(name, push.seq_id, outgoing.server_ack(push.seq_id, verdict))

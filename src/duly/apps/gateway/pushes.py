@@ -17,12 +17,13 @@ from weakref import WeakSet
 import msgspec
 
 from duly.core import horizon as horizons
+from duly.core.account_limits import AccountLimit, AccountLimits
 from duly.core.horizon import Horizon
 from duly.core.messages import Message, Verdict
 from duly.core.operations import Admit, AppendEntry, PutItem, Recall
-from duly.core.units import DAY, MINUTE, MS
+from duly.core.units import DAY, MINUTE, MS, SECOND
 from duly.core.window import next_page
-from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed
+from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, RateLimited
 from duly.runtime.audit import AuditLog
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
@@ -40,6 +41,9 @@ LAST: Final = "last_push"
 """The bucket of the digests of each device's last push without an id."""
 SHOWN_BYTES: Final = 500
 """The data of a push is shown to watchers, unless it is longer."""
+COMES_AGAIN: Final = 2 * MINUTE
+"""How long a push that was refused by a limit is waited for before later ones are taken: a device that still
+has it sends it again before."""
 HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
 """How old a push with an id may be when it comes: a device that was away for weeks still reports. What is
 remembered is its id and a digest, not what it said."""
@@ -64,6 +68,7 @@ class PushService:
         born: Callable[[str], int] = lambda _: 0,
         *,
         reserved: frozenset[str] = frozenset(),
+        limit: AccountLimit | None = None,
     ) -> None:
         self._ledger = ledger
         self._audit = audit
@@ -71,6 +76,9 @@ class PushService:
         self._stored = stored
         self._born = born
         self._reserved = reserved
+        self._limit = limit or AccountLimits().pushes
+        self._refused: dict[str, tuple[str, int]] = {}
+        """the push of each device that was refused by its limit and comes first, and until when that holds"""
         self._told: dict[Session, dict[str, int]] = {}
         """the number of the last push of each device that each connection has been sent"""
         self._behind: dict[Session, dict[str, None]] = {}
@@ -121,11 +129,34 @@ class PushService:
                 raise LedgerUnavailable("an earlier push could not be stored and comes first")
             try:
                 more = frames.more_in_push(frame)
+                self._take(device, frame.seq_id, len(frame.data))
                 return await self.store_once(device, frame.seq_id, frame.type, frame.data, more)
             except LedgerError as problem:
                 self._cut.add(session)
                 session.close(f"come back soon: {problem}")
                 raise
+
+    async def receive_without_id(self, device: str, frame: Frame) -> None:
+        """Stores a push that came by a connection without an id; raises `RateLimited` if it is one too
+        many."""
+        self._take(device, None, len(frame.data))
+        await self.store(device, frame.type, frame.data, frames.more_in_push(frame))
+
+    def _take(self, device: str, seq_id: str | None, size: int) -> None:
+        """Counts a push against the limit of its device. One with an id that is refused is sent again: until
+        then later ones are refused, too, so that they are stored in the order in which they were sent."""
+        now = self._ledger.clock.now()
+        first, until = self._refused.get(device, ("", 0))
+        if until > now and seq_id not in (None, first):
+            raise RateLimited(f"{first}, an earlier push of {device}, was refused and comes first", SECOND)
+        try:
+            self._limit.take(device, size, now)
+        except RateLimited as refusal:
+            if seq_id is not None:
+                self._refused[device] = (seq_id, now + refusal.wait + COMES_AGAIN)
+            raise
+        if until:
+            del self._refused[device]
 
     async def store_once(
         self, device: str, seq_id: str, kind: str, data: msgspec.Raw, more: Fields | None = None
@@ -151,6 +182,7 @@ class PushService:
     ) -> Verdict | None:
         """Stores a push of a device behind a broker; the verdict to answer it with, if it has an id."""
         self.check_type(kind)
+        self._take(device, id_, len(said))
         if id_ is not None:
             return await self.store_once(device, id_, kind, frames.dump(data), more)
         await self.store(device, kind, frames.dump(data), more, said, old)

@@ -32,6 +32,7 @@ from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.shared_tokens import SharedTokens
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
+from duly.core.account_limits import AccountLimits
 from duly.core.inbox import Inbox
 from duly.core.messages import Message, parts_of
 from duly.core.outbox import OutboxPolicy
@@ -85,8 +86,11 @@ class GatewayService:
         policy: GatewayPolicy | None = None,
         notifier: Notifier | None = None,
         trail: Trail | None = None,
+        limits: AccountLimits | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
+        limits = limits or AccountLimits()
+        self._limit = limits.commands
         self._commands = self.policy.commands
         self._audit = audit
         self._ledger = ledger
@@ -109,6 +113,7 @@ class GatewayService:
             self._stored,
             accounts.born,
             reserved=self.policy.commands,
+            limit=limits.pushes,
         )
         channel = self._inbox.channel
         self.remote: GatewayRemote = SingleHub(ledger, channel, self)
@@ -226,6 +231,11 @@ class GatewayService:
     def _has_room(self, device: str) -> bool:
         return self._inbox.lanes.has_room(device)
 
+    @property
+    def refused_waiting(self) -> int:
+        """How many commands were refused since too many waited."""
+        return self._admission.refused_waiting
+
     def presence(self) -> list[str]:
         """The devices that are connected, here or to another hub."""
         return self.remote.online_devices()
@@ -263,6 +273,7 @@ class GatewayService:
         message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
         if who.role is _DEVICE:
             raise not_granted(who.name, message.recipient)
+        self._limit.take(who.name, len(message.body), self._ledger.clock.now())
         if not self._accounts.may(who, message.recipient):
             return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
@@ -313,7 +324,7 @@ class GatewayService:
 
     async def _pushed(self, session: Session, who: Principal, frame: Frame) -> bool:
         if frame.seq_id is None:
-            await self.pushes.store(who.name, frame.type, frame.data, frames.more_in_push(frame))
+            await self.pushes.receive_without_id(who.name, frame)
             return False
         verdict = await self.pushes.receive(session, who.name, frame)
         session.push(outgoing.server_ack(frame.seq_id, verdict))

@@ -24,6 +24,7 @@ from duly.errors import Malformed
 DISCONNECT: Final = "disconnect"
 SUMMARY: Final = "summary"
 SILENT: Final = "silent"
+REFUSED: Final = "alerts_refused"
 """Reasons with a meaning here; all others are the monitor's own."""
 
 EVENT, UPDATE, CANCEL, HEARTBEAT = "alert_event", "alert_update", "alert_cancel", "alert_heartbeat"
