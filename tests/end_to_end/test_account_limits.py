@@ -28,7 +28,7 @@ def is_limited(answer: Json) -> bool:
 
 
 async def recorded(local: HubUnderTest) -> list[tuple[str, str]]:
-    await local.hub.audit.settle()
+    await local.hub.activity.settle()
     return await local.refused()
 
 
@@ -128,7 +128,7 @@ async def test_an_mqtt_device_beyond_its_rate_is_refused_told_and_recorded(tmp_p
             why = json.loads(base64.b64decode(failed[0]["error"]))
             assert (why["code"], why["error"]) == (4, "rate_limited")
             assert why["retry_after"] > 0
-            await hub.audit.settle()
+            await hub.activity.settle()
             assert ("lock", "rate_limited") in [(r.scope, r.word) for r in await hub.ledger.refusals(10)]
     finally:
         firmware.stop()

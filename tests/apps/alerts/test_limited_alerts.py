@@ -32,7 +32,7 @@ async def test_an_alert_beyond_the_rate_is_refused_and_recorded(narrow: Tower, h
     assert answers[2][1]["error"] == "rate_limited"
     assert answers[2][1]["retry_after"] > 0
     assert (await narrow.post(event("event-0"), who="barn"))[0] == 202, "another sentinel has its own limit"
-    await narrow.hub.audit.settle()
+    await narrow.hub.activity.settle()
     assert [(r.scope, r.id) for r in await narrow.hub.ledger.refusals(10)] == [("gate", "event-2")]
 
 

@@ -18,13 +18,13 @@ import msgspec
 
 from duly.core import horizon as horizons
 from duly.core.account_limits import AccountLimit, AccountLimits
+from duly.core.flow_control import next_page
 from duly.core.horizon import Horizon
 from duly.core.messages import Message, Verdict
 from duly.core.operations import Admit, AppendEntry, PutItem, Recall
 from duly.core.units import DAY, MINUTE, MS, SECOND
-from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, RateLimited
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames, outgoing
@@ -62,7 +62,7 @@ class PushService:
     def __init__(
         self,
         ledger: Ledger,
-        audit: AuditLog,
+        activity: ActivityLog,
         listeners: Callable[[str], Iterable[Session]],
         stored: Callable[[str], None],
         born: Callable[[str], int] = lambda _: 0,
@@ -71,7 +71,7 @@ class PushService:
         limit: AccountLimit | None = None,
     ) -> None:
         self._ledger = ledger
-        self._audit = audit
+        self._activity = activity
         self._listeners = listeners
         self._stored = stored
         self._born = born
@@ -223,10 +223,10 @@ class PushService:
     async def tell(self, device: str, n: int, body: bytes) -> None:
         """Sends a push that was stored to the apps that are connected here."""
         push = outgoing.read_push(body)
-        if self._audit.watchers:
+        if self._activity.watchers:
             said = push.frame if isinstance(push, FrameWithFields) else push
             shown = frames.load(said.data) if len(bytes(said.data)) < SHOWN_BYTES else None
-            self._audit.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
+            self._activity.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
         self._stored(device)
         frame = outgoing.numbered(push, n)
         for session in self._listeners(device):
