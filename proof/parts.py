@@ -23,10 +23,12 @@ KILLS: Final = tuple(
     for path in (
         "end_to_end/test_kills", "end_to_end/test_injected_kills", "end_to_end/test_hub_processes",
         "end_to_end/test_chat_hub_processes", "end_to_end/test_chaos", "clients/test_sentinel_kills",
+        "end_to_end/test_alert_kills",
     )
 )  # fmt: skip
+FAULTS: Final = "tests/end_to_end/test_faults.py"
 COUNTED: Final = (
-    *KILLS, "tests/end_to_end/test_power_loss.py", "tests/end_to_end/test_soak.py",
+    *KILLS, FAULTS, "tests/end_to_end/test_power_loss.py", "tests/end_to_end/test_soak.py",
     "tests/testing/test_planted_bugs.py", "tests/end_to_end/test_fuzz.py",
     "tests/transports/mqtt/test_hostile_broker.py",
 )  # fmt: skip
@@ -64,6 +66,7 @@ def parts(*, short: bool) -> list[Part]:
         Part("simulation", ("runs", "violations"), tuple(_simulation(150 if short else 5_000))),
         Part("planted", ("planted bugs",), (_planted(short=short),)),
         Part("kills", ("kills", "messages under faults"), tuple(_kills(short=short))),
+        Part("faults", ("faults", "messages under faults"), (_faults(short=short),)),
         Part(
             "power",
             ("power losses", "messages under faults"),
@@ -95,7 +98,7 @@ def _planted(*, short: bool) -> Step:
 
 def _kills(*, short: bool) -> Iterator[Step]:
     if short:
-        yield _pytest("once", *KILLS)
+        yield _pytest("once", *KILLS, DULY_INJECTIONS="5")
         return
     yield _pytest("at named points", *KILLS)
     for seed in range(10):
@@ -105,8 +108,14 @@ def _kills(*, short: bool) -> Iterator[Step]:
             f"everything, {seed}", KILLS[0], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more
         )
         yield _pytest(f"hubs, {seed}", KILLS[2], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more)
+        yield _pytest(f"alerts, {seed}", KILLS[6], DULY_ALERT_KILLS="25", **more)
     yield _pytest("people", KILLS[3], DULY_KILL_SECONDS="300")
     yield _pytest("tasks", KILLS[4], DULY_CHAOS="10000")
+
+
+def _faults(*, short: bool) -> Step:
+    """Faults without a death: what stands still, is full, fails or is cut."""
+    return _pytest("one after the other", FAULTS, DULY_FAULTS="1" if short else "20")
 
 
 def _power(times: int, losses: int) -> Iterator[Step]:

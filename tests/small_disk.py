@@ -11,10 +11,12 @@ from tests.servers import unable
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[Path]:
-    """A disk of six megabytes at this folder, where this machine lets us have one."""
+def small_disk(folder: Path, size: str = "6m") -> Iterator[Path]:
+    """A disk of six megabytes at this folder, or of another size, where this machine lets us have one."""
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", folder], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False
+    ).returncode:
         unable("only root can have a disk of its own")
     try:
         yield folder

@@ -323,4 +323,5 @@ async def _ask_again(hub: Server, remote: Remote) -> None:
             await peer.say(frame.pop("type"), **frame)
             said = await peer.hear_of(seq_id)
             assert (said["code"], said["state"]) == (5, end["state"])
-            assert await peer.hear_of(seq_id) == end
+            again = await peer.hear_of(seq_id)
+            assert again == end, (again, end)

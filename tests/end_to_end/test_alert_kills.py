@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import random
 import time
 from collections import Counter
@@ -17,7 +18,11 @@ import pytest
 from duly.storage import open_ledger
 from tests.end_to_end.fused import TOWER_POINTS
 from tests.end_to_end.processes import HubProcess
+from tests.proof import TWO_SIZES, count
 from tests.receivers import Receiver, receiver
+from tests.servers import GUARD
+
+KILLS = int(os.environ.get("DULY_ALERT_KILLS", "8"))
 
 
 class Sentinel:
@@ -89,10 +94,10 @@ def check(hook: Receiver, lines: Path, held: dict[str, Any], wanted: set[str]) -
     for bodies in hook.taken.values():
         assert all(body == bodies[0] for body in bodies), "the same key always means the same"
     told = [json.loads(line) for line in lines.read_text().splitlines()]
-    for id_, count in Counter(one["data"]["event"] for one in told).items():
-        assert count <= 2, f"{id_} was told {count} times"
+    for id_, times in Counter(one["data"]["event"] for one in told).items():
+        assert times <= 2, f"{id_} was told {times} times"
         repeats = [one for one in told if one["data"]["event"] == id_ and one["data"].get("repeat")]
-        assert len(repeats) >= count - 1, "a repeat says so"
+        assert len(repeats) >= times - 1, "a repeat says so"
     refs = Counter((one.ref.key, one.ref.recipient, one.ref.round) for one in held["deliveries"])
     assert set(refs.values()) == {1}
     assert len(refs) == 2 * len(wanted)
@@ -116,15 +121,18 @@ async def test_a_tower_killed_at_a_point_loses_nothing_and_repeats_nothing(
         check(hook, lines, held, set(sentinels[0].accepted))
 
 
+@TWO_SIZES
+@pytest.mark.timeout(GUARD + 10 * KILLS)
 async def test_a_tower_killed_at_random_again_and_again_tells_everybody_once(
-    tmp_path: Path, lines: Path
+    tmp_path: Path, lines: Path, whole: bool
 ) -> None:
-    rng = random.Random(7)
+    kills = KILLS if whole else 5
+    rng = random.Random(os.environ.get("DULY_KILL_SEED", "7"))
     async with receiver() as hook:
         hub, sentinels = await start(tmp_path, hook, lines, ["gate", "barn", "yard"])
         await hub.start()
-        reporting = asyncio.gather(*(sentinel.report(60) for sentinel in sentinels))
-        for _ in range(5):
+        reporting = asyncio.gather(*(sentinel.report(12 * kills) for sentinel in sentinels))
+        for _ in range(kills):
             hook.words += rng.choices(["200", "500", "close", "close after"], [6, 1, 1, 1], k=15)
             await asyncio.sleep(rng.uniform(0.1, 0.5))
             await hub.kill()
@@ -132,7 +140,8 @@ async def test_a_tower_killed_at_random_again_and_again_tells_everybody_once(
         await reporting
         hook.words.clear()
         try:
-            held = await everything_settles(hub, 180)
+            held = await everything_settles(hub, 36 * kills, 40 + 4 * kills)
         finally:
             await hub.kill()
         check(hook, lines, held, {id_ for sentinel in sentinels for id_ in sentinel.accepted})
+        count("messages under faults", 36 * kills)
