@@ -22,6 +22,7 @@ from duly.core.steps import (
     AttemptFailed,
     CancelMessages,
     Effect,
+    Ended,
     MachineEvent,
     NumberRefused,
     Reachable,
@@ -366,6 +367,15 @@ def test_a_repeat_that_was_judged_while_the_ledger_was_read_anew_gets_the_answer
     second.carry_out(second.machine.restore((), (), second.ledger.disk.marks, second.clock.now()))
     second.carry_out(judged)
     assert words(second.effects) == ["duplicate"]
+
+
+def test_an_end_that_is_found_when_the_ledger_is_read_anew_is_reported_with_its_recipient() -> None:
+    """The commit that stored the end failed as far as the hub could tell, and had happened all the same."""
+    inbox = receiver()
+    inbox.give(Arrived(message(), "c1"))
+    ended = Ended(message().key, State.DONE, Answer())
+    (report,) = inbox.machine.restore((), (ended,), inbox.ledger.disk.marks, inbox.clock.now())
+    assert report == ReportOutcome(message().key, State.DONE, Answer(), ("c1",), "lock")
 
 
 class AnyHistory(RuleBasedStateMachine):

@@ -301,7 +301,8 @@ class Inbox:
         todo += self.outbox.restore(started, (), {}, now)
         for end in ended:
             origins = tuple(before[end.key].origins)
-            todo.append(ReportOutcome(end.key, end.state, end.answer, origins))
+            recipient = before[end.key].message.recipient
+            todo.append(ReportOutcome(end.key, end.state, end.answer, origins, recipient))
         for message in waiting:
             todo += self._queue(message, now)
         return todo
