@@ -36,6 +36,19 @@ ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
         "messages meanwhile: lost 0, double 0, wrong answer 0, unsettled 0",
         "其间的消息：丢失 0、重复 0、错误应答 0、未决 0",
     ),
+    (
+        "faults",
+        "faults",
+        "faults without a death, under load: a hub or a database that stands still, a full disk, a failed "
+        "flush, a cut network",
+        "负载下不致死的故障：中枢或数据库停顿、磁盘写满、刷盘失败、网络中断",
+    ),
+    (
+        "faults",
+        "messages under faults",
+        "commands meanwhile: lost 0, double 0, wrong answer 0, unsettled 0",
+        "其间的命令：丢失 0、重复 0、错误应答 0、未决 0",
+    ),
     ("power", "power losses", "losses of power under a hub", "中枢断电次数"),
     (
         "power",

@@ -115,7 +115,7 @@ def _kills(*, short: bool) -> Iterator[Step]:
 
 def _faults(*, short: bool) -> Step:
     """Faults without a death: what stands still, is full, fails or is cut."""
-    return _pytest("one after the other", FAULTS, DULY_FAULTS="1" if short else "20")
+    return _pytest("one after the other", FAULTS, DULY_FAULTS="1" if short else "10")
 
 
 def _power(times: int, losses: int) -> Iterator[Step]:
@@ -127,6 +127,10 @@ def _power(times: int, losses: int) -> Iterator[Step]:
 
 def _hostile(*, short: bool) -> Iterator[Step]:
     yield _pytest("a hub and a link", "tests/end_to_end/test_fuzz.py", COUNTED[-1])
+    answers = 2_000 if short else 20_000
+    for seed in range(1 if short else 10):
+        command = (sys.executable, "-m", "proof.hostile_webhooks", str(answers), str(seed))
+        yield Step(f"answers of webhooks, {seed}", command)
     cases = 40_000 if short else 1_500_000
     for kind in KINDS:
         for seed, first in enumerate(range(0, cases, HOSTILE_AT_ONCE)):

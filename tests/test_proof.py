@@ -13,7 +13,8 @@ from proof.hostile import KINDS, attack
 from proof.parts import COUNTED, Part, Step, parts
 from proof.record import ROOT, PartResult
 
-from proof import document, record
+from duly.apps.alerts.channels import webhook
+from proof import document, hostile_webhooks, record
 
 COUNT = "import proof.counts as c; c.count('cases', 3); c.count('cases', 4)"
 
@@ -96,6 +97,25 @@ def test_hostile_input_is_refused_by_an_error_of_ours(
     monkeypatch.setenv("DULY_PROOF_COUNTS", str(tmp_path / "counts"))
     attack(kind, 2_000, seed=0)
     assert total(tmp_path / "counts") == {"hostile input": 2_000}
+
+
+async def test_hostile_answers_of_webhooks_end_in_ways_that_a_tower_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DULY_PROOF_COUNTS", str(tmp_path / "counts"))
+    monkeypatch.setattr(webhook, "SECONDS", webhook.SECONDS)
+    await hostile_webhooks.attack(64, seed=0)
+    assert total(tmp_path / "counts") == {"hostile input": 64}
+
+
+async def test_a_channel_with_another_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def careless(self: webhook.WebhookChannel, notification: object) -> None:
+        raise ValueError("an answer that was not expected")
+
+    monkeypatch.setattr(webhook, "SECONDS", webhook.SECONDS)
+    monkeypatch.setattr(webhook.WebhookChannel, "send", careless)
+    with pytest.raises(ValueError, match="not expected"):
+        await hostile_webhooks.attack(1, seed=0)
 
 
 def test_a_decoder_with_another_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
