@@ -93,12 +93,12 @@ async def run(*, quick: bool) -> tuple[MeasuredCosts, list[LoadCost]]:
         root = running.enter_context(folder())
         talking, waiting = await accounts(root, APPS, devices, ledger=postgres.url)
         hub = running.enter_context(shared_hub(root / "hub", postgres.url))
-        loads = [await cost_of(hub, postgres, talking, depth, seconds) for depth in DEPTHS]
         memory, rest = hub.memory, await idle_cost(hub, postgres, resting)
         async with connected(hub, waiting):
             grown = hub.memory - memory
             await asyncio.sleep(2)  # what connecting has caused is over
             busy = await idle_cost(hub, postgres, resting)
+        loads = [await cost_of(hub, postgres, talking, depth, seconds) for depth in DEPTHS]
     each = [max(0.0, after - before) / devices * 1e6 for before, after in zip(rest, busy, strict=True)]
     light, _, heavy = loads
     costs = MeasuredCosts(
