@@ -123,16 +123,9 @@ class GatewayService:
         self._traces = CommandTraces()
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
-            self.sessions,
-            accounts,
-            self._admission,
-            self._inbox.backlog,
-            self.remote,
-            activity,
-            self._trail,
-            self._traces,
-            unaddressed,
-        )
+            self.sessions, accounts, self._admission, self._inbox.backlog, self.remote, activity,
+            self._trail, self._traces, unaddressed,
+        )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
             self._inbox, self.engine, ledger, activity, self.remote, self._effects.tell_progress, unaddressed
