@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -119,3 +121,46 @@ async def test_a_status_that_says_nothing_is_refused(tmp_path: Path, mosquitto_s
             while not (refused := [one for one in await hub.ledger.refusals() if one.scope == lock]):
                 await asyncio.sleep(0.05)
         assert [one.word for one in refused] == ["malformed"]
+
+
+async def say_unheard(hub: Hub, token: str) -> None:
+    """A device without a will says that it is online, and leaves; the hub does not hear it yet."""
+    assert hub.mqtt is not None
+    await hub.mqtt.links["reports"].stop()
+    firmware = Firmware(hub.mqtt_url, "lock", token, mute=True)
+    await asyncio.to_thread(firmware.say("nodes/lock/status", {"online": True}).wait_for_publish, 10)
+    firmware.stop()
+
+
+def is_doubted(hub: Hub) -> bool:
+    """Whether the device is given up soon unless it comes back."""
+    assert hub.mqtt is not None
+    return hub.mqtt.devices.presence.waited_for("lock")
+
+
+async def test_what_waited_while_the_broker_died_is_doubted(tmp_path: Path) -> None:
+    """It comes unmarked when the broker is back, and the device may have died with the broker."""
+    async with started(tmp_path) as hub:
+        assert hub.mqtt is not None
+        assert hub.mqtt.broker is not None
+        broker = hub.mqtt.broker
+        token = await hub.accounts.add(Role.DEVICE, "lock")
+        await say_unheard(hub, token)
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        await until(lambda: broker.restarts == 1)
+        await hub.mqtt.links["reports"].start()
+        await until(lambda: hub.gateway.online("lock"))
+        assert is_doubted(hub)
+        assert hub.gateway.devices.heard_here("lock") is None, "the device has said nothing since"
+        firmware = Firmware(hub.mqtt_url, "lock", token)
+        await until(lambda: not is_doubted(hub))
+        firmware.stop()
+
+
+async def test_what_waited_while_the_hub_was_away_is_doubted(tmp_path: Path) -> None:
+    async with started(tmp_path) as hub:
+        await say_unheard(hub, await hub.accounts.add(Role.DEVICE, "lock"))
+    async with started(tmp_path) as hub:
+        await until(lambda: hub.gateway.online("lock"))
+        assert is_doubted(hub)

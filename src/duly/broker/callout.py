@@ -306,7 +306,7 @@ class Callout:
                     self._reader = await self._connect(port)
                 except BrokerError:  # the broker is restarting, or stopping: then `stop` ends this task
                     continue
-            self._tasks.do("broker clients without an answer", self._kick_unanswered())
+            self._tasks.do("broker clients without an answer", self._compare_clients())
             try:
                 await self._read(self._reader)
             except (OSError, ValueError, asyncio.IncompleteReadError) as problem:
@@ -366,12 +366,18 @@ class Callout:
         finally:
             self._answers.pop(inbox, None)
 
-    async def _kick_unanswered(self) -> None:
-        """Close the connections of clients that the broker asked about before the hub was connected: it
-        accepts connections earlier. Such clients reconnect at once; else they would wait for
-        `JUDGED_WITHIN` seconds."""
+    async def _compare_clients(self) -> None:
+        """Note which clients have left while the hub was not connected, and close the connections of those
+        that the broker asked about meanwhile: it accepts connections earlier. Such clients reconnect at once;
+        else they would wait for `JUDGED_WITHIN` seconds."""
+        known = list(self._clients)
         with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
-            for one in await self._listed({"auth": True, "limit": LISTED}):
+            listed = await self._listed({"auth": True, "limit": LISTED})
+            present = {one.cid for one in listed}
+            for cid in known if len(listed) < LISTED else []:
+                if cid not in present:
+                    self._left(cid)
+            for one in listed:
                 waits = not one.account and (one.mqtt_client or one.authorized_user)
                 if waits and one.cid not in self._judging and one.cid not in self._clients:
                     await self.kick(one.cid)

@@ -90,6 +90,7 @@ class MqttService:
             tasks=self._tasks,
         )
         self.broker.clients.given = devices.given
+        devices.presence.watch_connections()
         self.broker.clients.callout.on_connections = devices.presence.connections
         await self.broker.start()
         self._shutdown.add("the embedded broker", self.broker.stop)

@@ -249,6 +249,7 @@ class MqttDevices:
 
     async def _status(self, name: str, heard: HeardMessage) -> None:
         payload, old, again = heard.payload, heard.old, heard.again
+        waited = again or not self.presence.has_returned(name)  # in the broker, and may be old
         if (
             self._accounts.role_of(name) is None
             and await self._accounts.find_role(name, HUB) is not Role.DEVICE
@@ -263,16 +264,16 @@ class MqttDevices:
             return
         if status == fd.FdStatus():
             raise Malformed(f"the status of {name} says nothing; it says whether {name} is online")
-        self.reported.note(name, payload, again)
+        self.reported.note(name, payload, waited)
         session = status.session if status is not None else ""
         former = self.presence.is_former(name, session)
         online = status is not None and status.online is not False
         push = None if status is None else push_in(status, payload)
-        if status is not None and online and self._absences.is_no_news(name, status, payload, kept=again):
+        if status is not None and online and self._absences.is_no_news(name, status, payload, kept=waited):
             return
-        if status is not None and status.online is None and again and push is None:
+        if status is not None and status.online is None and waited and push is None:
             return  # alone it is a sign of life, but not out of the broker's memory
-        if not again:
+        if not waited:
             self._heard(name)
         old = old or self.presence.is_repeat(name, session)
         self.presence.note_session(name, session)
@@ -281,7 +282,7 @@ class MqttDevices:
             self._absences.note(name, status, payload)
             await self._pushes.store(name, push, old or again)
             return
-        if push is None and not old:
+        if push is None and not old and not waited:
             self.presence.reported(name, heard.connection)
         kept = push is not None and self._gateway.remote.overhear(name, *push[:4])
         if former or (old and self.presence.is_overtaken(name, heard.connection)):
@@ -303,8 +304,9 @@ class MqttDevices:
 
     def _heard(self, name: str) -> None:
         """A device has said something, whatever it was."""
-        self._gateway.devices.heard(name)
-        self.presence.heard(name)
+        if self.presence.has_returned(name):
+            self._gateway.devices.heard(name)
+            self.presence.heard(name)
 
     async def _gone(self, name: str) -> None:
         self.presence.went(name)

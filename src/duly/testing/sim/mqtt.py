@@ -86,6 +86,8 @@ class MqttHub(GatewayHub):
     """A hub with the production MQTT side."""
 
     world: MqttWorld
+    serves_broker = False
+    """its broker accepts connections"""
 
     async def begin(self) -> None:
         self.own: dict[asyncio.Task[object], None] = {}
@@ -95,6 +97,8 @@ class MqttHub(GatewayHub):
         ids = TaskIds(bytes(SECRET_SIZE))
         self.devices = devices = MqttDevices(self.gateway, self.accounts, AuditLog(self.ledger), ids, tasks)
         await devices.start()
+        devices.presence.watch_connections()
+        self.serves_broker = True
 
         def reconnected(_: bool) -> None:
             tasks.do("mqtt reconnection", devices.answers_back())
@@ -116,6 +120,7 @@ class MqttHub(GatewayHub):
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
+        self.serves_broker = False
         super().die()
         self.supervisor.kill()
         for task in list(self.own):
@@ -203,14 +208,24 @@ class MqttWorld(GatewayWorld):
 
     def _open_loop(self) -> VirtualLoop:
         self.broker = SimBroker(self, lambda topic, payload: None, _may_publish)
+        self.broker.on_connections = self._connections
         loop = WiredLoop(self._accept)
         loop.set_task_factory(owned_task)
         return loop
 
     def _accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
-        if not self.nodes[HUB].alive:
+        hub = self.nodes[HUB]
+        assert isinstance(hub, MqttHub)
+        if not hub.serves_broker:
             raise ConnectionRefusedError(111, "the broker is down")
         return self.broker.accept(protocol, client)
+
+    def _connections(self, client: str, connected: bool) -> None:
+        """The hub's own broker tells it who connects."""
+        hub = self.nodes[HUB]
+        assert isinstance(hub, MqttHub)
+        if hub.serves_broker:
+            hub.devices.presence.connections(client, connected)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         super().committed(node, disk, write, result)
