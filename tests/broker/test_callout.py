@@ -33,3 +33,23 @@ async def test_a_client_that_left_while_the_hub_was_not_connected_is_noticed(
         left.set()
         await until(lambda: ("kitchen", False) in told)
         assert told == [("cellar", True), ("kitchen", True), ("kitchen", False)]
+
+
+async def test_others_wait_until_the_first_account_is_in(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path)
+    await broker.set_users([node("hub"), node("kitchen")])
+    callout, told = broker.clients.callout, list[tuple[str, bool]]()
+    callout.on_connections = lambda name, connected: told.append((name, connected))
+    callout.admit_first("hub")
+    async with running(broker):
+        kitchen = Client(broker, "kitchen", "secret")
+        await kitchen.link.start()
+        try:
+            await until(lambda: callout._judging)
+            async with Client(broker, "hub", "secret"):
+                assert told == [("hub", True)]
+                assert not kitchen.link.up
+                callout.admit_all()
+                await until(lambda: kitchen.link.up)
+        finally:
+            await kitchen.link.stop()

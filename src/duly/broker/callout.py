@@ -209,6 +209,10 @@ class Callout:
         """hears of every account that has connected, and of one whose last connection has ended"""
         self._asked = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._first = ""
+        """the account that is let in before all others"""
+        self._open = asyncio.Event()
+        self._open.set()
         self._tasks = tasks or Supervisor()
         self._answering: SupervisedTask | None = None
 
@@ -229,6 +233,16 @@ class Callout:
         self._gone.clear()
         self._holders.clear()
         self._connected.clear()
+
+    def admit_first(self, name: str) -> None:
+        """Let only this account in until `admit_all`; others wait. What they publish before it has subscribed
+        would be lost to it."""
+        self._first = name
+        self._open.clear()
+
+    def admit_all(self) -> None:
+        """Let all accounts in."""
+        self._open.set()
 
     def client(self, cid: int) -> ConnectingClient | None:
         """The client of a connection, by the connection's number in the broker's log."""
@@ -392,6 +406,8 @@ class Callout:
         question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_Question).nats
         self._judging.add(question.client_info.id)
         try:
+            if question.connect_opts.user != self._first:
+                await self._open.wait()
             async with self._slots:
                 answer = await self._judged(question)
             self._send(b"PUB %b %d" % (reply, len(answer)), answer)

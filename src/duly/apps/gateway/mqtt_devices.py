@@ -270,7 +270,9 @@ class MqttDevices:
         online = status is not None and status.online is not False
         push = None if status is None else push_in(status, payload)
         if status is not None and online and self._absences.is_no_news(name, status, payload, kept=waited):
-            return
+            if push is None or (again and push.seq_id is None):
+                return
+            former = True  # the hub may not have stored the push; but the device is not back
         if status is not None and status.online is None and waited and push is None:
             return  # alone it is a sign of life, but not out of the broker's memory
         if not waited:

@@ -87,7 +87,9 @@ class MqttHub(GatewayHub):
 
     world: MqttWorld
     serves_broker = False
-    """its broker accepts connections"""
+    """its broker accepts the connections of the hub"""
+    admits_all = False
+    """its broker accepts all connections"""
 
     async def begin(self) -> None:
         self.own: dict[asyncio.Task[object], None] = {}
@@ -114,13 +116,20 @@ class MqttHub(GatewayHub):
         )  # fmt: skip
         for link in (devices.link, devices.reports_link):
             await link.start()
+        tasks.do("admission of all clients", self._admit_all(devices.link, devices.reports_link))
         tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
+
+    async def _admit_all(self, *links: MqttLink) -> None:
+        """Accept other connections when the hub has subscribed."""
+        while not all(link.connections for link in links):
+            await asyncio.sleep(0.05)
+        self.admits_all = True
 
     def _heard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
-        self.serves_broker = False
+        self.serves_broker = self.admits_all = False
         super().die()
         self.supervisor.kill()
         for task in list(self.own):
@@ -216,7 +225,7 @@ class MqttWorld(GatewayWorld):
     def _accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
         hub = self.nodes[HUB]
         assert isinstance(hub, MqttHub)
-        if not hub.serves_broker:
+        if not hub.serves_broker or (client != HUB and not hub.admits_all):
             raise ConnectionRefusedError(111, "the broker is down")
         return self.broker.accept(protocol, client)
 
