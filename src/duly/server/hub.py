@@ -25,6 +25,7 @@ from duly.apps.alerts.service import AlertService
 from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
+from duly.core.steps import TimesLowered
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
@@ -181,6 +182,7 @@ class Hub:
         settings, ledger, accounts, audit = self.settings, self.ledger, self.accounts, self.audit
         trail = self.figures.trail
         self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier, trail)
+        self.floor.on_lowered = lambda limit: self.gateway.engine.put(TimesLowered(limit))
         self.chat = ChatService(
             ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier, trail
         )

@@ -104,6 +104,11 @@ class MqttHub(GatewayHub):
 
         def reconnected(_: bool) -> None:
             tasks.do("mqtt reconnection", devices.answers_back())
+            self._admit_all()
+
+        def reports_back(session_present: bool) -> None:
+            devices.reports_back(session_present)
+            self._admit_all()
 
         address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1")
         devices.link = MqttLink(
@@ -111,19 +116,17 @@ class MqttHub(GatewayHub):
         )
         devices.reports_link = MqttLink(
             second_session(address), self._heard, subscriptions=devices.reports,
-            on_connect=devices.reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
+            on_connect=reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
             before=devices.presence.link_connects, tasks=tasks,
         )  # fmt: skip
-        for link in (devices.link, devices.reports_link):
+        self.links = (devices.link, devices.reports_link)
+        for link in self.links:
             await link.start()
-        tasks.do("admission of all clients", self._admit_all(devices.link, devices.reports_link))
         tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
 
-    async def _admit_all(self, *links: MqttLink) -> None:
+    def _admit_all(self) -> None:
         """Accept other connections when the hub has subscribed."""
-        while not all(link.connections for link in links):
-            await asyncio.sleep(0.05)
-        self.admits_all = True
+        self.admits_all = self.admits_all or all(link.connections for link in self.links)
 
     def _heard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
