@@ -84,6 +84,7 @@ def foreign_subscriptions_stay(patch: Patch) -> None:
 def a_repeat_is_news(patch: Patch) -> None:
     """What the broker sends again after its death counts as a word of the device."""
     patch.setattr(MqttPresence, "is_repeat", lambda self, name, session: False)
+    patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
 
 
 @breaks("missed")

@@ -147,8 +147,8 @@ class HighWaterMarks:
             before, one.at = one.at[0], lowered(*one.at, limit)
             if one.last == before:
                 one.last = one.at[0]
-            for key, (n, ms, turn) in (one.going or {}).items():
-                one.going[key] = (*lowered(n, ms, limit), turn)  # type: ignore[index]
+            if one.going is not None:
+                one.going = {key: (*lowered(n, ms, limit), turn) for key, (n, ms, turn) in one.going.items()}
 
     def forget(self, recipient: str) -> set[str]:
         """Drop what is known of a recipient's lanes, and return their marks."""

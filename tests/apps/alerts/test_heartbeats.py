@@ -115,7 +115,7 @@ async def test_a_sentinel_that_takes_its_promise_back_was_heard_then(tower: Towe
 async def test_a_promise_that_is_renewed_while_it_is_taken_back_is_taken_back_as_it_is_then(
     tower: Tower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what another hub has stored meanwhile is lost unseen, such as a silence that people are told of."""
+    """Else what another hub has stored meanwhile is lost unseen, such as a silence that was reported."""
     heartbeats, ledger = tower.hub.alerts.heartbeats, tower.hub.ledger
     await tower.post(beat(60_000))
     read, taken_back = ledger.item, []

@@ -219,7 +219,7 @@ class MqttWorld(GatewayWorld):
         """attacks that wait for the next command"""
 
     def _open_loop(self) -> VirtualLoop:
-        self.broker = SimBroker(self, lambda topic, payload: None, _may_publish)
+        self.broker = SimBroker(self, self._published, _may_publish)
         self.broker.on_connections = self._connections
         loop = WiredLoop(self._accept)
         loop.set_task_factory(owned_task)
@@ -264,20 +264,33 @@ class MqttWorld(GatewayWorld):
         if hub.ready:
             hub.devices.presence.broker_restarted()
 
+    def _published(self, topic: str, payload: bytes) -> None:
+        """Called for all that is published. Sometimes the broker dies once more before the hub is connected
+        to it and hears the status of a device, and the device dies, too."""
+        waits = any(session.connection is None for session in self.broker.sessions_of(HUB))
+        device = self._reporting(topic, payload)
+        if waits and device is not None and self.malice.random() <= BLACKOUT:
+            self.loop.call_soon(self._black_out, device)
+
     def overheard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> Callable[[], None]:
         """Called for all that the hub hears. Sometimes the broker dies before it learns that the hub has the
         status of a device, and the device dies, too."""
         self.mqtt_log.heard[topic] = self.loop.time()
-        name, _, kind = topic.removeprefix(f"{fd.PREFIX}/").partition("/")
-        device = self.nodes.get(name)
-        if kind != FdKind.STATUS or old or device is None or not device.alive or not self.faulty:
-            return ack
-        if not self.plan.crash or b'"online":true' not in payload or b'"data"' in payload:
-            return ack
-        if self.malice.random() > BLACKOUT:
+        device = self._reporting(topic, payload)
+        if device is None or old or self.malice.random() > BLACKOUT:
             return ack
         self.loop.call_later(0.2, self._black_out, device)
         return lambda: None
+
+    def _reporting(self, topic: str, payload: bytes) -> SimProcess | None:
+        """The device that reports by this that it is online, if it may die now."""
+        name, _, kind = topic.removeprefix(f"{fd.PREFIX}/").partition("/")
+        device = self.nodes.get(name)
+        if kind != FdKind.STATUS or device is None or not device.alive or not self.faulty:
+            return None
+        if not self.plan.crash or b'"online":true' not in payload or b'"data"' in payload:
+            return None
+        return device
 
     def _black_out(self, device: SimProcess) -> None:
         hub = self.nodes[HUB]
