@@ -249,7 +249,8 @@ class MqttDevices:
 
     async def _status(self, name: str, heard: HeardMessage) -> None:
         payload, old, again = heard.payload, heard.old, heard.again
-        waited = again or not self.presence.has_returned(name)  # in the broker, and may be old
+        unconnected = not self.presence.has_returned(name)  # then it was said before the broker's start
+        waited = again or unconnected
         if (
             self._accounts.role_of(name) is None
             and await self._accounts.find_role(name, HUB) is not Role.DEVICE
@@ -269,7 +270,10 @@ class MqttDevices:
         former = self.presence.is_former(name, session)
         online = status is not None and status.online is not False
         push = None if status is None else push_in(status, payload)
-        if status is not None and online and self._absences.is_no_news(name, status, payload, kept=waited):
+        known_before = unconnected or (
+            status is not None and online and self._absences.is_no_news(name, status, payload, kept=again)
+        )
+        if online and known_before:
             if push is None or (again and push.seq_id is None):
                 return
             former = True  # the hub may not have stored the push; but the device is not back

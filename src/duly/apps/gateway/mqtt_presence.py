@@ -6,7 +6,8 @@ has forgotten its sessions, or was started anew by the hub, after a while. Of th
 what the broker says. A will belongs to its own connection: the will of an older one says nothing of a newer.
 
 The embedded broker says who connects. What it hands out of an account that has not connected since the broker
-was started was said before: it waited in the hub's session while the broker died, and it is not marked.
+was started was said before: it waited in the hub's session while the broker died, and it is not marked. It
+does not bring a device online, and does not keep it online.
 
 A retained status says nothing of a device that has reported since the link was connected: the embedded broker
 may pass a status on and then, as the answer to the subscription, the one before it.
@@ -92,14 +93,13 @@ class MqttPresence:
         """A device says that it is online; `old` if that may have been said before the broker started."""
         now, before = asyncio.get_running_loop().time(), self._online.get(name)
         silence = MISSED * status.heartbeat / SECOND or inf
-        back = self.has_returned(name)
-        if back and (not old or self._new):
+        if not old or self._new:
             until = self._silent_at(name, silence)
         elif before is None:  # it may be from before the broker died, and the device with it
             until = now + GRACE
         else:
             until = before.until
-        doubted = not back or (old and before is not None and before.doubted)
+        doubted = old and before is not None and before.doubted
         self._online[name] = _OnlineDevice(status.session, silence, now, until, doubted)
 
     def went(self, name: str) -> None:
