@@ -17,6 +17,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from duly.core.trusted_proxies import TrustedProxies
 from duly.errors import Malformed
 from duly.storage import file_url
 
@@ -92,6 +93,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
 
     origins: list[str] = []
     """origins of web pages that may use this hub: https://app.example"""
+    trusted_proxies: list[str] = []
+    """addresses and networks of proxies whose X-Forwarded-For is believed: 10.0.0.0/8"""
     connections_per_address: int = 0
     """connections of one address; 0 allows half of all connections"""
     registration: Literal["auto", "open", "closed"] = "auto"
@@ -139,6 +142,7 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
                 raise Malformed(
                     f"an origin looks like https://app.example or http://localhost:8080, not {origin!r}"
                 )
+        TrustedProxies(self.trusted_proxies)
         if self.public_url and not _ORIGIN.fullmatch(self.public_url):
             raise Malformed(f"public_url looks like https://duly.example, not {self.public_url!r}")
         if self.connections_per_address < 0:

@@ -122,3 +122,22 @@ def test_the_mark_that_was_used_longest_ago_is_forgotten_when_there_are_too_many
     assert [marks.get(name) for name in names] == [None, (3, 30), (3, 30)]
     assert marks.last(names[0]) == -1
     assert marks.forget("lamp") == set(names[1:])
+
+
+def test_times_in_the_future_are_taken_back_also_of_what_is_under_way() -> None:
+    marks = HighWaterMarks()
+    marks.hand_over(MARK, A, 3, 9_000)
+    marks.hand_over(MARK, B, 4, 9_500)
+    assert marks.is_late(MARK, 0, 5_001)
+    marks.lower(5_000)
+    assert not marks.is_late(MARK, 0, 5_001)
+    assert marks.is_late(MARK, 4, 5_000)
+    assert marks.without(MARK, B) == (3, 5_001)
+
+
+def test_a_number_that_is_a_time_is_taken_back_with_it() -> None:
+    marks = HighWaterMarks()
+    marks.hand_over(MARK, A, 9_001, 9_000)
+    marks.lower(5_000)
+    assert marks.get(MARK) == (5_000, 5_000)
+    assert marks.last(MARK) == 5_000

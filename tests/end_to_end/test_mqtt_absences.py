@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -40,12 +42,18 @@ async def started(folder: Path, mqtt: str = "") -> AsyncIterator[Hub]:
         await hub.stop()
 
 
+def is_busy(hub: Hub) -> bool:
+    """Whether something that was heard is still being handled."""
+    assert hub.mqtt is not None
+    return bool(hub.mqtt.devices._reader._queues)
+
+
 async def heard_of(hub: Hub, name: str) -> None:
     """The broker has handed out what it kept of this device."""
     assert hub.mqtt is not None
     reported = hub.mqtt.devices.reported
     await until(lambda: bool(reported.of(name)))
-    await asyncio.sleep(0)
+    await until(lambda: not is_busy(hub))
 
 
 async def test_what_a_broker_kept_of_a_device_that_was_offline_is_no_news(
@@ -120,3 +128,40 @@ async def test_a_status_that_says_nothing_is_refused(tmp_path: Path, mosquitto_s
                 await hub.activity.settle()
                 await asyncio.sleep(0.05)
         assert [one.word for one in refused] == ["malformed"]
+
+
+async def say_unheard(hub: Hub, token: str) -> None:
+    """A device without a will says that it is online, and leaves; the hub does not hear it yet."""
+    assert hub.mqtt is not None
+    await hub.mqtt.links["reports"].stop()
+    firmware = Firmware(hub.mqtt_url, "lock", token, mute=True)
+    await asyncio.to_thread(firmware.say("nodes/lock/status", {"online": True}).wait_for_publish, 10)
+    firmware.stop()
+
+
+async def test_what_waited_while_the_broker_died_does_not_bring_a_device_online(tmp_path: Path) -> None:
+    """It comes unmarked when the broker is back, and the device may have died with the broker."""
+    async with started(tmp_path) as hub:
+        assert hub.mqtt is not None
+        assert hub.mqtt.broker is not None
+        broker = hub.mqtt.broker
+        token = await hub.accounts.add(Role.DEVICE, "lock")
+        await say_unheard(hub, token)
+        assert broker.pid is not None
+        os.kill(broker.pid, signal.SIGKILL)
+        await until(lambda: broker.restarts == 1)
+        await hub.mqtt.links["reports"].start()
+        await heard_of(hub, "lock")
+        assert not hub.gateway.online("lock")
+        assert hub.gateway.devices.heard_here("lock") is None, "the device has said nothing since"
+        firmware = Firmware(hub.mqtt_url, "lock", token)
+        await until(lambda: hub.gateway.online("lock"))
+        firmware.stop()
+
+
+async def test_what_waited_while_the_hub_was_away_does_not_bring_a_device_online(tmp_path: Path) -> None:
+    async with started(tmp_path) as hub:
+        await say_unheard(hub, await hub.accounts.add(Role.DEVICE, "lock"))
+    async with started(tmp_path) as hub:
+        await heard_of(hub, "lock")
+        assert not hub.gateway.online("lock")

@@ -110,6 +110,38 @@ async def test_a_floor_in_the_future_is_unhealthy_and_can_be_mended_without_runn
         assert await lock.hears_nothing()
 
 
+@pytest.mark.parametrize("order", [{"key": "bolt", "mode": "latest"}, {"key": "bolt", "mode": "replay"}])
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_a_lane_that_went_ahead_with_a_wrong_clock_is_mended(
+    local: HubUnderTest, order: dict[str, str], restarted: bool
+) -> None:
+    """A phone and the hub were two days ahead. Whatever the phone said later was superseded for two days, if
+    it counts anew at every start."""
+    local.clock.seconds = 2 * DAY / SECOND
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        phone.ids = Ids(-local.clock.seconds)
+        early = await phone.command("lock", order=order)
+        assert (await phone.hear_of(early))["code"] == 0
+        await lock.obey()
+        assert (await phone.hear_of(early))["state"] == "done"
+        local.clock.seconds = 0
+    if restarted:
+        await local.restart()
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        lost = await phone.command("lock", order=order)
+        assert (await phone.hear_of(lost))["code"] == 0
+        assert (await phone.hear_of(lost))["state"] == "superseded"
+        mended = await curl(f"{local.url}/v1/admin/floor", local.tokens["root"], body={"mend": "yes"})
+        assert mended.json["lanes"] == 1
+        phone.ids = Ids()
+        later = await phone.command("lock", order=order)
+        assert (await phone.hear_of(later))["code"] == 0
+        await lock.obey()
+        assert (await phone.hear_of(later))["state"] == "done"
+        again = await curl(f"{local.url}/v1/admin/floor", local.tokens["root"], body={"mend": "yes"})
+        assert again.json["lanes"] == 0
+
+
 async def test_only_an_admin_may_mend_it(local: HubUnderTest) -> None:
     await poisoned(local)
     answer = await curl(f"{local.url}/v1/admin/floor", local.tokens["phone"], body={"mend": "yes"})

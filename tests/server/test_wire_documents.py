@@ -228,7 +228,7 @@ def is_json(text: bytes) -> bool:
     """The simulation also publishes what is none, to see that nothing breaks."""
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 

@@ -270,6 +270,7 @@ def some_write(rng: random.Random, now: int, depth: int = 0) -> w.Write:
         lambda: w.AppendEntry(rng.choice(["s0", "s1"]), b"%d" % due, due, m.key),
         lambda: w.MoveCursor(rng.choice(["s0", "s1"]), "reader", rng.randrange(20)),
         lambda: w.RaiseMark(rng.choice("pq"), rng.randrange(20), rng.randrange(20), more(), more()),
+        lambda: w.LowerMark(rng.choice("pq"), rng.randrange(20)),
         lambda: w.RecordRefusal("a", "b", "denied", "no", due),
         lambda: w.PutItem("users", rng.choice("uv"), b"%d" % rng.randrange(3)),
         lambda: w.PutNewItem("users", rng.choice("uv"), b"%d" % rng.randrange(3), more(), more()),
@@ -446,6 +447,28 @@ async def test_a_mark_is_raised_never_lowered_and_survives(store: Store) -> None
         "a sender that counts anew, later"
     )
     assert await ledger.marks() == {"lane": (0, 101)}
+
+
+async def test_marks_in_the_future_are_taken_back(store: Store) -> None:
+    ledger = await store.open()
+    now = ledger.clock.now() // MS
+    ahead = now + 2 * DAY // MS
+    await ledger.write(
+        w.RaiseMark("counted", 5, ahead), w.RaiseMark("timed", ahead + 1, ahead), w.RaiseMark("right", 7, now)
+    )
+    assert await ledger.lowered_to() == 0
+    assert await ledger.lower_marks() == 2
+    ledger = await store.reopen()
+    marks, at = await ledger.marks(), await ledger.lowered_to()
+    assert now <= at < ahead
+    assert marks == {"counted": (5, at), "timed": (at, at), "right": (7, now)}
+    assert await ledger.lower_marks() == 0
+    assert (
+        await ledger.write(w.RaiseMark("counted", 0, at + 1), w.RaiseMark("timed", at + 1, at + 1))
+    ).values == [
+        True,
+        True,
+    ]
 
 
 # ── buckets ──────────────────────────────────────────────────────────────────────────────────────

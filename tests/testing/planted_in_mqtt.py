@@ -84,6 +84,13 @@ def foreign_subscriptions_stay(patch: Patch) -> None:
 def a_repeat_is_news(patch: Patch) -> None:
     """What the broker sends again after its death counts as a word of the device."""
     patch.setattr(MqttPresence, "is_repeat", lambda self, name, session: False)
+    patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
+
+
+@breaks("missed")
+def what_waited_in_the_broker_is_news(patch: Patch) -> None:
+    """What a device had said before the broker died, and the hub had not heard, counts as said since."""
+    patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
 
 
 @breaks("stays_offline")
@@ -121,6 +128,6 @@ def pushes_go_out_at_once(patch: Patch) -> None:
 PLANTED = planted(
     any_device_may_answer, an_ack_is_its_commands_device, devices_may_command, bad_input_ends_the_link,
     bad_input_ends_a_reader, foreign_subscriptions_stay, a_repeat_is_news,
-    what_the_broker_kept_is_news,
+    what_waited_in_the_broker_is_news, what_the_broker_kept_is_news,
     only_wills_are_heard, retained_statuses_are_asked_for_once, pushes_go_out_at_once,
 )  # fmt: skip

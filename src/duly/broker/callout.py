@@ -209,6 +209,10 @@ class Callout:
         """hears of every account that has connected, and of one whose last connection has ended"""
         self._asked = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._first = ""
+        """the account that is let in before all others"""
+        self._open = asyncio.Event()
+        self._open.set()
         self._tasks = tasks or Supervisor()
         self._answering: SupervisedTask | None = None
 
@@ -229,6 +233,16 @@ class Callout:
         self._gone.clear()
         self._holders.clear()
         self._connected.clear()
+
+    def admit_first(self, name: str) -> None:
+        """Let only this account in until `admit_all`; others wait. What they publish before it has subscribed
+        would be lost to it."""
+        self._first = name
+        self._open.clear()
+
+    def admit_all(self) -> None:
+        """Let all accounts in."""
+        self._open.set()
 
     def client(self, cid: int) -> ConnectingClient | None:
         """The client of a connection, by the connection's number in the broker's log."""
@@ -306,7 +320,7 @@ class Callout:
                     self._reader = await self._connect(port)
                 except BrokerError:  # the broker is restarting, or stopping: then `stop` ends this task
                     continue
-            self._tasks.do("broker clients without an answer", self._kick_unanswered())
+            self._tasks.do("broker clients without an answer", self._compare_clients())
             try:
                 await self._read(self._reader)
             except (OSError, ValueError, asyncio.IncompleteReadError) as problem:
@@ -366,12 +380,18 @@ class Callout:
         finally:
             self._answers.pop(inbox, None)
 
-    async def _kick_unanswered(self) -> None:
-        """Close the connections of clients that the broker asked about before the hub was connected: it
-        accepts connections earlier. Such clients reconnect at once; else they would wait for
-        `JUDGED_WITHIN` seconds."""
+    async def _compare_clients(self) -> None:
+        """Note which clients have left while the hub was not connected, and close the connections of those
+        that the broker asked about meanwhile: it accepts connections earlier. Such clients reconnect at once;
+        else they would wait for `JUDGED_WITHIN` seconds."""
+        known = list(self._clients)
         with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
-            for one in await self._listed({"auth": True, "limit": LISTED}):
+            listed = await self._listed({"auth": True, "limit": LISTED})
+            present = {one.cid for one in listed}
+            for cid in known if len(listed) < LISTED else []:
+                if cid not in present:
+                    self._left(cid)
+            for one in listed:
                 waits = not one.account and (one.mqtt_client or one.authorized_user)
                 if waits and one.cid not in self._judging and one.cid not in self._clients:
                     await self.kick(one.cid)
@@ -386,6 +406,8 @@ class Callout:
         question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_Question).nats
         self._judging.add(question.client_info.id)
         try:
+            if question.connect_opts.user != self._first:
+                await self._open.wait()
             async with self._slots:
                 answer = await self._judged(question)
             self._send(b"PUB %b %d" % (reply, len(answer)), answer)

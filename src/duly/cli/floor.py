@@ -35,7 +35,8 @@ def floor(
 
     A clock that was wrong for hours can have raised the floor into the future, and then every message is
     stale. Correct the clock first, then use --mend: messages made from then on are accepted. Older ones stay
-    stale, since the ledger no longer knows which of them have run.
+    stale, since the ledger no longer knows which of them have run. What was accepted while the clock was
+    wrong can supersede every later message of its sender until that time comes; --mend ends that, too.
     """
     if everything and not mend:
         raise CommandFailed(Exit.USAGE, "--all goes with --mend")
@@ -45,6 +46,8 @@ def floor(
         print_json(found)
         return
     _note_restore(found)
+    if found["lanes"]:
+        say(f"taken back to now: how far {found['lanes']} senders had come by a wrong clock")
     if found["floor"] < NEVER:
         say("the floor has not risen yet: this ledger is new and has forgotten nothing")
         note("it rises when the clock has been right for an hour")

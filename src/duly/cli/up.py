@@ -108,6 +108,15 @@ class UpOptions:
         list[str] | None,
         typer.Option("--origin", metavar="URL", help="An origin whose pages may use this hub. [its own]"),
     ] = None
+    trusted_proxies: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--trusted-proxy",
+            metavar="CIDR",
+            help="A proxy in front of this hub, by address or network, whose X-Forwarded-For is believed. "
+            "[none]",
+        ),
+    ] = None
     registration: Annotated[
         Literal["open", "closed"] | None,
         typer.Option(

@@ -173,6 +173,11 @@ class Chains:
                 chain.mark = min(chain.ahead) - 1
         return [free, chain.follow()]
 
+    def lower(self, limit: int) -> None:
+        """Take back the times that are later than `limit`."""
+        for chain in self._chains.values():
+            chain.top_ms = min(chain.top_ms, limit)
+
     def remove(self, name: str) -> None:
         """Remove a chain, with what waits in it."""
         self._chains.pop(name, None)

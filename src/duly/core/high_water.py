@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from duly.core.messages import Message
-from duly.core.operations import is_later
+from duly.core.operations import is_later, lowered
 
 MARKS_KEPT: Final = 100_000
 
@@ -140,6 +140,15 @@ class HighWaterMarks:
             del going[key]
         if len(going) < 2:
             one.going = None
+
+    def lower(self, limit: int) -> None:
+        """Take back the times that are later than `limit`."""
+        for one in self._marks.values():
+            before, one.at = one.at[0], lowered(*one.at, limit)
+            if one.last == before:
+                one.last = one.at[0]
+            if one.going is not None:
+                one.going = {key: (*lowered(n, ms, limit), turn) for key, (n, ms, turn) in one.going.items()}
 
     def forget(self, recipient: str) -> set[str]:
         """Drop what is known of a recipient's lanes, and return their marks."""

@@ -67,6 +67,7 @@ from duly.core.steps import (
     Reply,
     ReportOutcome,
     Step,
+    TimesLowered,
     Todo,
     Unreachable,
 )
@@ -195,6 +196,9 @@ class Inbox:
                 return self._cancel(messages, reason, now)
             case Answered() | AttemptFailed():
                 return self.outbox.handle(event, now)
+            case TimesLowered(limit=limit):
+                self.lanes.lower(limit)
+                return []
             case NumberRefused(scope=scope, n=n, made=made):
                 return self._move_all(self.lanes.arrived(scope, n, made, now), now)
             case MachineEvent():  # pragma: no branch

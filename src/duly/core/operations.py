@@ -236,6 +236,14 @@ class RaiseMark(Operation[bool], frozen=True, gc=False):
     otherwise: tuple[Write, ...] = ()
 
 
+class LowerMark(Operation[bool], frozen=True, gc=False):
+    """Take back a high-water mark that a wrong clock has set into the future: its time is at most `ms` from
+    now on. Result: whether it was later."""
+
+    mark: str
+    ms: int
+
+
 class RecordRefusal(Operation[None], frozen=True, gc=False):
     """Record a refusal, so that "why did nothing happen?" has an answer. Result: None."""
 
@@ -288,7 +296,8 @@ class CheckItem(Operation[bool], frozen=True, gc=False):
 
 Write: TypeAlias = (
     Admit | Recall | Withdraw | Advance | Deliver | Take | Claim | Renew | Postpone | Finish | AppendEntry
-    | RewriteEntry | MoveCursor | RaiseMark | RecordRefusal | PutItem | PutNewItem | DropItem | CheckItem
+    | RewriteEntry | MoveCursor | RaiseMark | LowerMark | RecordRefusal | PutItem | PutNewItem | DropItem
+    | CheckItem
 )  # fmt: skip
 
 
@@ -355,6 +364,30 @@ def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
 def numbered(n: int) -> Answer:
     """Return the answer of a message whose effect is an entry with this number."""
     return Answer(data=b"%d" % n)
+
+
+_SAME_TIME: Final = 1_000
+"""The number of a message that is sorted by its time is that time (ms), or one of so many after it."""
+
+
+def is_timed(n: int, ms: int) -> bool:
+    """Say whether a position was sorted by its time, which says nothing about numbers.
+
+    >>> is_timed(1_700_000_000_001, 1_700_000_000_000), is_timed(7, 1_700_000_000_000)
+    (True, False)
+    """
+    return 0 <= n - ms < _SAME_TIME
+
+
+def lowered(n: int, ms: int, limit: int) -> tuple[int, int]:
+    """Return a position without the time by which a clock was wrong: its time is at most `limit`.
+
+    >>> lowered(7, 500_000, 400_000), lowered(500_001, 500_000, 400_000), lowered(7, 300_000, 400_000)
+    ((7, 400000), (400000, 400000), (7, 300000))
+    """
+    if ms <= limit:
+        return n, ms
+    return (limit, limit) if is_timed(n, ms) else (n, limit)
 
 
 def is_later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:

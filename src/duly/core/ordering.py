@@ -38,7 +38,7 @@ from duly.core.flow_control import FlowWindow, Outstanding
 from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
 from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
 from duly.core.messages import Message, Mode, Order
-from duly.core.operations import OpenDelivery
+from duly.core.operations import OpenDelivery, is_timed
 from duly.core.units import MS, SECOND
 from duly.errors import Malformed
 
@@ -99,7 +99,7 @@ class Lanes:
 
     def _restore(self, mark: str, n: int, ms: int) -> None:
         self._marks.restore(mark, n, ms)
-        timed = 0 <= n - ms < BURST  # sorted by its time, which says nothing about numbers
+        timed = is_timed(n, ms)
         for name in (names_in(mark)[2], mark):
             self._chains.open(name).raise_to(0 if timed else n, ms)
 
@@ -220,6 +220,11 @@ class Lanes:
         for mark, (n, ms) in marks.items():
             if not self._marks.is_late(mark, n, ms):
                 self._restore(mark, n, ms)
+
+    def lower(self, limit: int) -> None:
+        """Take back the times (ms) that a wrong clock has set into the future, as the ledger does."""
+        self._marks.lower(limit)
+        self._chains.lower(limit)
 
     def forget(self, recipient: str) -> None:
         """Drop a recipient's lanes, which another hub may keep now, with what waits in them."""

@@ -55,6 +55,7 @@ from duly.core.steps import (
     Reply,
     ReportOutcome,
     Step,
+    TimesLowered,
     Todo,
     Transmit,
     Unreachable,
@@ -182,7 +183,7 @@ class Outbox:
                 return self.failed(key, attempt, reason, now)
             case Reachable(recipient=recipient):
                 return self.reached(recipient, now)
-            case Unreachable() | NumberRefused() | MachineEvent() | CancelMessages():
+            case Unreachable() | NumberRefused() | TimesLowered() | MachineEvent() | CancelMessages():
                 return []
             case DeliveriesFound(open_=open_):  # pragma: no branch
                 return [todo for item in open_ for todo in self.resume(item, now)]

@@ -97,6 +97,12 @@ class DeliveriesFound(Struct, frozen=True, gc=False):
     marks: Mapping[str, tuple[int, int]] = {}
 
 
+class TimesLowered(Struct, frozen=True, gc=False):
+    """The ledger's high-water marks are at most at this time (ms) now: a wrong clock had set some later."""
+
+    limit: int
+
+
 class CancelMessages(Struct, frozen=True, gc=False):
     """These messages must not be handed over any more, unless they have started."""
 
@@ -106,7 +112,7 @@ class CancelMessages(Struct, frozen=True, gc=False):
 
 Event: TypeAlias = (
     Arrived | Received | Answered | AttemptFailed | Reachable | Unreachable | DeliveriesFound | CancelMessages
-    | NumberRefused | MachineEvent
+    | NumberRefused | TimesLowered | MachineEvent
 )  # fmt: skip
 
 # ── effects ──────────────────────────────────────────────────────────────────────────────────────

@@ -6,6 +6,8 @@ A floor in the future, left by a clock that was wrong, makes a hub refuse what i
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 from duly.core.trusted_time import Floor
 from duly.core.units import HOUR, MS, SECOND, show
 from duly.storage.ledger import Ledger
@@ -19,10 +21,16 @@ class FloorWatch:
         self._ledger = ledger
         self._tolerated = tolerated
         self._floor = Floor()
+        self._lowered = -1
+        self.on_lowered: Callable[[int], Awaitable[None]] | None = None
+        """called with the time (ms) to which high-water marks were lowered, here or by another hub"""
 
     async def refresh(self) -> None:
         """Read the floor again."""
         self._floor = await self._ledger.floor()
+        before, self._lowered = self._lowered, await self._ledger.lowered_to()
+        if self._lowered > before >= 0 and self.on_lowered is not None:
+            await self.on_lowered(self._lowered)
 
     @property
     def problem(self) -> str | None:
@@ -39,8 +47,11 @@ class FloorWatch:
         return {"ahead": ahead, "tolerated": self._tolerated / SECOND, "behind": behind}
 
     async def administer(self, wanted: dict[str, str]) -> dict[str, int | None]:
-        """Return the floor, in milliseconds; `mend` takes it back first."""
+        """Return the floor, in milliseconds; `mend` takes it back first, and with it the lanes that a wrong
+        clock has led into the future."""
+        lanes = 0
         if "mend" in wanted:
+            lanes = await self._ledger.lower_marks()
             await self._ledger.mend_floor(everything="all" in wanted)
         await self.refresh()
         floor, now = self._floor, self._ledger.clock.now()
@@ -52,6 +63,7 @@ class FloorWatch:
             "mended": floor.mended // MS or None,
             "barrier": floor.barrier // MS if floor.barrier > now else None,
             "restored": floor.restored // MS or None,
+            "lanes": lanes,
         }
 
 

@@ -26,6 +26,7 @@ from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
 from duly.core.account_limits import AccountLimits
+from duly.core.steps import TimesLowered
 from duly.errors import DulyError, LedgerError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
@@ -186,6 +187,7 @@ class Hub:
         self.gateway = GatewayService(
             ledger, accounts, activity, gateway_policy(settings), self.notifier, trail, limits
         )
+        self.floor.on_lowered = lambda limit: self.gateway.engine.put(TimesLowered(limit))
         self.chat = ChatService(
             ledger, accounts, activity, ChatPolicy(settings.friends_only), self.notifier, trail, limits
         )

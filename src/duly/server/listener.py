@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from duly.core.trusted_proxies import TrustedProxies
 from duly.errors import Malformed
 from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
@@ -38,7 +39,12 @@ class Listener:
         self._closing = contextlib.AsyncExitStack()
         self.url = ""
         room = connections.raise_descriptor_limit() - connections.RESERVE
-        self.connections = connections.ClientConnections(room, settings.connections_per_address, IDLE_SECONDS)
+        self.connections = connections.ClientConnections(
+            room,
+            settings.connections_per_address,
+            IDLE_SECONDS,
+            TrustedProxies(settings.trusted_proxies),
+        )
 
     async def start(self, hub: Hub, administer: RequestHandler) -> None:
         """Accept connections; `administer` answers the requests of the command line."""

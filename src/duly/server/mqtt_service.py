@@ -74,6 +74,7 @@ class MqttService:
         if self.broker is not None:
             for link in self.links.values():
                 await link.connected()
+            self.broker.clients.callout.admit_all()
         self._tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
 
     def _outside(self) -> BrokerAddress:
@@ -95,7 +96,9 @@ class MqttService:
             tasks=self._tasks,
         )
         self.broker.clients.given = devices.given
+        devices.presence.watch_connections()
         self.broker.clients.callout.on_connections = devices.presence.connections
+        self.broker.clients.callout.admit_first(HUB)
         await self.broker.start()
         self._shutdown.add("the embedded broker", self.broker.stop)
         self.url = self.broker.url

@@ -67,6 +67,8 @@ class Footprint:
                 self.entries.add((stream, n))
             case w.MoveCursor(stream=stream, reader=reader):
                 self.cursors.add((stream, reader))
+            case w.LowerMark(mark=mark):
+                self.marks.add(mark)
             case w.RaiseMark(mark=mark, then=then, otherwise=otherwise):
                 self.marks.add(mark)
                 self._add(then)

@@ -149,6 +149,7 @@ class Interpreter:
             w.RewriteEntry: self._rewrite,
             w.MoveCursor: self._move_cursor,
             w.RaiseMark: self._raise_mark,
+            w.LowerMark: self._lower_mark,
             w.RecordRefusal: rows.refuse,
             w.PutItem: self._put_item,
             w.PutNewItem: self._put_new_item,
@@ -307,6 +308,13 @@ class Interpreter:
         if not w.is_later(n, ms, old):
             return False
         self._rows.put_mark(mark, n, ms if old is None or ms > old[1] else old[1])
+        return True
+
+    def _lower_mark(self, lower: w.LowerMark) -> bool:
+        old = self._rows.mark(lower.mark)
+        if old is None or old[1] <= lower.ms:
+            return False
+        self._rows.put_mark(lower.mark, *w.lowered(*old, lower.ms))
         return True
 
     # ── items ────────────────────────────────────────────────────────────────────────────────────

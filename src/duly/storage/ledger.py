@@ -33,8 +33,10 @@ from duly.core.operations import (
     AppendEntry,
     DeliveryRef,
     Group,
+    LowerMark,
     Operation,
     Postpone,
+    PutItem,
     R,
     Recall,
     Results,
@@ -43,6 +45,7 @@ from duly.core.operations import (
     numbered,
 )
 from duly.core.trusted_time import CONFIRM, Floor, TrustedClock
+from duly.core.units import MS
 from duly.runtime.clock import Clock, SystemClock
 from duly.storage.interpreter import MessageRow
 from duly.storage.queries import LedgerQueries
@@ -77,6 +80,10 @@ __all__ = [
     "StreamRange",
     "Transaction",
 ]
+
+LOWERED: Final = "lowered_marks"
+"""The bucket, and its one item, that tells when marks were last taken back."""
+LOWERED_AT_ONCE: Final = 1_000
 
 HOT_IDS: Final = 20_000
 """How many recent ids are answered from memory: about 10 MB, whatever the ledger's size."""
@@ -255,6 +262,23 @@ class Ledger(LedgerQueries):
         if new != old:
             await self._set_floor(new)
         return new
+
+    async def lower_marks(self) -> int:
+        """Take back the high-water marks that lie in the future because a clock was wrong; returns how many
+        there were. Until then everything that a sender orders by its time would be superseded."""
+        now, count = self.clock.now() // MS, 0
+        while ahead := [mark for mark, (_, ms) in (await self.marks()).items() if ms > now]:
+            for at in range(0, len(ahead), LOWERED_AT_ONCE):
+                some = ahead[at : at + LOWERED_AT_ONCE]
+                await self.write(*(LowerMark(mark, now) for mark in some))
+            count += len(ahead)
+        if count:
+            await self.write(PutItem(LOWERED, LOWERED, b"%d" % now))
+        return count
+
+    async def lowered_to(self) -> int:
+        """Return the time (ms) at which marks were last taken back; 0: never."""
+        return int(await self.item(LOWERED, LOWERED) or 0)
 
     def _raised(self, floor: Floor) -> Floor:
         """Return the floor as pruning may raise it now."""

@@ -7,6 +7,9 @@ room for the next: the oldest of those that the hub waits for, be it for a reque
 for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake, up to
 the share of its account, a quarter of the room: those beyond the share make room as strangers do, so that no
 account keeps the others out.
+
+The connections of a proxy that is trusted (`duly.core.trusted_proxies`) are those of its clients: the proxy
+may hold as many as there is room for, and a WebSocket that comes through it counts for its client's address.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, cast
 
 import msgspec
@@ -22,6 +25,7 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from duly.core.networks import network_of
+from duly.core.trusted_proxies import TrustedProxies
 
 GUEST_SECONDS: Final = 10.0
 """How long a client that has not logged in may take for a request, in seconds."""
@@ -90,6 +94,14 @@ class ClientConnection:
         but make room for others as strangers do."""
         if not self.known:
             self.known = self._visitors.recognised(self, account)
+
+    def client(self, forwarded: Iterable[str]) -> str:
+        """The address of the client whose request this is, by its `X-Forwarded-For` headers."""
+        return self._visitors.proxies.client(self.address, forwarded)
+
+    def belongs_to(self, address: str) -> bool:
+        """This connection is the client's at this address from now on; False if that has too many."""
+        return self._visitors.assign(self, address)
 
     @property
     def idle(self) -> bool:
@@ -170,9 +182,12 @@ class Evictable:
 
 class ClientConnections:
     """All connections of one hub. `room` is how many there may be, `each` how many of one address; 0 is half
-    of the room."""
+    of the room. `proxies` are believed when they say whose request they pass on."""
 
-    def __init__(self, room: int, each: int = 0, idle: float = 75.0) -> None:
+    def __init__(
+        self, room: int, each: int = 0, idle: float = 75.0, proxies: TrustedProxies | None = None
+    ) -> None:
+        self.proxies = proxies or TrustedProxies()
         self.room = max(room, 16)
         self.each = each or max(self.room // 2, 8)
         self.share = max(self.room // 4, 8)
@@ -196,10 +211,11 @@ class ClientConnections:
         """Take a connection in; None if it was turned away."""
         visitor = ClientConnection(self, transport, address)
         here = self._per_network.get(visitor.network, 0)
-        if here >= self.each and not self._make_room(self._strangers.get(visitor.network)):
+        crowded = here >= self.each and not self.proxies.trusts(address)
+        if crowded and not self._make_room(self._strangers.get(visitor.network)):
             self._turn_away(transport, f"{here} connections from {visitor.network}; close some first")
             return None
-        if here < self.each and self._count >= self.room and not self._make_room(self.evictable):
+        if not crowded and self._count >= self.room and not self._make_room(self.evictable):
             self._turn_away(transport, "all connections are in use; try again soon")
             return None
         self._count += 1
@@ -207,6 +223,25 @@ class ClientConnections:
         for some in (self.evictable, self._strangers.setdefault(visitor.network, Evictable())):
             some.guests[visitor] = None
         return visitor
+
+    def assign(self, visitor: ClientConnection, address: str) -> bool:
+        """Count a connection that came through a proxy for its client's address; False if that address has
+        its connections already."""
+        network = network_of(address)
+        if network == visitor.network:
+            return True
+        here = self._per_network.get(network, 0)
+        if here >= self.each and not self._make_room(self._strangers.get(network)):
+            self.refused += 1
+            return False
+        is_guest = visitor in self.evictable.guests
+        self._drop_stranger(visitor)
+        self._uncount(visitor.network)
+        visitor.address, visitor.network = address, network
+        self._per_network[network] = self._per_network.get(network, 0) + 1
+        if is_guest:
+            self._strangers.setdefault(network, Evictable()).guests[visitor] = None
+        return True
 
     def recognised(self, visitor: ClientConnection, account: str) -> bool:
         """Count a connection for its account, unless that has its share; return whether it is a guest no
@@ -224,6 +259,9 @@ class ClientConnections:
     def _keep(self, visitor: ClientConnection) -> None:
         """It makes room for no other."""
         self.evictable.remove(visitor)
+        self._drop_stranger(visitor)
+
+    def _drop_stranger(self, visitor: ClientConnection) -> None:
         strangers = self._strangers.get(visitor.network)
         if strangers is not None:
             strangers.remove(visitor)
@@ -238,11 +276,14 @@ class ClientConnections:
             if not self._accounts[visitor.account]:
                 del self._accounts[visitor.account]
         self._count -= 1
-        here = self._per_network.get(visitor.network, 0) - 1
+        self._uncount(visitor.network)
+
+    def _uncount(self, network: str) -> None:
+        here = self._per_network.get(network, 0) - 1
         if here > 0:
-            self._per_network[visitor.network] = here
+            self._per_network[network] = here
         else:
-            self._per_network.pop(visitor.network, None)
+            self._per_network.pop(network, None)
 
     def _make_room(self, some: Evictable | None) -> bool:
         """End the connection of the first of these."""
@@ -309,6 +350,24 @@ class Handler(RequestHandler):
 def visitor_of(request: web.Request) -> ClientConnection | None:
     """Whose request this is."""
     return getattr(cast("Any", request.protocol), "visitor", None)
+
+
+def address_of(request: web.Request) -> str:
+    """The address of the client whose request this is."""
+    visitor = visitor_of(request)
+    if visitor is None:
+        return request.remote or "?"
+    return visitor.client(request.headers.getall("X-Forwarded-For", ()))
+
+
+def turn_away(request: web.Request) -> web.Response | None:
+    """Count the connection of a WebSocket for its client's address; the refusal, if that has too many."""
+    visitor, address = visitor_of(request), address_of(request)
+    if visitor is None or visitor.belongs_to(address):
+        return None
+    detail = f"too many connections from {network_of(address)}; close some first"
+    said = {"error": "overloaded", "detail": detail}
+    return web.json_response(said, status=503, headers={"Retry-After": "3"})
 
 
 def waiting_for(request: web.Request) -> contextlib.AbstractContextManager[None]:

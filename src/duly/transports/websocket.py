@@ -22,7 +22,7 @@ from aiohttp import WSCloseCode, WSMsgType, web
 from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
-from duly.transports.connections import visitor_of, waiting_for
+from duly.transports.connections import address_of, turn_away, visitor_of, waiting_for
 from duly.transports.frame_socket import FrameSocket
 from duly.wire import frames
 from duly.wire.frames import ServerCode
@@ -276,6 +276,8 @@ class WebSockets:
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """The request handler."""
         server = self._server
+        if (refusal := turn_away(request)) is not None:
+            return refusal
         socket = FrameSocket(HEARTBEAT_SECONDS)
         try:
             await socket.prepare(request)
@@ -311,7 +313,7 @@ async def _introduction(
     server: WebSocketBackend, request: web.Request, socket: web.WebSocketResponse, session: WebSocketSession
 ) -> tuple[Principal | None, dict[str, int] | None]:
     """Authenticates a client, by its header or its first frame."""
-    address = request.remote or "?"
+    address = address_of(request)
     said: bytes = b""
     reason = "not authenticated"
     try:

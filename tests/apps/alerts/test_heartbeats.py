@@ -10,8 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps.alerts.heartbeats import CHECK_SECONDS, PROMISES, presence
+from duly.apps.alerts.heartbeats import CHECK_SECONDS, PROMISES, _decode, _encode, presence
 from duly.clients.sentinel import Sentinel
+from duly.core.monitor.signals import Severity
+from duly.core.operations import PutItem
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
@@ -96,6 +98,45 @@ async def test_a_promise_can_be_taken_back_and_ends_with_its_account(tower: Towe
     await tower.hub.accounts.remove("barn")
     await tower.hub.alerts.heartbeats.check()
     assert await tower.hub.ledger.bucket(PROMISES) == {}
+
+
+async def test_a_sentinel_that_takes_its_promise_back_was_heard_then(tower: Tower) -> None:
+    async def heard() -> int:
+        return (await presence(tower.hub.ledger, {"gate"}))["heard"].get("gate", 0)
+
+    await tower.post(beat(60_000))
+    first = await heard()
+    while (last := await heard()) <= first:
+        await tower.post(beat(60_000))
+    await tower.post(beat(0))
+    assert await heard() >= last
+
+
+async def test_a_promise_that_is_renewed_while_it_is_taken_back_is_taken_back_as_it_is_then(
+    tower: Tower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what another hub has stored meanwhile is lost unseen, such as a silence that was reported."""
+    heartbeats, ledger = tower.hub.alerts.heartbeats, tower.hub.ledger
+    await tower.post(beat(60_000))
+    read, taken_back = ledger.item, []
+
+    async def read_before_a_silence(bucket: str, name: str) -> bytes | None:
+        monkeypatch.setattr(ledger, "item", read)
+        body = await read(bucket, name)
+        assert body is not None
+        await ledger.write(
+            PutItem(PROMISES, name, _encode(_decode(body).missed(ledger.clock.now(), Severity.CRITICAL)))
+        )
+        return body
+
+    async def take_back(key: bytes, reason: str) -> None:
+        taken_back.append(reason)
+
+    monkeypatch.setattr(ledger, "item", read_before_a_silence)
+    monkeypatch.setattr(heartbeats, "_take_back", take_back)
+    await heartbeats._remove_promise("gate/home", "gate")
+    assert taken_back == ["It has ended its heartbeats itself"]
+    assert await ledger.bucket(PROMISES) == {}
 
 
 async def test_a_profile_may_demand_signs_of_life_from_sentinels_that_promise_none(

@@ -102,7 +102,7 @@ class Heartbeats:
         """Store a heartbeat of a sentinel."""
         name = f"{sentinel}/{beat.profile_id}"
         if not beat.every:
-            await self._remove_promise(name)
+            await self._remove_promise(name, sentinel)
             return
         await self._keep(name, sentinel, beat.profile_id, beat.every * MS)
 
@@ -131,16 +131,16 @@ class Heartbeats:
         if new.event:
             await self._returned(name, new)
 
-    async def _remove_promise(self, name: str) -> None:
-        body = await self._ledger.item(PROMISES, name)
-        if body is None:
-            return
-        promise = _decode(body)
-        if promise.event:
-            await self._take_back(
-                key_of(promise.sentinel, promise.event), "It has ended its heartbeats itself"
-            )
-        await self._ledger.write(DropItem(PROMISES, name))
+    async def _remove_promise(self, name: str, sentinel: str) -> None:
+        """Forget a promise that the sentinel takes back, but not when the sentinel was heard."""
+        while (body := await self._ledger.item(PROMISES, name)) is not None:
+            promise = _decode(body)
+            if promise.event:
+                await self._take_back(key_of(sentinel, promise.event), "It has ended its heartbeats itself")
+            heard = max(promise.heard, self._ledger.clock.now()) // MS
+            then = (DropItem(PROMISES, name), PutItem(SEEN, sentinel, b"%d" % heard))
+            if await self._ledger.apply(CheckItem(PROMISES, name, body, then=then)):
+                return
 
     # ── checking ─────────────────────────────────────────────────────────────────────────────────
 

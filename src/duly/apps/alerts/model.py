@@ -17,7 +17,7 @@ from duly.core.messages import Message, names_in
 from duly.core.monitor.signals import Severity
 from duly.core.operations import DeliveryRef
 from duly.core.printable import printable
-from duly.core.units import MS
+from duly.core.units import DAY, MS
 from duly.errors import Malformed, TooLarge
 
 FIELD_LIMIT: Final = 64 * 1024
@@ -63,6 +63,36 @@ def read_event(body: bytes) -> AlertEvent:
     if event.cancelled_count < 0:
         raise Malformed("cancelled_count must not be negative")
     return event
+
+
+_OLDEST: Final = 1_577_836_800_000
+"""2020: a clock that shows an earlier time (ms) has lost it, and runs from its maker's date."""
+_AHEAD: Final = 3_660 * DAY // MS
+
+
+def is_possible(ms: int, now: int) -> bool:
+    """Whether an alert can have been made at a time (ms), by our clock (µs).
+
+    >>> is_possible(1_794_786_893_877, 1_794_786_900_000_000), is_possible(86_400_000, 1_794_786_900_000_000)
+    (True, False)
+    """
+    return _OLDEST <= ms <= now // MS + _AHEAD
+
+
+def time_of_arrival(now: int) -> int:
+    """The time of an alert that says none that is possible. It has microseconds, and no sentinel's has."""
+    return now // MS * MS + 1
+
+
+def is_undated(message: Message) -> bool:
+    """Whether the time of an alert is that of its arrival, since it said none that is possible."""
+    return bool(message.time % MS)
+
+
+def said_time(message: Message) -> int:
+    """The time (ms) that an alert said itself; 0 if it said none."""
+    event = _decode_event(message.body)
+    return event.timestamp and event.timestamp + (event.offset_ms or 0)
 
 
 UNSAID: Final = Raw(b"")
@@ -195,6 +225,8 @@ def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None)
         "time": message.time // MS,
         "status": status.standing.value,
     }
+    if is_undated(message):
+        seen["undated"] = True
     if event.cancelled_count:
         seen["cancelled_count"] = event.cancelled_count
     for name in ("location", "device_meta", "summary"):

@@ -16,7 +16,17 @@ from zoneinfo import ZoneInfo
 from msgspec import Struct
 
 from duly.apps.alerts.channels.channel import Notification
-from duly.apps.alerts.model import NAMED, NOTHING_SAID, AlertStatus, line, read_event, shown, text
+from duly.apps.alerts.model import (
+    NAMED,
+    NOTHING_SAID,
+    AlertStatus,
+    is_undated,
+    line,
+    read_event,
+    said_time,
+    shown,
+    text,
+)
 from duly.core.fanout.plan import BatchItem, StartAttempt
 from duly.core.messages import Message
 from duly.core.monitor.signals import SILENT
@@ -45,11 +55,20 @@ class NotificationContext(Struct, frozen=True):
     def times(self, message: Message) -> list[str]:
         """Lines with the time of the event and, if it differs, of its receipt."""
         zone = self.zones.get(message.recipient, "UTC")
+        if is_undated(message):
+            return [f"Arrived: {moment(message.time, zone)}{ago(message.time, self.now)}", _undated(message)]
         lines = [f"Happened: {moment(message.time, zone)}{ago(message.time, self.now)}"]
         received = self.received.get(message.key)
         if received is not None and abs(received - message.time) >= LATE:
             lines.append(f"Received: {moment(received, zone)}{ago(received, self.now)}")
         return lines
+
+
+def _undated(message: Message) -> str:
+    """Why it is not known when the event of an alert happened."""
+    said = said_time(message)
+    clock = f"shows the impossible time {said}" if said else "gives no time"
+    return f"When it happened is not known: its sentinel {clock} (milliseconds since 1970)"
 
 
 def moment(at: int, zone: str) -> str:
@@ -159,7 +178,8 @@ def _line(item: BatchItem, known: NotificationContext) -> str:
     end = "resolved: " if status.reported_over else "cancelled: "
     first = end if item.ref.kind is DeliveryKind.CORRECTION else ""
     when = moment(message.time, known.zones.get(message.recipient, "UTC"))
-    words = f"{first}{line(message, status)}, {when}{ago(message.time, known.now)}"
+    arrived = "arrived " if is_undated(message) else ""
+    words = f"{first}{line(message, status)}, {arrived}{when}{ago(message.time, known.now)}"
     return "\n  ".join([words, *_link(item, known)])
 
 

@@ -33,10 +33,13 @@ from duly.apps.alerts.model import (
     AlertState,
     current,
     ended_by_reporter,
+    is_possible,
+    is_undated,
     name_in_bucket,
     read_change,
     read_event,
     read_status,
+    time_of_arrival,
     updated,
 )
 from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
@@ -87,6 +90,7 @@ from duly.wire.session import Session
 
 STOP_SECONDS: Final = 3.0
 """How long a hub that stops waits for attempts under way."""
+UNDATED: Final = "its time is impossible, so it has the time of its arrival; set the clock of the sentinel"
 EARLIEST: Final = 10**11
 """Timestamps below this are no milliseconds since 1970, but seconds by mistake."""
 
@@ -344,14 +348,19 @@ class AlertService:
         if event.sentinel_id not in (None, who.name):
             raise NotAllowed(f"{who.name} may not report for another sentinel")
         made = (event.timestamp or frame.time or 0) + (event.offset_ms or 0)
-        if made < EARLIEST:
+        now = self._ledger.clock.now()
+        undated = event.severity is Severity.CRITICAL and not is_possible(made, now)
+        if made < EARLIEST and not undated:
             raise Malformed(
                 "an alert needs a timestamp in milliseconds since 1970; set the clock of the sentinel"
             )
         if event.offset_ms is not None:
             self._trail.skewed(event.offset_ms / 1000)
-        expires = 0 if frame.exp is None else frame.exp * MS
-        message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, made * MS, expires)
+        expires = 0 if frame.exp is None or undated else frame.exp * MS
+        at = time_of_arrival(now) if undated else made * MS
+        message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, at, expires)
+        if undated:  # its id may have the time of the same clock
+            structs.force_setattr(message, "made", at)
         self.planner.expect(message, event)
         return message
 
@@ -433,7 +442,10 @@ class AlertService:
             )
         if origin is None:
             return
-        origin.push(outgoing.server_ack(message.id, verdict))
+        ack = outgoing.server_ack(message.id, verdict)
+        if message.kind == EVENT and verdict.kind is VerdictKind.FRESH and is_undated(message):
+            ack = structs.replace(ack, detail=UNDATED)
+        origin.push(ack)
         if verdict.kind is VerdictKind.DUPLICATE and verdict.state is not None and verdict.state.terminal:
             ended = outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer())
             origin.push(ended)

@@ -249,6 +249,8 @@ class MqttDevices:
 
     async def _status(self, name: str, heard: HeardMessage) -> None:
         payload, old, again = heard.payload, heard.old, heard.again
+        unconnected = not self.presence.has_returned(name)  # then it was said before the broker's start
+        waited = again or unconnected
         if (
             self._accounts.role_of(name) is None
             and await self._accounts.find_role(name, HUB) is not Role.DEVICE
@@ -263,16 +265,21 @@ class MqttDevices:
             return
         if status == fd.FdStatus():
             raise Malformed(f"the status of {name} says nothing; it says whether {name} is online")
-        self.reported.note(name, payload, again)
+        self.reported.note(name, payload, waited)
         session = status.session if status is not None else ""
         former = self.presence.is_former(name, session)
         online = status is not None and status.online is not False
         push = None if status is None else push_in(status, payload)
-        if status is not None and online and self._absences.is_no_news(name, status, payload, kept=again):
-            return
-        if status is not None and status.online is None and again and push is None:
+        known_before = unconnected or (
+            status is not None and online and self._absences.is_no_news(name, status, payload, kept=again)
+        )
+        if online and known_before:
+            if push is None or (again and push.seq_id is None):
+                return
+            former = True  # the hub may not have stored the push; but the device is not back
+        if status is not None and status.online is None and waited and push is None:
             return  # alone it is a sign of life, but not out of the broker's memory
-        if not again:
+        if not waited:
             self._heard(name)
         old = old or self.presence.is_repeat(name, session)
         self.presence.note_session(name, session)
@@ -281,7 +288,7 @@ class MqttDevices:
             self._absences.note(name, status, payload)
             await self._pushes.store(name, push, old or again)
             return
-        if push is None and not old:
+        if push is None and not old and not waited:
             self.presence.reported(name, heard.connection)
         kept = push is not None and self._gateway.remote.overhear(name, *push[:4])
         if former or (old and self.presence.is_overtaken(name, heard.connection)):
@@ -303,8 +310,9 @@ class MqttDevices:
 
     def _heard(self, name: str) -> None:
         """A device has said something, whatever it was."""
-        self._gateway.devices.heard(name)
-        self.presence.heard(name)
+        if self.presence.has_returned(name):
+            self._gateway.devices.heard(name)
+            self.presence.heard(name)
 
     async def _gone(self, name: str) -> None:
         self.presence.went(name)

@@ -5,6 +5,10 @@ it reports is given up after three times that in silence; and one that is not he
 has forgotten its sessions, or was started anew by the hub, after a while. Of the others the hub knows only
 what the broker says. A will belongs to its own connection: the will of an older one says nothing of a newer.
 
+The embedded broker says who connects. What it hands out of an account that has not connected since the broker
+was started was said before: it waited in the hub's session while the broker died, and it is not marked. It
+does not bring a device online, and does not keep it online.
+
 A retained status says nothing of a device that has reported since the link was connected: the embedded broker
 may pass a status on and then, as the answer to the subscription, the one before it.
 """
@@ -49,8 +53,10 @@ class MqttPresence:
 
     def __init__(self) -> None:
         self._online: dict[str, _OnlineDevice] = {}
-        self._unconnected: set[str] = set()
-        """accounts that had a connection to the embedded broker and have none now"""
+        self._connected: set[str] | None = None
+        """accounts that have a connection to the embedded broker; None if there is none that tells"""
+        self._returned: set[str] = set()
+        """accounts that have connected to the embedded broker since it was started"""
         self._lives = 0
         """how often the broker was started anew"""
         self._sessions: dict[str, dict[str, int]] = {}
@@ -79,7 +85,7 @@ class MqttPresence:
     def heard(self, name: str) -> None:
         """A device has said something, whatever it was."""
         device = self._online.get(name)
-        if device is not None and not device.doubted:
+        if device is not None and not device.doubted and self.has_returned(name):
             device.heard = asyncio.get_running_loop().time()
             device.until = self._silent_at(name, device.silence)
 
@@ -132,9 +138,21 @@ class MqttPresence:
 
     # ── what the broker does ─────────────────────────────────────────────────────────────────────
 
+    def watch_connections(self) -> None:
+        """The broker is the embedded one: `connections` is called for every account that connects."""
+        self._connected = set()
+
+    def has_returned(self, name: str) -> bool:
+        """Whether an account can have said something since the broker was started: it has connected since, or
+        the broker does not tell."""
+        return self._connected is None or name in self._returned
+
     def broker_restarted(self) -> None:
         """Every connection to the broker is gone, with the wills. A device that lives comes back and says so;
         until then all count as online."""
+        if self._connected is not None:
+            self._connected.clear()
+        self._returned.clear()
         self._lives += 1
         self._new = False
         self._doubt(lambda _: True)
@@ -154,7 +172,8 @@ class MqttPresence:
         kept of it."""
         self._new = True
         for device in self._online.values():
-            device.until = device.heard + device.silence
+            if not device.doubted:
+                device.until = device.heard + device.silence
         self._doubt(lambda device: device.heard < self._lost)
 
     def _doubt(self, which: Callable[[_OnlineDevice], bool]) -> None:
@@ -166,10 +185,12 @@ class MqttPresence:
         """The broker says that an account has a connection, or none any more. A device that promises no
         heartbeat is then given up, unless it comes back: it may have no will either. One that does may
         sleep."""
+        assert self._connected is not None
         if connected:
-            self._unconnected.discard(name)
+            self._connected.add(name)
+            self._returned.add(name)
         else:
-            self._unconnected.add(name)
+            self._connected.discard(name)
         device = self._online.get(name)
         if device is not None and device.silence == inf and not device.doubted:
             device.until = self._silent_at(name, inf)
@@ -182,7 +203,8 @@ class MqttPresence:
 
     def _silent_at(self, name: str, silence: float) -> float:
         """When a device that has just been heard is given up, if it says nothing more."""
-        wait = GRACE if silence == inf and name in self._unconnected else silence
+        gone = self._connected is not None and name not in self._connected
+        wait = GRACE if silence == inf and gone else silence
         return asyncio.get_running_loop().time() + wait
 
     def silent(self) -> list[str]:

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from duly.errors import DulyError
 from duly.server.dashboard.visitors import DashboardVisitor
+from duly.transports.connections import turn_away
 
 TICK_SECONDS: Final = 0.5
 CHECK_SECONDS: Final = 5.0
@@ -102,6 +103,8 @@ class LiveUpdates:
 
     async def serve(self, request: web.Request, visitor: DashboardVisitor) -> web.StreamResponse:
         """Serve one page until it is closed."""
+        if (refusal := turn_away(request)) is not None:
+            return refusal
         socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES, compress=False)
         await socket.prepare(request)
         if len(self._pages) >= PAGES_MOST:

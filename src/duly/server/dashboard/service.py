@@ -39,6 +39,7 @@ from duly.server.dashboard.requests import (
 from duly.server.dashboard.static_files import StaticFiles
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from duly.storage.secret_box import SecretBox
+from duly.transports.connections import address_of
 from duly.transports.http import messages as http
 from duly.transports.http.query_options import number
 
@@ -191,7 +192,7 @@ class Dashboard:
 
     async def _log_in(self, request: web.Request) -> web.Response:
         wanted = await body_of(request, LoginRequest, guest=True)
-        address = request.remote or "?"
+        address = address_of(request)
         if wanted.link:
             opened = await self.access.follow_link(wanted.link, address)
         else:
@@ -267,7 +268,7 @@ class Dashboard:
             check_written_here(request, visitor)
         except NotAllowed as problem:
             source = request.headers.get("Origin", "no origin")[:200]
-            detail = f"from {source}, {request.remote}"
+            detail = f"from {source}, {address_of(request)}"
             await self.audit.add(visitor.name, visitor.role.word, action, "", detail, f"refused: {problem}")
             raise
 

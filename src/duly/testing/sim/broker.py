@@ -89,6 +89,8 @@ class SimBroker:
         """all messages that were published"""
         self.subscribes_within = 0.0
         """seconds that the first subscription to a filter takes"""
+        self.on_connections: Callable[[str, bool], None] = lambda _client, _connected: None
+        """hears of every client that has connected, and of one whose last connection has ended"""
 
     def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
         """Accept a connection."""
@@ -153,12 +155,15 @@ class SimBroker:
         session = known if known is not None and present else SimSession(clean=clean)
         self._sessions[client_id] = connection.session = session
         session.connection = connection
+        self.on_connections(connection.wire.client, True)
         return present
 
     def lost(self, connection: SimConnection) -> None:
         """Forget a connection that broke, and publish its will."""
         if connection in self._connections:
             self._connections.remove(connection)
+            if all(other.wire.client != connection.wire.client for other in self._connections):
+                self.on_connections(connection.wire.client, False)
         if connection.session is not None and connection.session.connection is connection:
             connection.session.connection = None
         if connection.will is not None:

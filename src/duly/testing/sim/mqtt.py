@@ -86,6 +86,10 @@ class MqttHub(GatewayHub):
     """A hub with the production MQTT side."""
 
     world: MqttWorld
+    serves_broker = False
+    """its broker accepts the connections of the hub"""
+    admits_all = False
+    """its broker accepts all connections"""
 
     async def begin(self) -> None:
         self.own: dict[asyncio.Task[object], None] = {}
@@ -97,9 +101,16 @@ class MqttHub(GatewayHub):
             self.gateway, self.accounts, ActivityLog(self.ledger), ids, tasks
         )
         await devices.start()
+        devices.presence.watch_connections()
+        self.serves_broker = True
 
         def reconnected(_: bool) -> None:
             tasks.do("mqtt reconnection", devices.answers_back())
+            self._admit_all()
+
+        def reports_back(session_present: bool) -> None:
+            devices.reports_back(session_present)
+            self._admit_all()
 
         address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1")
         devices.link = MqttLink(
@@ -107,17 +118,23 @@ class MqttHub(GatewayHub):
         )
         devices.reports_link = MqttLink(
             second_session(address), self._heard, subscriptions=devices.reports,
-            on_connect=devices.reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
+            on_connect=reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
             before=devices.presence.link_connects, tasks=tasks,
         )  # fmt: skip
-        for link in (devices.link, devices.reports_link):
+        self.links = (devices.link, devices.reports_link)
+        for link in self.links:
             await link.start()
         tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
+
+    def _admit_all(self) -> None:
+        """Accept other connections when the hub has subscribed."""
+        self.admits_all = self.admits_all or all(link.connections for link in self.links)
 
     def _heard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
+        self.serves_broker = self.admits_all = False
         super().die()
         self.supervisor.kill()
         for task in list(self.own):
@@ -204,15 +221,25 @@ class MqttWorld(GatewayWorld):
         """attacks that wait for the next command"""
 
     def _open_loop(self) -> VirtualLoop:
-        self.broker = SimBroker(self, lambda topic, payload: None, _may_publish)
+        self.broker = SimBroker(self, self._published, _may_publish)
+        self.broker.on_connections = self._connections
         loop = WiredLoop(self._accept)
         loop.set_task_factory(owned_task)
         return loop
 
     def _accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
-        if not self.nodes[HUB].alive:
+        hub = self.nodes[HUB]
+        assert isinstance(hub, MqttHub)
+        if not hub.serves_broker or (client != HUB and not hub.admits_all):
             raise ConnectionRefusedError(111, "the broker is down")
         return self.broker.accept(protocol, client)
+
+    def _connections(self, client: str, connected: bool) -> None:
+        """The hub's own broker tells it who connects."""
+        hub = self.nodes[HUB]
+        assert isinstance(hub, MqttHub)
+        if hub.serves_broker:
+            hub.devices.presence.connections(client, connected)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         super().committed(node, disk, write, result)
@@ -239,20 +266,33 @@ class MqttWorld(GatewayWorld):
         if hub.ready:
             hub.devices.presence.broker_restarted()
 
+    def _published(self, topic: str, payload: bytes) -> None:
+        """Called for all that is published. Sometimes the broker dies once more before the hub is connected
+        to it and hears the status of a device, and the device dies, too."""
+        waits = any(session.connection is None for session in self.broker.sessions_of(HUB))
+        device = self._reporting(topic, payload)
+        if waits and device is not None and self.malice.random() <= BLACKOUT:
+            self.loop.call_soon(self._black_out, device)
+
     def overheard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> Callable[[], None]:
         """Called for all that the hub hears. Sometimes the broker dies before it learns that the hub has the
         status of a device, and the device dies, too."""
         self.mqtt_log.heard[topic] = self.loop.time()
-        name, _, kind = topic.removeprefix(f"{fd.PREFIX}/").partition("/")
-        device = self.nodes.get(name)
-        if kind != FdKind.STATUS or old or device is None or not device.alive or not self.faulty:
-            return ack
-        if not self.plan.crash or b'"online":true' not in payload or b'"data"' in payload:
-            return ack
-        if self.malice.random() > BLACKOUT:
+        device = self._reporting(topic, payload)
+        if device is None or old or self.malice.random() > BLACKOUT:
             return ack
         self.loop.call_later(0.2, self._black_out, device)
         return lambda: None
+
+    def _reporting(self, topic: str, payload: bytes) -> SimProcess | None:
+        """The device that reports by this that it is online, if it may die now."""
+        name, _, kind = topic.removeprefix(f"{fd.PREFIX}/").partition("/")
+        device = self.nodes.get(name)
+        if kind != FdKind.STATUS or device is None or not device.alive or not self.faulty:
+            return None
+        if not self.plan.crash or b'"online":true' not in payload or b'"data"' in payload:
+            return None
+        return device
 
     def _black_out(self, device: SimProcess) -> None:
         hub = self.nodes[HUB]

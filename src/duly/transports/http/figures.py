@@ -18,6 +18,7 @@ from duly.identity.accounts import Principal, Role
 from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
 from duly.runtime.thresholds import JudgedFigure, judge
 from duly.runtime.time_series import ChartStep
+from duly.transports.connections import address_of
 from duly.transports.http import messages as http
 from duly.transports.http.gate import OWN_NAMES, host_name
 
@@ -137,7 +138,7 @@ class FiguresEndpoint:
         return http.as_json({"ok": True})
 
     async def _reader(self, request: web.Request) -> Principal:
-        who = await self._server.monitor(http.token_in(request), request.remote or "?")
+        who = await self._server.monitor(http.token_in(request), address_of(request))
         if who.role not in (Role.ADMIN, Role.MONITOR):
             raise NotAllowed(
                 f"{who.name} is {who.role.with_article}; figures are for admins and monitors: "

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from duly.errors import DulyError, Malformed
 from duly.identity.accounts import Principal
+from duly.transports.connections import address_of
 from duly.transports.http import bodies
 from duly.transports.http.messages import entered, problem, token_in
 from duly.transports.http.schemas import Credentials, LogoutRequest, PasswordChange
@@ -75,14 +76,14 @@ class _Logins:
     async def register(self, request: web.Request) -> web.Response:
         """Creates a user, and answers 201 with its name."""
         wanted = await _body(request, Credentials)
-        await self._server.people.register(wanted.name, wanted.password, _address(request))
+        await self._server.people.register(wanted.name, wanted.password, address_of(request))
         return _json({"name": wanted.name}, 201)
 
     async def log_in(self, request: web.Request) -> web.Response:
         """Checks a password, and answers with the token of a new session."""
         wanted = await _body(request, Credentials)
         token = await self._server.people.log_in(
-            wanted.name, wanted.password, _address(request), wanted.device
+            wanted.name, wanted.password, address_of(request), wanted.device
         )
         return _json({"name": wanted.name, "token": token})
 
@@ -98,7 +99,7 @@ class _Logins:
         """Replaces the password of the caller."""
         _, who = await self._who(request)
         wanted = await _body(request, PasswordChange)
-        await self._server.people.change_password(who.name, wanted.old, wanted.new, _address(request))
+        await self._server.people.change_password(who.name, wanted.old, wanted.new, address_of(request))
         return _json({"name": who.name})
 
     async def _who(self, request: web.Request) -> tuple[str, Principal]:

@@ -34,7 +34,7 @@ from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.logs import RateLimitedLog
 from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
-from duly.transports.connections import visitor_of
+from duly.transports.connections import address_of, visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
 from duly.transports.http.openapi import OPENAPI
@@ -146,7 +146,7 @@ class MessagesBackend(TokenCheck, Protocol):
 
 async def entered(server: TokenCheck, request: web.Request, token: str | None = None) -> Principal:
     """Who makes this request, by the token in its head unless another is given; raises `NotAuthenticated`."""
-    who = await server.login(token or token_in(request), request.remote or "?")
+    who = await server.login(token or token_in(request), address_of(request))
     visitor = visitor_of(request)
     if visitor is not None:
         visitor.recognise(who.name)
