@@ -34,6 +34,7 @@ from duly.storage.ledger import (
     StreamRange,
     Transaction,
 )
+from duly.storage.message_filter import MessageFilter
 
 
 class Disk:
@@ -173,15 +174,11 @@ class MemoryLedger(Ledger):
         below = sorted((key for key in self.disk.messages if key < top), reverse=True)
         return below[count - 1] if len(below) >= count else None
 
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
+    async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
         found = [
             (key, record)
             for key, record in self.disk.messages.items()
-            if end <= key < top
-            and (lead is None or key.startswith(lead, 6))
-            and not (open_only and record.state.terminal)
+            if end <= key < top and wanted.fits(record)
         ]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in found[:limit]]

@@ -1,8 +1,8 @@
 """Messages on the dashboard: finding them, showing one with everything that happened to it, and acting on it.
 
-The ledger has no index by recipient, state or kind, since every message would have to pay for it. A filtered
-page therefore looks through messages from the newest on, for a limited time, and says honestly how far it
-has come: it may be short, or empty, and still have a next one.
+The ledger has no index by recipient, state or kind, since every message would have to pay for it. Its database
+looks through messages instead, from the newest on, several hundred thousand in the time that a page has. A
+page of a larger ledger says how far it has come: it may be short, or empty, and still have a next one.
 
 Acting on a message never changes what it was. To resend is to send a new message with the same content; to
 cancel is possible as long as it has not been handed over; to settle an `unknown` is to store its result as a
@@ -22,12 +22,13 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.monitor.signals import CANCEL, EVENT, UPDATE
 from duly.core.operations import Advance
-from duly.core.units import MS
+from duly.core.units import FOREVER, MS
 from duly.errors import Malformed, NotFound
 from duly.server.dashboard.commands import SEES_ALL, PageCommands
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.storage.ledger import Record
+from duly.storage.message_filter import OPEN_STATES, MessageFilter
 from duly.transports.http import messages as http
 from duly.transports.http.query_options import number
 from duly.wire.fields import unpack
@@ -35,10 +36,10 @@ from duly.wire.fields import unpack
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
-LOOK_SECONDS: Final = 0.12
-"""How long one filtered page looks for messages."""
-STRETCH: Final = 500
-"""Messages that are read at once while looking."""
+LOOK_SECONDS: Final = 0.15
+"""A filtered page that has looked for so long does not begin another stretch."""
+STRETCH: Final = 50_000
+"""Messages that the ledger looks at for one question."""
 PAGE_LIMIT: Final = 200
 BODY_SHOWN: Final = 4_000
 """Bytes of a message's data that are shown."""
@@ -69,44 +70,13 @@ OF_CHAT: Final = frozenset(
 OF_ALERTS: Final = frozenset({EVENT, UPDATE, CANCEL})
 
 
-class MessageFilter(msgspec.Struct, frozen=True):
-    """What is looked for; an empty text stands for any. Times are in milliseconds."""
-
-    scope: str = ""
-    recipient: str = ""
-    kind: str = ""
-    states: frozenset[State] = frozenset()
-    since: int = 0
-    until: int = 0
-
-    def fits(self, record: Record) -> bool:
-        """Whether a message is one that is looked for."""
-        message = record.message
-        return (
-            self.scope in ("", message.scope)
-            and self.recipient in ("", message.recipient)
-            and self.kind in ("", message.kind)
-            and (not self.states or record.state in self.states)
-            and (not self.since or record.accepted_at >= self.since * MS)
-            and (not self.until or record.accepted_at < self.until * MS)
-        )
-
-    @property
-    def selective(self) -> bool:
-        """Whether messages have to be looked through."""
-        return self != _ANY
-
-
-_ANY: Final = MessageFilter()
-
-
 def filter_of(query: Mapping[str, str]) -> MessageFilter:
     """The filter in a query; raises `Malformed` for what it cannot mean."""
     word = text_of(query, "state")
     if word in ("", "any"):
         states: frozenset[State] = frozenset()
     elif word == "open":
-        states = frozenset(state for state in State if not state.terminal)
+        states = OPEN_STATES
     elif word == "trouble":
         states = frozenset({State.FAILED, State.EXPIRED, State.UNKNOWN})
     else:
@@ -115,12 +85,12 @@ def filter_of(query: Mapping[str, str]) -> MessageFilter:
             known = ", ".join(state.word for state in State)
             raise Malformed(f"{word!r} is not a state; there are open, trouble, {known}")
     return MessageFilter(
-        text_of(query, "scope"),
-        text_of(query, "to"),
-        text_of(query, "kind"),
-        states,
-        _time(query, "since"),
-        _time(query, "until"),
+        scope=text_of(query, "scope") or None,
+        recipient=text_of(query, "to") or None,
+        kind=text_of(query, "kind") or None,
+        states=states,
+        since=_time(query, "since") * MS,
+        until=_time(query, "until") * MS or FOREVER,
     )
 
 
@@ -149,40 +119,36 @@ class MessageViews:
         id_ = text_of(query, "id").strip()
         if id_:
             found = [one for one in await self._hub.ledger.with_id(id_) if wanted.fits(one)]
-            return {"messages": [_row(one) for one in found[:limit]], "next": None, "looked_at": len(found)}
+            return {"messages": [_row(one) for one in found[:limit]], "next": None, "searched_to": None}
         reader, cursors = f"dashboard/{visitor.name}", self._hub.cursors
         cursor = text_of(query, "before", 1_000)
         place = cursors.decrypt(reader, cursor) if cursor else None
-        if place is None and wanted.until:
+        if place is None and wanted.until < FOREVER:
             # The time in an id is its sender's, and may be off; what was accepted a little later fits, too.
-            place = min(wanted.until + 600_000, LAST_TIME).to_bytes(6, "big")
-        records, following, looked_at = await self._search(wanted, place, limit)
+            place = min(wanted.until // MS + 600_000, LAST_TIME).to_bytes(6, "big")
+        records, following = await self._search(wanted, place, limit)
         return {
             "messages": [_row(one) for one in records],
             "next": None if following is None else cursors.encrypt(reader, following),
-            "looked_at": looked_at,
+            "searched_to": _time_in(following) if following is not None and len(records) < limit else None,
         }
 
     async def _search(
         self, wanted: MessageFilter, place: bytes | None, limit: int
-    ) -> tuple[list[Record], bytes | None, int]:
-        """Messages that fit, where to go on (None: that was all), and how many were looked at."""
-        ledger, found, looked_at = self._hub.ledger, list[Record](), 0
+    ) -> tuple[list[Record], bytes | None]:
+        """Messages that fit, and where to go on; None: that was all."""
+        found: list[Record] = []
         over = monotonic() + LOOK_SECONDS
-        stretch = STRETCH if wanted.selective else limit + 1
         while True:
-            records = (await ledger.messages(before=place, limit=stretch)).records
-            for record in records:
-                looked_at += 1
-                if wanted.fits(record):
-                    if len(found) == limit:
-                        return found, found[-1].message.key, looked_at
-                    found.append(record)
-            if len(records) < stretch:
-                return found, None, looked_at
-            place = records[-1].message.key
-            if monotonic() > over:
-                return found, place, looked_at
+            page = await self._hub.ledger.messages(
+                wanted=wanted, before=place, limit=limit + 1 - len(found), look_at=STRETCH
+            )
+            found += page.records
+            if len(found) > limit:
+                return found[:limit], found[limit - 1].message.key
+            place = page.next
+            if place is None or monotonic() > over:
+                return found, place
 
     # ── one of them ──────────────────────────────────────────────────────────────────────────────
 
@@ -285,6 +251,11 @@ class MessageViews:
 
     async def _asked(self, wanted: dict[str, str]) -> Record:
         return await self._record(text_of(wanted, "scope"), text_of(wanted, "id"))
+
+
+def _time_in(key: bytes) -> int:
+    """The time that a key begins with, in milliseconds."""
+    return int.from_bytes(key[:6], "big")
 
 
 def _row(record: Record) -> dict[str, object]:
