@@ -250,6 +250,10 @@ class MemoryLedger(Ledger):
         """Return the latest refusals."""
         return self.disk.refusals[: -limit - 1 : -1]
 
+    async def refusals_of(self, scope: str, id_: str, limit: int = 100) -> list[Refusal]:
+        """Return the latest refusals under one id of a sender."""
+        return [one for one in self.disk.refusals[::-1] if (one.scope, one.id) == (scope, id_)][:limit]
+
     async def size(self) -> Size:
         """Return how much is remembered."""
         return Size(len(self.disk.messages), len(self.disk.deliveries), 0)

@@ -188,6 +188,10 @@ class LedgerQueries(ABC):
         """Return the latest refusals, newest first."""
 
     @abstractmethod
+    async def refusals_of(self, scope: str, id_: str, limit: int = 100) -> list[Refusal]:
+        """Return the latest refusals under one id of a sender, newest first."""
+
+    @abstractmethod
     async def size(self) -> Size:
         """Return how much the ledger remembers."""
 

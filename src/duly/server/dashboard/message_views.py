@@ -1,8 +1,8 @@
 """Messages on the dashboard: finding them, showing one with everything that happened to it, and acting on it.
 
-The ledger has no index by recipient, state or kind, since every message would have to pay for it. Its database
-looks through messages instead, from the newest on, several hundred thousand in the time that a page has. A
-page of a larger ledger says how far it has come: it may be short, or empty, and still have a next one.
+The ledger has no index by recipient, state or kind, since every message would have to pay for it. Its
+database looks through messages instead, from the newest on, several hundred thousand in the time that a page
+has. A page of a larger ledger says how far it has come: it may be short, or empty, and still have a next one.
 
 Acting on a message never changes what it was. To resend is to send a new message with the same content; to
 cancel is possible as long as it has not been handed over; to settle an `unknown` is to store its result as a
@@ -18,12 +18,15 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
+from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.monitor.signals import CANCEL, EVENT, UPDATE
 from duly.core.operations import Advance
 from duly.core.units import FOREVER, MS
 from duly.errors import Malformed, NotFound
+from duly.runtime.timeline import TimelineStep, timeline_of
+from duly.runtime.trail import Hop
 from duly.server.dashboard.commands import SEES_ALL, PageCommands
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
@@ -103,6 +106,14 @@ def _time(query: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
+class RefusalRow(msgspec.Struct, frozen=True):
+    """What was refused under the id of a message: when (ms), the word for it, and why."""
+
+    at: int
+    word: str
+    reason: str
+
+
 class MessageViews:
     """The messages of one hub, as the dashboard shows them and acts on them."""
 
@@ -157,6 +168,7 @@ class MessageViews:
         record = await self._record(text_of(query, "scope"), text_of(query, "id"))
         hub, key = self._hub, record.message.key
         deliveries = await hub.ledger.deliveries(key)
+        hops, refusals = await self._trail(record), await self._refusals(record.message)
         chat = record.message.kind in OF_CHAT
         shown = http.show(record)
         if chat:
@@ -167,19 +179,19 @@ class MessageViews:
             "data": None if chat else _data(record.message),
             "private": chat,
             "deliveries": [http.show_delivery(one) for one in deliveries],
-            "hops": await self._trail(record),
-            "refusals": await self._refusals(record.message),
+            "hops": hops,
+            "refusals": refusals,
+            "timeline": _timeline(record, hops, refusals),
             "line": None if not chat else await hub.trace_line(record, SEES_ALL),
             "may": self._may(record),
         }
 
-    async def _trail(self, record: Record) -> list[object]:
-        return list(await self._hub.hops(record, receipts_too=record.message.kind in OF_CHAT))
+    async def _trail(self, record: Record) -> list[Hop]:
+        return await self._hub.hops(record, receipts_too=record.message.kind in OF_CHAT)
 
-    async def _refusals(self, message: Message) -> list[dict[str, object]]:
-        recent = await self._hub.ledger.refusals(1_000)
-        mine = [one for one in recent if one.scope == message.scope and one.id == message.id]
-        return [{"at": one.at // MS, "word": one.word, "reason": one.reason} for one in mine[:REFUSALS_SHOWN]]
+    async def _refusals(self, message: Message) -> list[RefusalRow]:
+        found = await self._hub.ledger.refusals_of(message.scope, message.id, REFUSALS_SHOWN)
+        return [RefusalRow(one.at // MS, one.word, one.reason) for one in found]
 
     def _may(self, record: Record) -> dict[str, bool]:
         """What can be done with a message in its state."""
@@ -251,6 +263,19 @@ class MessageViews:
 
     async def _asked(self, wanted: dict[str, str]) -> Record:
         return await self._record(text_of(wanted, "scope"), text_of(wanted, "id"))
+
+
+def _timeline(record: Record, hops: list[Hop], refusals: list[RefusalRow]) -> list[TimelineStep]:
+    """The timeline of a message, the same as `duly trace` shows."""
+    return timeline_of(
+        record.state.word,
+        made=(time_of(record.message.id) or 0) // MS,
+        accepted_at=record.accepted_at // MS,
+        moved_at=record.moved_at // MS,
+        reason="" if record.answer is None else record.answer.reason,
+        hops=hops,
+        refusals=[(one.at, one.word, one.reason) for one in refusals],
+    )
 
 
 def _time_in(key: bytes) -> int:

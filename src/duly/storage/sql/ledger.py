@@ -135,6 +135,10 @@ class SqlLedger(Ledger):
         """Return the latest refusals."""
         return [Refusal(*row) for row in await self._read("refusals", limit)]
 
+    async def refusals_of(self, scope: str, id_: str, limit: int = 100) -> list[Refusal]:
+        """Return the latest refusals under one id of a sender."""
+        return [Refusal(*row) for row in await self._read("refusals_of", scope, id_, limit)]
+
     async def size(self) -> Size:
         """Return how much is remembered."""
         return Size(*(await self._read("size"))[0])

@@ -314,6 +314,9 @@ DELETE FROM duly_refusals WHERE n IN (
 -- name: refusals
 SELECT scope, id, word, reason, at FROM duly_refusals ORDER BY n DESC LIMIT $1;
 
+-- name: refusals_of
+SELECT scope, id, word, reason, at FROM duly_refusals WHERE scope = $1 AND id = $2 ORDER BY n DESC LIMIT $3;
+
 -- name: floor
 SELECT until, trusted, claim, mended, barrier, restored FROM duly_floor;
 

@@ -167,6 +167,9 @@ SELECT name, body FROM items WHERE bucket = ? ORDER BY name;
 -- name: refusals
 SELECT scope, id, word, reason, at FROM refusals ORDER BY n DESC LIMIT ?;
 
+-- name: refusals_of
+SELECT scope, id, word, reason, at FROM refusals WHERE scope = ? AND id = ? ORDER BY n DESC LIMIT ?;
+
 -- name: size
 SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),
        (SELECT page_count FROM pragma_page_count()) * (SELECT page_size FROM pragma_page_size());
