@@ -52,6 +52,7 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers
+from duly.runtime.kept_traces import KeptTraces
 from duly.runtime.tasks import Supervisor
 from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
@@ -116,6 +117,7 @@ class GatewayService:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
         self._trail = Trail(ledger) if trail is None else trail
         self._traces = CommandTraces()
+        self.kept_traces = KeptTraces(ledger, self._traces, self._trail.hub)
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
             self.sessions,
@@ -152,6 +154,7 @@ class GatewayService:
         await self.remote.start()
         await self.engine.start()
         self._trail.resume(self._inbox.waiting())
+        await self.kept_traces.load(self._inbox.waiting())
         await self.review()
 
     async def stop(self) -> None:
@@ -279,10 +282,10 @@ class GatewayService:
     ) -> bool | Awaitable[bool]:
         message = self._admission.check(who, frame, message)
         recipient, patient = message.recipient, frame.queue
-        if frame.traceparent is not None:
-            self._traces.arrived(
-                message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
-            )
+        if frame.traceparent is not None and self._traces.arrived(
+            message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
+        ):
+            self._trail.note(message.key, "trace", detail=frame.traceparent)
         event = Arrived(message, session, patient, self._accounts.proof(who, recipient))
         if recipient not in self.sessions.devices and not (patient or self.remote.holds(recipient)):
             search = self.remote.search(recipient)
