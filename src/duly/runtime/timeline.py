@@ -54,7 +54,6 @@ def timeline_of(
     steps.append((accepted_at, 0, TimelineStep(accepted_at, STORED)))
     for hop in hops:
         if hop.what == state and state not in _OPEN:
-            reason = reason or hop.detail
             steps.append((hop.time, 3, TimelineStep(hop.time, TOLD, detail=state, hub=hop.hub)))
         else:
             rank = 1 if hop.what in _EARLY else 3

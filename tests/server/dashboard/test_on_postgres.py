@@ -17,7 +17,7 @@ from duly.core.messages import Answer, Message
 from duly.core.operations import Admit, Advance
 from duly.core.units import HOUR
 from duly.server.dashboard.visitors import DashboardRole
-from tests.end_to_end.many import LocalCluster
+from tests.end_to_end.many import LocalCluster, until
 from tests.server.dashboard.test_fuzz import some
 from tests.server.dashboard.visiting import mint
 from tests.servers import Postgres
@@ -76,6 +76,7 @@ async def ann(cluster: LocalCluster) -> AsyncIterator[ClusterVisitor]:
 async def test_a_link_made_at_one_hub_lets_in_at_the_other_and_a_session_holds_at_both(
     cluster: LocalCluster, ann: ClusterVisitor
 ) -> None:
+    await until(lambda: all(len(hub.gateway.remote.hubs) == 2 for hub in cluster.hubs))
     for hub in range(2):
         assert (await ann.get(hub, "/page/session"))["name"] == "ann"
         seen = await ann.get(hub, "/overview.json")
@@ -96,10 +97,13 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
         async with asyncio.timeout(20):
             while (await ann.get(0, "/message.json", scope="dashboard", id=id_))["state"] != "done":
                 await asyncio.sleep(0.01)
-    for hub in cluster.hubs:
-        await hub.figures.trail.flush()
-    here, there = [await ann.get(hub, "/message.json", scope="dashboard", id=id_) for hub in range(2)]
-    assert here["timeline"] == there["timeline"]
+    async with asyncio.timeout(20):  # until both have noted that its sender was told
+        while True:
+            for one in cluster.hubs:
+                await one.figures.trail.flush()
+            here, there = [await ann.get(hub, "/message.json", scope="dashboard", id=id_) for hub in range(2)]
+            if here["timeline"] == there["timeline"] and here["timeline"][-1]["what"] == "told":
+                break
     steps = {(step["what"], step.get("hub", "")) for step in here["timeline"]}
     assert ("fresh", cluster.hubs[0].name) in steps
     assert ("sent", cluster.hubs[1].name) in steps

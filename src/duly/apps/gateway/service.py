@@ -15,7 +15,7 @@ A session is anything that frames can be pushed to: a WebSocket, an HTTP request
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -321,6 +321,13 @@ class GatewayService:
         verdict = await self.pushes.receive(session, who.name, frame)
         session.push(outgoing.server_ack(frame.seq_id, verdict))
         return True
+
+    async def learn_senders(self, messages: Sequence[Message]) -> None:
+        """Look up the senders and grants of commands of other hubs, as far as they are not known here."""
+        allows = self._accounts.allows
+        places = {(one.scope, one.recipient) for one in messages if not allows(one.scope, one.recipient)}
+        for sender, device in places:
+            await self._accounts.find_permission(sender, device)
 
     async def review(self) -> None:
         """Accounts or grants have changed. Cancel commands that wait and are no longer allowed, and tell apps
