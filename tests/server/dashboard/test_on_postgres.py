@@ -140,8 +140,8 @@ async def test_what_is_done_at_both_hubs_is_one_audit_chain(
         assert status == 404
     entries = (await ann.get(1, "/audit.json"))["entries"]
     assert [one["action"] for one in entries[:2]] == ["message.cancel"] * 2
-    for hub in cluster.hubs:
-        assert (await hub.dashboard.audit.verify()).entries == entries[0]["n"]
+    for one in cluster.hubs:
+        assert (await one.dashboard.audit.verify()).entries == entries[0]["n"]
 
 
 async def test_no_question_and_no_action_is_answered_with_500(

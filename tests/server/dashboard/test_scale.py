@@ -117,4 +117,5 @@ async def test_the_one_among_all_is_found_by_a_rare_filter(full: LocalHub) -> No
         if page["messages"]:
             break
         query["before"] = page["next"]
+    assert isinstance(page, dict)
     assert [one["to"] for one in page["messages"]] == ["d10"]
