@@ -632,8 +632,8 @@ async def test_refusals_are_listed_newest_first_and_bounded(ledger: Ledger) -> N
     ]
     assert [r.at for r in newest] == [count - 1, count - 2, count - 3]
     assert len(await ledger.refusals(count)) == REFUSALS_KEPT
-    assert await ledger.refusals_of("app", f"id{count - 1}") == newest[:1]
-    assert await ledger.refusals_of("another", f"id{count - 1}") == []
+    assert await ledger.refusals(of=("app", f"id{count - 1}")) == newest[:1]
+    assert await ledger.refusals(of=("another", f"id{count - 1}")) == []
 
 
 # ── forgetting ───────────────────────────────────────────────────────────────────────────────────

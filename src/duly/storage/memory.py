@@ -246,13 +246,11 @@ class MemoryLedger(Ledger):
         """Return an item."""
         return self.disk.buckets.get(bucket, {}).get(name)
 
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
+    async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
         """Return the latest refusals."""
-        return self.disk.refusals[: -limit - 1 : -1]
-
-    async def refusals_of(self, scope: str, id_: str, limit: int = 100) -> list[Refusal]:
-        """Return the latest refusals under one id of a sender."""
-        return [one for one in self.disk.refusals[::-1] if (one.scope, one.id) == (scope, id_)][:limit]
+        if of is None:
+            return self.disk.refusals[: -limit - 1 : -1]
+        return [one for one in self.disk.refusals[::-1] if (one.scope, one.id) == of][:limit]
 
     async def size(self) -> Size:
         """Return how much is remembered."""

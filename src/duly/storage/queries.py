@@ -184,12 +184,8 @@ class LedgerQueries(ABC):
         return {bucket: count for bucket in buckets if (count := len(await self.bucket(bucket)))}
 
     @abstractmethod
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        """Return the latest refusals, newest first."""
-
-    @abstractmethod
-    async def refusals_of(self, scope: str, id_: str, limit: int = 100) -> list[Refusal]:
-        """Return the latest refusals under one id of a sender, newest first."""
+    async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
+        """Return the latest refusals, newest first; with `of`, those under one (scope, id)."""
 
     @abstractmethod
     async def size(self) -> Size:

@@ -190,7 +190,7 @@ class MessageViews:
         return await self._hub.hops(record, receipts_too=record.message.kind in OF_CHAT)
 
     async def _refusals(self, message: Message) -> list[RefusalRow]:
-        found = await self._hub.ledger.refusals_of(message.scope, message.id, REFUSALS_SHOWN)
+        found = await self._hub.ledger.refusals(REFUSALS_SHOWN, of=(message.scope, message.id))
         return [RefusalRow(one.at // MS, one.word, one.reason) for one in found]
 
     def _may(self, record: Record) -> dict[str, bool]:

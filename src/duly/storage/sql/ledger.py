@@ -131,13 +131,13 @@ class SqlLedger(Ledger):
         found = await self._read("item", bucket, name)
         return found[0][0] if found else None
 
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
+    async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
         """Return the latest refusals."""
-        return [Refusal(*row) for row in await self._read("refusals", limit)]
-
-    async def refusals_of(self, scope: str, id_: str, limit: int = 100) -> list[Refusal]:
-        """Return the latest refusals under one id of a sender."""
-        return [Refusal(*row) for row in await self._read("refusals_of", scope, id_, limit)]
+        if of is None:
+            found = await self._read("refusals", limit)
+        else:
+            found = await self._read("refusals_of", *of, limit)
+        return [Refusal(*row) for row in found]
 
     async def size(self) -> Size:
         """Return how much is remembered."""
