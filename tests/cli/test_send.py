@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import time
@@ -10,6 +11,8 @@ import pytest
 
 from duly.cli.device import Effects
 from duly.cli.options import duration
+from duly.runtime.trail import Trail
+from duly.storage import open_ledger
 from tests.cli.conftest import CommandLine
 
 OPEN = '{"open":true}'
@@ -102,6 +105,9 @@ def test_outcome_trace_and_why_have_the_answers(home: CommandLine) -> None:
     assert home.duly("outcome", other).returncode == 6
     assert home.duly("outcome", "never-sent").returncode == 5
     assert home.duly("why", id_).stdout == home.duly("trace", id_).stdout, "it was not refused: the same"
+    (told,) = home.ask("why", id_)["messages"]
+    assert [step["what"] for step in told["timeline"]] == ["made", "stored", "fresh", "sent", "done", "told"]
+    assert home.ask("trace", id_)["messages"] == [told]
     assert home.duly("why", "never-sent").returncode == 5
 
 
@@ -162,6 +168,7 @@ def test_a_device_and_a_hub_that_are_killed_repeat_nothing(cli: CommandLine) -> 
     lock.stop(signal.SIGKILL)
     lock = cli.device("lock")
     assert '"state":"done"' in cli.duly(*again, "--json").stdout
+    _wait_for_trail(cli, id_)  # what a hub has noted in its last quarter of a second dies with it
     hub.stop(signal.SIGKILL)
     assert cli.duly("outcome", id_).returncode == 0, "the ledger answers while no hub runs"
     trace = cli.duly("trace", id_).stdout
@@ -173,6 +180,21 @@ def test_a_device_and_a_hub_that_are_killed_repeat_nothing(cli: CommandLine) -> 
     assert cli.effects("lock") == [id_]
     state = cli.duly("send", "lock", "query")
     assert '{"open":true}' in state.stdout
+
+
+def _wait_for_trail(cli: CommandLine, id_: str) -> None:
+    """Until the ledger holds how a command was sent."""
+
+    async def sent() -> bool:
+        url = f"sqlite:///{cli.folder}/duly-data/ledger.db?mode=ro"
+        async with await open_ledger(url) as ledger:
+            (record,) = await ledger.with_id(id_)
+            return any(hop.what == "sent" for hop in await Trail(ledger).of_record(record))
+
+    end = time.monotonic() + 20
+    while not asyncio.run(sent()):
+        assert time.monotonic() < end, "it is never stored"
+        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
-import shutil
 from collections.abc import AsyncIterator
 from importlib.resources import files
 from pathlib import Path
@@ -23,15 +21,13 @@ from duly.errors import DeviceError
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from tests import servers
+from tests.browsers import browser
 from tests.end_to_end.many import LocalCluster
 from tests.local_hub import LocalHub
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+__all__ = ["browser"]
 
-FLAGS = (
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-)  # fmt: skip
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PAGE = """<!doctype html><meta charset="utf-8"><script type="module">
 const hub = new URLSearchParams(location.search).get("hub");
@@ -68,21 +64,6 @@ class LockAtWork:
         @self.device.on("query")
         async def query(command: Command) -> None:
             raise DeviceError(3, "the sensor is broken")
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def browser() -> AsyncIterator[Any]:
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
-    if chromium is None:
-        servers.missing("chromium")
-    if importlib.util.find_spec("playwright") is None:
-        servers.missing("playwright")
-    from playwright.async_api import async_playwright
-
-    async with async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=chromium, args=FLAGS)
-        yield browser
-        await browser.close()
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")

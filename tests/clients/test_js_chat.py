@@ -12,7 +12,8 @@ import pytest_asyncio
 
 from duly.clients.chat import Chat, Line
 from duly.identity.accounts import Role
-from tests.clients.test_js import Tab, browser, first_page, kept, site, tab
+from tests.browsers import browser
+from tests.clients.test_js import Tab, first_page, kept, site, tab
 from tests.local_hub import LocalHub
 
 __all__ = ["browser", "first_page", "kept", "site", "tab"]

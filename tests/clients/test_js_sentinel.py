@@ -14,7 +14,8 @@ import pytest_asyncio
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.core.monitor.signals import EventData, read_event
 from duly.identity.accounts import Role
-from tests.clients.test_js import LossyWire, Tab, browser, first_page, kept, site, tab, wire
+from tests.browsers import browser
+from tests.clients.test_js import LossyWire, Tab, first_page, kept, site, tab, wire
 from tests.local_hub import LocalHub
 
 __all__ = ["browser", "first_page", "kept", "site", "tab", "wire"]

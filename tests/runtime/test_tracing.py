@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -13,11 +16,19 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from duly.clients.app import App
 from duly.clients.device import Command, Device
+from duly.core.messages import Message, key_of
+from duly.identity.accounts import Role
 from duly.runtime import tracing
+from duly.runtime.kept_traces import KeptTraces
 from duly.runtime.tracing import CommandTraces, is_traceparent
+from duly.server.hub import Hub
+from duly.settings import Settings
+from duly.storage.memory import MemoryLedger
+from duly.wire import fd
 from tests.end_to_end.raw import Ids, join
 from tests.local_hub import LocalHub
 
+FAR = round(time.time() * 1000) + 600_000
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -116,6 +127,79 @@ async def test_a_refused_command_ends_its_spans(local: LocalHub, spans: InMemory
     assert set(found) == {"duly.accept", "duly.commit"}
     assert dict(found["duly.accept"].attributes or {})["duly.verdict"] == "offline"
     assert not local.hub.gateway._traces.open
+
+
+async def test_one_trace_crosses_app_hub_and_an_mqtt_device(
+    tmp_path: Path, spans: InMemorySpanExporter
+) -> None:
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0))
+    await hub.start()
+    try:
+        phone, lock = await hub.accounts.add(Role.APP, "phone"), await hub.accounts.add(Role.DEVICE, "lock")
+        await hub.accounts.grant("phone", "lock")
+        device = Device(hub.mqtt_url.replace("//", f"//lock:{lock}@"))
+
+        @device.on("lock_control")
+        async def lock_control(command: Command) -> None:
+            return None
+
+        async with device, App(hub.url, phone) as app:
+            async with asyncio.timeout(30):
+                while not hub.gateway.online("lock"):
+                    await asyncio.sleep(0.01)
+            assert (await app.send("lock", "lock_control")).state == "done"
+    finally:
+        await hub.stop()
+    found = by_name(spans)
+    assert parent(found["duly.run"]) == number(found["duly.deliver"])
+    assert parent(found["duly.accept"]) == number(found["duly.command"])
+
+
+@pytest.mark.parametrize("sent", [b"7", b'"nonsense"', b'{"x": 1}', b"null", b'"' + b"0" * 10_000 + b'"'])
+def test_a_trace_that_is_none_makes_no_task_malformed(sent: bytes) -> None:
+    task = fd.decode_pending(b'{"sender":"hub","msg_id":"1","action":"x","traceparent":%b}' % sent)
+    assert (task.action, task.traceparent) == ("x", "")
+
+
+def test_a_trace_is_no_part_of_a_task_but_goes_with_it() -> None:
+    task = fd.FdPending("hub", "lock", "1", "x", traceparent=PARENT)
+    assert fd.decode_pending(fd.encode(task)).traceparent == PARENT
+    assert b"traceparent" not in fd.encode(fd.FdPending("hub", "lock", "1", "x"))
+
+
+async def test_a_trace_goes_on_after_a_restart_of_the_hub(
+    local: LocalHub, spans: InMemorySpanExporter
+) -> None:
+    async with join(local.url, local.tokens["phone"]) as phone:
+        await phone.command("lock", queue=True, exp=FAR, traceparent=PARENT)
+        assert (await phone.hear())["code"] == 0
+    await local.stop()
+    spans.clear()
+    await local.start()
+    async with join(local.url, local.tokens["lock"]) as lock:
+        passed_on = await lock.hear()
+        assert passed_on["traceparent"][:35] == PARENT[:35], "the same trace"
+        await lock.ack(passed_on)
+        async with asyncio.timeout(20):
+            while local.hub.gateway._traces.open:
+                await asyncio.sleep(0.01)
+    found = by_name(spans)
+    assert set(found) == {"duly.deliver", "duly.answer"}
+    assert f"{parent(found['duly.deliver']):016x}" == PARENT.split("-")[2]
+    await local.hub.gateway.kept_traces.store()
+    assert await local.hub.ledger.bucket(f"traces/{local.hub.name}") == {}
+
+
+async def test_a_command_that_has_ended_meanwhile_leaves_no_trace(spans: InMemorySpanExporter) -> None:
+    ledger, traces = MemoryLedger(), CommandTraces()
+    kept = KeptTraces(ledger, traces, "hub")
+    for id_ in ("1", "2"):
+        traces.arrived(key_of("phone", id_), PARENT, "phone", id_, "query", "lock")
+    await kept.store()
+    again = CommandTraces()
+    await KeptTraces(ledger, again, "hub").load([Message("phone", "2", "query", "lock")])
+    assert list(again.open) == [key_of("phone", "2")]
+    assert len(await ledger.bucket("traces/hub")) == 1
 
 
 def test_traces_that_never_end_are_bounded(

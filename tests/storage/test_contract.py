@@ -29,7 +29,7 @@ from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
 from duly.storage.ledger import OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
 from duly.storage.memory import MemoryLedger
-from duly.storage.queries import LOOKED_AT
+from duly.storage.message_filter import MessageFilter
 from tests.storage.conftest import Store
 from tests.storage.making import admit, message
 
@@ -595,14 +595,46 @@ async def test_messages_are_listed_by_scope_and_by_whether_they_are_open(ledger:
         assert await pages(ledger, scope=nobody) == [[]]
 
 
+async def test_messages_are_found_by_every_part_of_a_filter(ledger: Ledger) -> None:
+    made = [
+        Message("app-1", "1700000000001_1", "open", "lock"),
+        Message("app-2", "1700000000001_1", "open", "lamp"),
+        Message("app-1", "1700000000002_2", "close", "lock"),
+        Message("äpp", "opaque", "open", "lock"),
+    ]
+    ends = [State.DONE, State.UNKNOWN, State.FAILED, State.ACCEPTED]
+    for at, (one, to) in enumerate(zip(made, ends, strict=True), 1):
+        await ledger.write(admit(one, at=at))
+        if to is not State.ACCEPTED:
+            await ledger.write(w.Advance(one.key, to, at))
+    trouble = frozenset({State.FAILED, State.UNKNOWN})
+    for wanted, fitting in (
+        (MessageFilter(recipient="lock"), [0, 2, 3]),
+        (MessageFilter(kind="open"), [0, 1, 3]),
+        (MessageFilter(states=trouble), [1, 2]),
+        (MessageFilter(states=frozenset({State.ACCEPTED})), [3]),
+        (MessageFilter(id="opaque"), [3]),
+        (MessageFilter(id="paque"), []),
+        (MessageFilter(since=2, until=4), [1, 2]),
+        (MessageFilter(scope="app-1", recipient="lock", kind="close", states=trouble, since=3), [2]),
+        (MessageFilter(scope="app-1", recipient="lamp"), []),
+    ):
+        (found,) = await pages(ledger, wanted=wanted)
+        assert {one.key for one in found} == {made[i].key for i in fitting}, wanted
+    assert await pages(ledger, open_only=True, wanted=MessageFilter(kind="open")) == [[made[3]]]
+    assert {one.message.scope for one in await ledger.with_id("1700000000001_1")} == {"app-1", "app-2"}
+    assert [one.message for one in await ledger.with_id("opaque")] == [made[3]]
+    assert await ledger.with_id("1700000000001_2") == []
+
+
 async def test_a_search_looks_at_so_many_and_says_where_to_go_on(ledger: Ledger) -> None:
-    rare = [message(scope="rare", ms=1_700_000_000_000 + at) for at in (0, LOOKED_AT, LOOKED_AT + 40)]
-    others = [message(scope="often", ms=1_700_000_000_000 + at) for at in range(1, LOOKED_AT + 50)]
+    rare = [message(scope="rare", ms=1_700_000_000_000 + at) for at in (0, 100, 140)]
+    others = [message(scope="often", ms=1_700_000_000_000 + at) for at in range(1, 150)]
     await ledger.admit_many(rare)
     await ledger.commit([(admit(m, state=State.DONE),) for m in others])
-    assert await pages(ledger, scope="rare") == [[rare[2], rare[1]], [rare[0]]]
-    assert await pages(ledger, open_only=True) == [[rare[2], rare[1]], [rare[0]]]
-    assert await pages(ledger, scope="nobody") == [[], []]
+    assert await pages(ledger, scope="rare", look_at=100) == [[rare[2], rare[1]], [rare[0]]]
+    assert await pages(ledger, open_only=True, look_at=100) == [[rare[2], rare[1]], [rare[0]]]
+    assert await pages(ledger, scope="nobody", look_at=100) == [[], []]
     first = await ledger.messages(scope="rare", limit=1)
     assert (first.records[0].message, first.next) == (rare[2], rare[2].key)
 
@@ -623,6 +655,8 @@ async def test_refusals_are_listed_newest_first_and_bounded(ledger: Ledger) -> N
     ]
     assert [r.at for r in newest] == [count - 1, count - 2, count - 3]
     assert len(await ledger.refusals(count)) == REFUSALS_KEPT
+    assert await ledger.refusals(of=("app", f"id{count - 1}")) == newest[:1]
+    assert await ledger.refusals(of=("another", f"id{count - 1}")) == []
 
 
 # ── forgetting ───────────────────────────────────────────────────────────────────────────────────

@@ -33,6 +33,7 @@ from duly.cli.common import (
 from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, grouped
 
 if TYPE_CHECKING:
+    from duly.runtime.timeline import TimelineStep
     from duly.storage.ledger import Ledger
 
 CHAT_LINES: Final = frozenset({"one_chat", "group_chat"})
@@ -77,20 +78,7 @@ def trace(
     json: Json = False,
 ) -> None:
     """Show every hop of a message: times, attempts, reasons."""
-    from duly.core.ids import time_of
-    from duly.core.units import MS
-
-    records, refusals = _find(id_, scope, _source(at))
-    made = (time_of(id_) or 0) // MS or None
-    if json:
-        print_json({"id": id_, "made_at": made, "messages": records, "refusals": refusals})
-        return
-    for record in records:
-        say(*_timeline(id_, record))
-    if refusals:
-        if records:
-            say("", "under this id these were refused:")
-        _show_refusals(refusals)
+    _show(id_, *_find(id_, scope, _source(at)), json)
 
 
 @grouped
@@ -103,24 +91,19 @@ def why(
 ) -> None:
     """Show why nothing happened: what was refused, and the reasons.
 
-    With an ID also the timeline of what was accepted under it.
+    With an ID the same as `duly trace`: the timeline of what was accepted under it, and what was refused.
     """
     source = _source(at)
-    found = source.refusals(limit if id_ is None else 10_000)
-    refusals = [one for one in found if id_ in (None, one["id"])][:limit]
+    if id_ is not None:
+        _show(id_, *_find(id_, None, source), json)
+        return
+    refusals = source.refusals(limit)
     if json:
         print_json(refusals)
     elif refusals:
         _show_refusals(refusals)
-    elif id_ is None:
+    else:
         say("nothing has been refused")
-    taken = [] if id_ is None or json else _taken(id_, source)
-    for record in taken:
-        say(*[""] * bool(refusals), *_timeline(id_ or "", record))
-    if id_ is not None and not refusals and not taken:
-        raise CommandFailed(
-            Exit.UNKNOWN, f"nothing was refused under {id_}; how it went says: duly trace {id_}"
-        )
 
 
 @grouped
@@ -240,20 +223,6 @@ def _source(at: LedgerOptions) -> _Asked | _Read:
     return _Asked(hub)
 
 
-def _taken(id_: str, source: _Asked | _Read) -> list[JsonObject]:
-    """The messages that were accepted under an id."""
-    return [record for scope in source.scopes(id_) if (record := source.one(scope, id_)) is not None]
-
-
-def _timeline(id_: str, record: JsonObject) -> list[str]:
-    """A message with everything that happened to it."""
-    from duly.core.ids import time_of
-    from duly.core.units import MS
-
-    made = (time_of(id_) or 0) // MS or None
-    return [_headline(record), *(f"  {line}" for line in _hops(record, made))]
-
-
 def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[JsonObject], list[JsonObject]]:
     """The messages under an id, and what was refused under it."""
     scopes = [scope] if scope is not None else source.scopes(id_)
@@ -268,6 +237,50 @@ def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[Jso
 
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show(id_: str, records: list[JsonObject], refusals: list[JsonObject], json: bool) -> None:
+    """Show the timelines of the messages under an id, and what was refused under it by others."""
+    import msgspec
+
+    from duly.core.ids import time_of
+    from duly.core.units import MS
+
+    made = (time_of(id_) or 0) // MS
+    steps = [_steps(record, made, refusals) for record in records]
+    if json:
+        messages = [
+            record | {"timeline": msgspec.to_builtins(of)} for record, of in zip(records, steps, strict=True)
+        ]
+        print_json({"id": id_, "made_at": made or None, "messages": messages, "refusals": refusals})
+        return
+    for record, of in zip(records, steps, strict=True):
+        say(_headline(record), *(f"  {line}" for line in _lines(record, of)))
+    others = [one for one in refusals if one["scope"] not in {record["scope"] for record in records}]
+    if others:
+        if records:
+            say("", "under this id these were refused:")
+        _show_refusals(others)
+
+
+def _steps(record: JsonObject, made: int, refusals: list[JsonObject]) -> list[TimelineStep]:
+    """The timeline of a message, the same as on the page."""
+    import msgspec
+
+    from duly.runtime.timeline import timeline_of
+    from duly.runtime.trail import Hop
+
+    return timeline_of(
+        record["state"],
+        made=made,
+        accepted_at=record["accepted_at"],
+        moved_at=record["moved_at"],
+        reason=(record.get("ack") or {}).get("detail", ""),
+        hops=msgspec.convert(record.get("hops", []), list[Hop]),
+        refusals=[
+            (one["at"], one["word"], one["reason"]) for one in refusals if one["scope"] == record["scope"]
+        ],
+    )
 
 
 def _single(records: list[JsonObject]) -> object:
@@ -302,24 +315,15 @@ def _data(ack: JsonObject) -> str:
     return "" if data is None else "  " + msgspec.json.encode(data).decode()
 
 
-def _hops(record: JsonObject, made: float | None) -> list[str]:
-    """What happened when, in order. The ledger knows when it was accepted and when it ended, and how often it
-    was sent; every hop is in the trail, for as long as that is kept."""
+def _lines(record: JsonObject, steps: list[TimelineStep]) -> list[str]:
+    """What happened when, in order, and what the ledger knows besides."""
     accepted, hops = record["accepted_at"], record.get("hops", [])
-    told: list[tuple[float, int, str]] = [(accepted, 0, "accepted: stored by the hub")]
-    if record["state"] != "accepted":
-        ack = record.get("ack")
-        told.append((record["moved_at"], 2, f"{tint(record['state'])}{_how(ack)}{_result(record)}"))
-    # Within a millisecond: stored, sent, ended, and then the sender was told.
-    told += [
-        (hop["time"], 1 if hop["what"] in ("fresh", "sent") else 3, _hop(hop, record) + _at(hop))
-        for hop in hops
-    ]
-    lines = [f"{clock(made)}             made by {record['scope']}, by its own clock"] if made else []
-    for at, _, what in sorted(told, key=lambda one: one[:2]):
-        since = at - accepted
-        after = f"+{took(since)}" if since or at != accepted else ""
-        lines.append(f"{clock(at)}  {after:>9}  {what}")
+    lines: list[str] = []
+    for step in steps:
+        since = step.at - accepted
+        after = f"+{took(since)}" if since and step.what != "made" else ""
+        at = style(f"  ({step.hub})", "dim") if step.hub else ""
+        lines.append(f"{clock(step.at)}  {after:>9}  {_sentence(step, record)}{at}")
     blank = f"{'':12}  {'':9}  "
     lines += [blank + line for one in record.get("deliveries", []) for line in _delivery(one, record, hops)]
     if "line" in record:
@@ -365,31 +369,41 @@ def _line(line: JsonObject) -> Iterator[str]:
         yield f"… and {of - len(line['recipients'])} more"
 
 
-def _hop(hop: JsonObject, record: JsonObject) -> str:
-    detail, attempt = hop.get("detail", ""), hop.get("attempt", 0)
-    match hop["what"]:
+def _sentence(step: TimelineStep, record: JsonObject) -> str:
+    """What a step says."""
+    detail, attempt, scope = step.detail, step.attempt, record["scope"]
+    because = f": {detail}" if detail else ""
+    if step.what == record["state"] and step.what not in ("accepted", "sent", "delivered"):
+        code = (record.get("ack") or {}).get("code")
+        return tint(step.what) + ("" if code is None else f", code {code}") + because + _result(record)
+    match step.what:
+        case "made":
+            return f"made by {scope}, by its own clock"
+        case "stored":
+            return "accepted: stored by the hub"
         case "sent":
             to = detail or record["to"]
             return f"sent to {to}, attempt {attempt}" if attempt else f"sent to {to}"
         case "fresh":
-            return f"told {record['scope']}: accepted"
+            return f"told {scope}: accepted"
         case "duplicate":
-            return f"{record['scope']} asked again, and was told how far it is"
+            return f"{scope} asked again, and was told how far it is"
         case "delivered":
             return f"{detail or record['to']} has it"
         case "read":
             return f"{detail} has read it"
         case "at work":
             return f"{record['to']} is at work on it"
+        case "told":
+            return f"told {scope}{because}"
+        case "trace":
+            return f"traced{because}"
         case "arrived" | "not sent" | "in doubt" | "called off" | "refused" as fate if attempt:
             return f"attempt {attempt}: {fate}: {detail}"
+        case "refused":
+            return f"refused{because}"
         case what:
-            return f"told {record['scope']}: {what}" + (f": {detail}" if detail else "")
-
-
-def _at(hop: JsonObject) -> str:
-    """Where a hop was, if there are several hubs."""
-    return style(f"  ({hop['hub']})", "dim") if hop.get("hub") else ""
+            return f"told {scope}: {what}{because}"
 
 
 def _show_refusals(refusals: list[JsonObject]) -> None:

@@ -150,6 +150,7 @@ class MqttDeviceLink:
             data=frames.dump(value),
             exp=task.exp // MS if task.exp else None,
             order=frames.load_order(task.order),
+            traceparent=task.traceparent or None,
         )
         self._tasks[id_.app, id_.seq_id] = (task.sender, task.msg_id)
         if len(self._tasks) > TASKS_KEPT:

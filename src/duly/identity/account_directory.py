@@ -213,6 +213,13 @@ class AccountDirectory:
                 self._misses.give_back(app)
         return self.may(principal, device)
 
+    async def find_permission(self, sender: str, device: str) -> bool:
+        """`allows`, which also counts an account and a grant that another hub has just made."""
+        role = await self.find_role(sender, sender)
+        if role is Role.APP:
+            await self.find_grant(Principal(sender, role, epoch=self.epoch(sender)), device)
+        return self.allows(sender, device)
+
     def _may_read(self, name: str, asker: str) -> bool:
         """Whether the ledger may know more about a name than memory, and the asker has reads left; one is
         taken."""

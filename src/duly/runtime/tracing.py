@@ -3,7 +3,8 @@
 The laws. A trace goes with a command in its field `traceparent` (W3C), and is no part of what the command
 means: a repeat may have another one. Only the API of OpenTelemetry is used, and only in a process that has
 loaded it; elsewhere nothing is recorded, and a hub passes the field on as it came. A field that is no
-`traceparent` is ignored. Traces are kept in memory: after a restart of the hub a command goes on without one.
+`traceparent` is ignored. The traces of commands that last are in the ledger, too, and go on after a restart
+of the hub (`duly.runtime.kept_traces`).
 """
 
 from __future__ import annotations
@@ -84,10 +85,11 @@ class CommandTraces:
     def __init__(self) -> None:
         self.open: OrderedDict[bytes, _HubTrace] = OrderedDict()
 
-    def arrived(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> None:
-        """A command has come in: the spans `accept` and `commit` begin. A repeat begins none."""
+    def arrived(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> bool:
+        """A command has come in: the spans `accept` and `commit` begin. Returns whether they do: a repeat
+        begins none, nor does a field that is no traceparent."""
         if key in self.open or not is_traceparent(traceparent):
-            return
+            return False
         one = self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to))
         makes = tracer()
         if makes is not None:
@@ -99,6 +101,11 @@ class CommandTraces:
         while len(self.open) > TRACES_KEPT:
             _, oldest = self.open.popitem(last=False)
             _end(oldest.commit, oldest.accept, oldest.deliver)
+        return True
+
+    def resume(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> None:
+        """A command was under way before a restart: its spans go on below the one that it came with."""
+        self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to))
 
     def said(self, key: bytes, word: str, *, taken: bool) -> None:
         """It is stored, or was refused, and its sender is told: `commit` and `accept` end."""

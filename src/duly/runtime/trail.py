@@ -113,9 +113,14 @@ class Trail:
         """bytes that the stream has had; -1 before its end was read"""
 
     @property
+    def hub(self) -> str:
+        """The name of this hub."""
+        return self._telemetry.hub
+
+    @property
     def stream(self) -> str:
         """The name of this hub's stream."""
-        return _stream(self._telemetry.hub)
+        return _stream(self.hub)
 
     # ── noting ───────────────────────────────────────────────────────────────────────────────────
 

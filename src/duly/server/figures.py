@@ -70,6 +70,7 @@ class HubFigures:
         hub.tasks.every("sample of the figures", SAMPLE_SECONDS, self._sample)
         for name, seconds, work in (
             ("storing the trail", FLUSH_SECONDS, self.trail.flush),
+            ("storing traces", FLUSH_SECONDS, hub.gateway.kept_traces.store),
             ("storing totals", STORE_SECONDS, self.totals.store),
             ("trimming the trail", TRIM_SECONDS, self.trail.trim),
             ("count of dead letters", DEAD_SECONDS, self._count_dead),
@@ -83,6 +84,7 @@ class HubFigures:
         self._count()
         with contextlib.suppress(DulyError):  # if the ledger cannot be used, the hub stops all the same
             await self.trail.flush()
+            await self._hub.gateway.kept_traces.store()
             await self.totals.store()
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:

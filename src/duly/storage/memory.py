@@ -34,6 +34,7 @@ from duly.storage.ledger import (
     StreamRange,
     Transaction,
 )
+from duly.storage.message_filter import MessageFilter
 
 
 class Disk:
@@ -173,15 +174,11 @@ class MemoryLedger(Ledger):
         below = sorted((key for key in self.disk.messages if key < top), reverse=True)
         return below[count - 1] if len(below) >= count else None
 
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
+    async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
         found = [
             (key, record)
             for key, record in self.disk.messages.items()
-            if end <= key < top
-            and (lead is None or key.startswith(lead, 6))
-            and not (open_only and record.state.terminal)
+            if end <= key < top and wanted.fits(record)
         ]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in found[:limit]]
@@ -249,9 +246,11 @@ class MemoryLedger(Ledger):
         """Return an item."""
         return self.disk.buckets.get(bucket, {}).get(name)
 
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
+    async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
         """Return the latest refusals."""
-        return self.disk.refusals[: -limit - 1 : -1]
+        if of is None:
+            return self.disk.refusals[: -limit - 1 : -1]
+        return [one for one in self.disk.refusals[::-1] if (one.scope, one.id) == of][:limit]
 
     async def size(self) -> Size:
         """Return how much is remembered."""

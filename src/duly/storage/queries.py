@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
 from typing import Final
 
+from msgspec.structs import replace
+
 from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import key_of
@@ -13,6 +15,7 @@ from duly.core.operations import Delivery, OpenDelivery
 from duly.core.trusted_time import Floor
 from duly.core.units import MS
 from duly.errors import Malformed
+from duly.storage.message_filter import ANY_MESSAGE, OPEN_STATES, MessageFilter
 from duly.storage.records import (
     NEWEST,
     AgedMessage,
@@ -26,8 +29,11 @@ from duly.storage.records import (
     StreamRange,
 )
 
-WITH_ID_PAGES: Final = 20
-"""Most pages that a search for an id without a time looks at."""
+WITH_ID_LOOKED_AT: Final = 200_000
+"""Most messages that a search for an id without a time looks at."""
+
+WITH_ID_MOST: Final = 1_000
+"""Most messages of one id, each of another sender, that are found."""
 
 LOOKED_AT: Final = 10_000
 """Most messages that one filtered page looks at, however many there are: a list must not stop the hub."""
@@ -53,40 +59,40 @@ class LedgerQueries(ABC):
 
     async def with_id(self, id_: str) -> list[Record]:
         """Return the messages of all senders who used this id. A key begins with the time in its id, so
-        they lie together; of an id without a time, those among the newest `WITH_ID_PAGES` pages are
-        found."""
+        they lie together; so do all messages whose ids have no time, and of these `WITH_ID_LOOKED_AT` are
+        looked at."""
         ms = (time_of(id_) or 0) // MS
-        before: bytes | None = (ms + 1).to_bytes(6, "big")
-        found: list[Record] = []
-        for _ in range(WITH_ID_PAGES):
-            page = await self.messages(before=before, limit=1_000)
-            found += [record for record in page.records if record.message.id == id_]
-            before = page.next
-            if before is None or before[:6] < ms.to_bytes(6, "big"):
-                break
-        return found
+        top, end = (ms + 1).to_bytes(6, "big"), ms.to_bytes(6, "big")
+        if not ms:
+            end = await self._key_below(top, WITH_ID_LOOKED_AT) or end
+        return await self._between(end, top, MessageFilter(id=id_), WITH_ID_MOST)
 
     async def messages(
         self,
         *,
         scope: str | None = None,
         open_only: bool = False,
+        wanted: MessageFilter = ANY_MESSAGE,
         before: bytes | None = None,
         limit: int = 100,
+        look_at: int = LOOKED_AT,
     ) -> Page:
         """Return a page of at most `limit` messages, newest first by key: by the time their ids carry;
-        those whose ids carry none come last. `before` is the `next` of the page before.
+        those whose ids carry none come last. `before` is the `next` of the page before. `scope` and
+        `open_only` are the two parts of `wanted` that are asked for most.
 
-        Finding one sender's messages, or the open ones, is a search without an index, since an index would
-        be paid for by every message. So a page looks at no more than `LOOKED_AT` of them and says where to
-        go on.
+        To find what fits a filter is a search without an index, since an index would be paid for by every
+        message. So a page looks at no more than `look_at` of them and says where to go on.
         """
         if limit < 1:
             raise Malformed(f"a page holds at least one message, not {limit}")
+        if scope is not None:
+            wanted = replace(wanted, scope=scope)
+        if open_only:
+            wanted = replace(wanted, states=OPEN_STATES & (wanted.states or OPEN_STATES))
         top = _BEYOND if before is None else before
-        lead = None if scope is None else scope.encode(errors="surrogatepass") + b"\0"
-        end = await self._key_below(top, LOOKED_AT) if lead is not None or open_only else None
-        found = await self._between(end or b"", top, lead, open_only, limit)
+        end = await self._key_below(top, look_at) if wanted != ANY_MESSAGE else None
+        found = await self._between(end or b"", top, wanted, limit)
         return Page(found, found[-1].message.key if len(found) == limit else end)
 
     @abstractmethod
@@ -94,11 +100,8 @@ class LedgerQueries(ABC):
         """Return the `count`-th key below `top`, if there are so many."""
 
     @abstractmethod
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        """Return messages with end <= key < top, highest first; `lead` is how their keys go on behind the
-        time."""
+    async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
+        """Return messages that fit, with end <= key < top, highest first."""
 
     @abstractmethod
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
@@ -181,8 +184,8 @@ class LedgerQueries(ABC):
         return {bucket: count for bucket in buckets if (count := len(await self.bucket(bucket)))}
 
     @abstractmethod
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
-        """Return the latest refusals, newest first."""
+    async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
+        """Return the latest refusals, newest first; with `of`, those under one (scope, id)."""
 
     @abstractmethod
     async def size(self) -> Size:

@@ -8,6 +8,7 @@ How the bytes in a message are written is in `duly.wire.fd_content`.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -69,6 +70,8 @@ class FdPending(Struct, frozen=True, gc=False):
     """the peer uses the older field names, and is answered with them"""
     order: bytes = b""
     """JSON, as a gateway wrote it: its place among an app's tasks, for a receiver that orders for itself"""
+    traceparent: str = ""
+    """W3C trace context; no part of what the task means, and not signed"""
 
     @property
     def form(self) -> Form | None:
@@ -189,6 +192,7 @@ class FdFields(Struct, omit_defaults=True, gc=False):
     kid: str | None = None
     progress: Raw = _ABSENT
     enc: str | None = None
+    traceparent: Raw = _ABSENT
 
 
 class _AnswerFields(Struct, omit_defaults=True, gc=False):
@@ -206,6 +210,7 @@ class _AnswerFields(Struct, omit_defaults=True, gc=False):
 
 _read: Final = msgspec.json.Decoder(FdFields).decode
 _write: Final = msgspec.json.Encoder().encode
+_TRACE: Final = re.compile(rb'"[0-9a-f-]{55}"')
 _FORMS: Final = {form.value: form for form in Form}
 # ── in ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -247,7 +252,13 @@ def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
         w.kid or "",
         old,
         b"" if w.order is _ABSENT else bytes(w.order),
+        "" if w.traceparent is _ABSENT else _trace_in(bytes(w.traceparent)),
     )
+
+
+def _trace_in(raw: bytes) -> str:
+    """The trace of a task; empty if the field holds anything else: it never makes a task malformed."""
+    return raw[1:-1].decode() if _TRACE.fullmatch(raw) else ""
 
 
 def decode_ack(text: bytes, form: Form | None = None) -> FdAck:
@@ -337,6 +348,7 @@ def _pending(m: FdPending, form: Form) -> FdFields:
         action=m.action,
         payload=Raw(payload),
         order=Raw(m.order) if m.order else _ABSENT,
+        traceparent=Raw(_write(m.traceparent)) if m.traceparent else _ABSENT,
         sig=m.sig or None,
         kid=m.kid or None,
         enc=form_mark(payload, form),

@@ -141,7 +141,7 @@ _FD: Final[Mapping[FdKind, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
     FdKind.PENDING: (
         "A task, published to its receiver.",
         ("sender", "msg_id", "action"),
-        ("receiver", "time", "exp", "payload", "order", "enc"),
+        ("receiver", "time", "exp", "payload", "order", "traceparent", "enc"),
     ),
     FdKind.ACK: ("That a task is durably received.", ("msg_id",), ("progress", "enc")),
     FdKind.COMPLETE: ("That a task is done, with its result.", ("msg_id",), ("value", "enc")),

@@ -32,6 +32,20 @@ async def test_a_bad_webhook_receiver_gets_each_event_once(
     assert hook.events == ["event-1"]
 
 
+async def test_an_outage_of_a_channel_is_two_lines_in_the_log(
+    tower: Tower, hook: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    await tower.profile("home", hook.url)
+    hook.words = ["500", "503", "close"]
+    await tower.post(event())
+    await tower.until_state("event-1", "done")
+    said = [record.getMessage() for record in caplog.records if record.name == "duly.outage"]
+    assert len(said) == 2
+    begun, ended = (line.removeprefix("the channel to http:127.0.0.1:") for line in said)
+    assert "does not work: " in begun
+    assert "works again, after " in ended
+
+
 async def test_a_receiver_that_hangs_is_given_up_and_asked_again_with_the_same_key(
     tower: Tower, hook: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from duly.errors import DeviceError, DulyError
 from duly.identity.accounts import Role
 from duly.server.dashboard.visitors import DashboardRole
 from tests.local_hub import LocalHub
+from tests.server.dashboard.visiting import mint
 
 DEVICES = ("front-door", "garage", "hall-lamp", "kitchen-lamp", "back-door")
 
@@ -48,6 +49,13 @@ class PopulatedHub(LocalHub):
         await self._alerts()
         for name in ("ann", "bob"):
             await self.hub.people.register(name, "correct horse", "127.0.0.1", trusted=True)
+            self.tokens[name] = await self.hub.people.let_in(name)
+        for who, to, text in (
+            ("ann", "bob", "Is the garage door closed?"),
+            ("bob", "ann", "The motor is blocked. I am on my way."),
+        ):
+            frame = {"type": "one_chat", "seq_id": mint(), "to": to, "data": {"text": text}}
+            await self._post(who, frame)
 
     async def _device(self, name: str) -> None:
         device = Device(self.url, self.tokens[name])
@@ -81,6 +89,15 @@ class PopulatedHub(LocalHub):
         command = await app.post("front-door", "lock_control", {"open": True})
         await command.ended()
         self.last_id = command.id
+        await app.send("front-door", "lock_control", {"open": True}, id=command.id)  # it asks again
+
+    async def _post(self, who: str, frame: dict[str, Any]) -> None:
+        heads = {"Authorization": f"Bearer {self.tokens[who]}"}
+        async with (
+            aiohttp.ClientSession(self.url) as http,
+            http.post("/v1/messages", json=frame, headers=heads) as answer,
+        ):
+            assert answer.status in (200, 202), await answer.text()
 
     async def _alerts(self) -> None:
         alerts = self.hub.alerts
@@ -91,30 +108,23 @@ class PopulatedHub(LocalHub):
         }
         await alerts.profiles.set("home", verbs.draft_of(draft))
         now = round(time.time() * 1000)
-        async with aiohttp.ClientSession(self.url) as http:
-            for i, (reason, severity, who) in enumerate(
-                [
-                    ("fall detected", "critical", "grandma-watch"),
-                    ("water on the floor", "warning", "cellar"),
-                    ("battery low", "info", "grandma-watch"),
-                    ("fall detected", "critical", "grandma-watch"),
-                ]
-            ):
-                frame = {
-                    "type": "alert_event",
-                    "seq_id": f"{i:064x}",
-                    "data": {
-                        "profile_id": "home",
-                        "trigger_reason": reason,
-                        "severity": severity,
-                        "timestamp": now - 60_000 * i,
-                        "device_address": "wrist" if who == "grandma-watch" else "pump",
-                        "session_id": "s1" if who == "grandma-watch" else "",
-                    },
-                }
-                heads = {"Authorization": f"Bearer {self.tokens[who]}"}
-                async with http.post("/v1/messages", json=frame, headers=heads) as answer:
-                    assert answer.status in (200, 202), await answer.text()
+        for i, (reason, severity, who) in enumerate(
+            [
+                ("fall detected", "critical", "grandma-watch"),
+                ("water on the floor", "warning", "cellar"),
+                ("battery low", "info", "grandma-watch"),
+                ("fall detected", "critical", "grandma-watch"),
+            ]
+        ):
+            data = {
+                "profile_id": "home",
+                "trigger_reason": reason,
+                "severity": severity,
+                "timestamp": now - 60_000 * i,
+                "device_address": "wrist" if who == "grandma-watch" else "pump",
+                "session_id": "s1" if who == "grandma-watch" else "",
+            }
+            await self._post(who, {"type": "alert_event", "seq_id": f"{i:064x}", "data": data})
         self.event = ("cellar", f"{1:064x}")
         for sentinel, event in (("grandma-watch", f"{0:064x}"), self.event):
             await self.hub.ledger.wait(key_of(sentinel, event), 1.0)
@@ -155,13 +165,11 @@ class PopulatedHub(LocalHub):
         }
 
     async def chat_in(self, page: Any) -> None:
-        """Log in to the chat as ann, and say something to bob."""
+        """Log in to the chat as ann, and read what was said with bob."""
         await page.fill("form input[type=password]", "correct horse")
         await page.fill("form input:not([type=password])", "ann")
         await page.click("button[value=login]")
         await page.wait_for_selector(".chat-new")
         await page.fill(".chat-new input >> nth=0", "bob")
         await page.click(".chat-new button")
-        await page.fill(".composer input", "Is the garage door closed?")
-        await page.click(".composer button")
         await page.wait_for_selector(".bubble.mine")

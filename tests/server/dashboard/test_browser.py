@@ -225,7 +225,14 @@ async def test_a_message_is_found_by_its_id_after_a_restart(
     await page.wait_for_selector(f"h1:has-text('{command.id}')")
     steps = page.locator(".timeline .what")
     await page.wait_for_selector(".timeline .mark.good")
-    assert await steps.all_inner_texts() == ["Accepted and stored", "Handed to the recipient", "Done"]
+    assert await steps.all_inner_texts() == [
+        "Made, by the sender's clock",
+        "Accepted and stored",
+        "The sender was told: accepted",
+        "Handed to the recipient · attempt 1",
+        "Done",
+        "The sender was told the outcome",
+    ]
 
 
 # ── alerts ───────────────────────────────────────────────────────────────────────────────────────

@@ -161,6 +161,7 @@ async def test_the_timeline_of_a_command_has_its_hops(ann: PageVisitor, lock: Co
         while (seen := await ann.get("/message.json", scope="dashboard", id=id_))["state"] != "done":
             await asyncio.sleep(0.01)
     assert [hop["what"] for hop in seen["hops"]][:2] == ["fresh", "sent"]
+    assert [step["what"] for step in seen["timeline"]][:5] == ["made", "stored", "fresh", "sent", "done"]
     assert seen["ack"]["data"] == {"open": True}
 
 

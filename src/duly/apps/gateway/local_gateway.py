@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from duly.apps.gateway.pushes import PushService
@@ -22,6 +22,10 @@ class LocalGateway(Protocol):
 
     def waiting(self) -> Iterable[Message]:
         """The commands that wait here for their devices."""
+        ...
+
+    async def learn_senders(self, messages: Sequence[Message]) -> None:
+        """Look up the senders and grants of commands of other hubs, as far as they are not known here."""
         ...
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:

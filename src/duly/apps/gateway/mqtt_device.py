@@ -74,6 +74,7 @@ class MqttDevice(UncongestedSession):
             exp=(command.exp or 0) * MS,
             payload=fd.Content(outgoing.payload_of(command, fields)),
             order=frames.dump_order(command.order),
+            traceparent=command.traceparent or "",
         )
         topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
         try:

@@ -15,7 +15,7 @@ A session is anything that frames can be pushed to: a WebSocket, an HTTP request
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -53,6 +53,7 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers
+from duly.runtime.kept_traces import KeptTraces
 from duly.runtime.tasks import Supervisor
 from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
@@ -121,6 +122,7 @@ class GatewayService:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
         self._trail = Trail(ledger) if trail is None else trail
         self._traces = CommandTraces()
+        self.kept_traces = KeptTraces(ledger, self._traces, self._trail.hub)
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
             self.sessions, accounts, self._admission, self._inbox.backlog, self.remote, activity,
@@ -150,6 +152,7 @@ class GatewayService:
         await self.remote.start()
         await self.engine.start()
         self._trail.resume(self._inbox.waiting())
+        await self.kept_traces.load(self._inbox.waiting())
         await self.review()
 
     async def stop(self) -> None:
@@ -283,10 +286,10 @@ class GatewayService:
     ) -> bool | Awaitable[bool]:
         message = self._admission.check(who, frame, message)
         recipient, patient = message.recipient, frame.queue
-        if frame.traceparent is not None:
-            self._traces.arrived(
-                message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
-            )
+        if frame.traceparent is not None and self._traces.arrived(
+            message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
+        ):
+            self._trail.note(message.key, "trace", detail=frame.traceparent)
         event = Arrived(message, session, patient, self._accounts.proof(who, recipient))
         if recipient not in self.sessions.devices and not (patient or self.remote.holds(recipient)):
             search = self.remote.search(recipient)
@@ -322,6 +325,13 @@ class GatewayService:
         verdict = await self.pushes.receive(session, who.name, frame)
         session.push(outgoing.server_ack(frame.seq_id, verdict))
         return True
+
+    async def learn_senders(self, messages: Sequence[Message]) -> None:
+        """Look up the senders and grants of commands of other hubs, as far as they are not known here."""
+        allows = self._accounts.allows
+        places = {(one.scope, one.recipient) for one in messages if not allows(one.scope, one.recipient)}
+        for sender, device in places:
+            await self._accounts.find_permission(sender, device)
 
     async def review(self) -> None:
         """Accounts or grants have changed. Cancel commands that wait and are no longer allowed, and tell apps

@@ -8,7 +8,7 @@ devices know what they have done.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -62,7 +62,7 @@ class SharedDeliveries:
         try:
             marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
             found = await self._strays([device], self._registry.me, self._registry.living)
-            await self._local.engine.put(DeliveriesFound(tuple(found), marks))
+            await self._hand_over(found, marks)
         finally:
             self._fetching[device] -= 1
             if not self._fetching[device]:
@@ -86,7 +86,7 @@ class SharedDeliveries:
             and not (item.delivery.attempt and item.message.recipient in self._fetching)
         ]  # fmt: skip
         if ready:
-            await self._local.engine.put(DeliveriesFound(tuple(ready)))
+            await self._hand_over(ready)
 
     async def check_holder(self, device: str) -> bool:
         """Ask the ledger whether a device is still here; the session of one that has moved is closed."""
@@ -104,7 +104,15 @@ class SharedDeliveries:
         """Find what was just stored for these devices: only that, since it happens all the time."""
         found = await self._ledger.booked(self._channel, devices)
         if found:
-            await self._local.engine.put(DeliveriesFound(tuple(found)))
+            await self._hand_over(found)
+
+    async def _hand_over(
+        self, found: Sequence[OpenDelivery], marks: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        """Give deliveries to the engine, after their senders are known here: permission is judged again
+        before a command is sent, and another hub may have made the account or the grant a moment ago."""
+        await self._local.learn_senders([item.message for item in found])
+        await self._local.engine.put(DeliveriesFound(tuple(found), marks or {}))
 
     async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:
         over = self._ledger.clock.now() - SLACK

@@ -86,6 +86,7 @@ class PostgresNotifier(Notifier):
                 connection.add_termination_listener(lambda _, gone=gone: gone.set())
                 await connection.add_listener(CHANNEL, self._note)
                 current = self._connected = _ListenConnection(connection)
+                self.problem = ""
                 backoff.worked()
                 while not gone.is_set():
                     with suppress(TimeoutError):
@@ -93,8 +94,9 @@ class PostgresNotifier(Notifier):
                             await gone.wait()
                         break
                     await current.execute("SELECT 1", within=ANSWER_SECONDS)
-            except TROUBLE:
-                pass
+                self.problem = "PostgreSQL has closed the connection"
+            except TROUBLE as trouble:
+                self.problem = str(trouble) or type(trouble).__name__
             finally:
                 self._connected = None
                 if connection is not None:

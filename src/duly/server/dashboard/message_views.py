@@ -1,8 +1,8 @@
 """Messages on the dashboard: finding them, showing one with everything that happened to it, and acting on it.
 
-The ledger has no index by recipient, state or kind, since every message would have to pay for it. A filtered
-page therefore looks through messages from the newest on, for a limited time, and says honestly how far it
-has come: it may be short, or empty, and still have a next one.
+The ledger has no index by recipient, state or kind, since every message would have to pay for it. Its
+database looks through messages instead, from the newest on, several hundred thousand in the time that a page
+has. A page of a larger ledger says how far it has come: it may be short, or empty, and still have a next one.
 
 Acting on a message never changes what it was. To resend is to send a new message with the same content; to
 cancel is possible as long as it has not been handed over; to settle an `unknown` is to store its result as a
@@ -18,16 +18,20 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec import Raw
 
+from duly.core.ids import time_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.monitor.signals import CANCEL, EVENT, UPDATE
 from duly.core.operations import Advance
-from duly.core.units import MS
+from duly.core.units import FOREVER, MS
 from duly.errors import Malformed, NotFound
+from duly.runtime.timeline import TimelineStep, timeline_of
+from duly.runtime.trail import Hop
 from duly.server.dashboard.commands import SEES_ALL, PageCommands
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.storage.ledger import Record
+from duly.storage.message_filter import OPEN_STATES, MessageFilter
 from duly.transports.http import messages as http
 from duly.transports.http.query_options import number
 from duly.wire.fields import unpack
@@ -35,10 +39,10 @@ from duly.wire.fields import unpack
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
-LOOK_SECONDS: Final = 0.12
-"""How long one filtered page looks for messages."""
-STRETCH: Final = 500
-"""Messages that are read at once while looking."""
+LOOK_SECONDS: Final = 0.15
+"""A filtered page that has looked for so long does not begin another stretch."""
+STRETCH: Final = 50_000
+"""Messages that the ledger looks at for one question."""
 PAGE_LIMIT: Final = 200
 BODY_SHOWN: Final = 4_000
 """Bytes of a message's data that are shown."""
@@ -69,44 +73,13 @@ OF_CHAT: Final = frozenset(
 OF_ALERTS: Final = frozenset({EVENT, UPDATE, CANCEL})
 
 
-class MessageFilter(msgspec.Struct, frozen=True):
-    """What is looked for; an empty text stands for any. Times are in milliseconds."""
-
-    scope: str = ""
-    recipient: str = ""
-    kind: str = ""
-    states: frozenset[State] = frozenset()
-    since: int = 0
-    until: int = 0
-
-    def fits(self, record: Record) -> bool:
-        """Whether a message is one that is looked for."""
-        message = record.message
-        return (
-            self.scope in ("", message.scope)
-            and self.recipient in ("", message.recipient)
-            and self.kind in ("", message.kind)
-            and (not self.states or record.state in self.states)
-            and (not self.since or record.accepted_at >= self.since * MS)
-            and (not self.until or record.accepted_at < self.until * MS)
-        )
-
-    @property
-    def selective(self) -> bool:
-        """Whether messages have to be looked through."""
-        return self != _ANY
-
-
-_ANY: Final = MessageFilter()
-
-
 def filter_of(query: Mapping[str, str]) -> MessageFilter:
     """The filter in a query; raises `Malformed` for what it cannot mean."""
     word = text_of(query, "state")
     if word in ("", "any"):
         states: frozenset[State] = frozenset()
     elif word == "open":
-        states = frozenset(state for state in State if not state.terminal)
+        states = OPEN_STATES
     elif word == "trouble":
         states = frozenset({State.FAILED, State.EXPIRED, State.UNKNOWN})
     else:
@@ -115,12 +88,12 @@ def filter_of(query: Mapping[str, str]) -> MessageFilter:
             known = ", ".join(state.word for state in State)
             raise Malformed(f"{word!r} is not a state; there are open, trouble, {known}")
     return MessageFilter(
-        text_of(query, "scope"),
-        text_of(query, "to"),
-        text_of(query, "kind"),
-        states,
-        _time(query, "since"),
-        _time(query, "until"),
+        scope=text_of(query, "scope") or None,
+        recipient=text_of(query, "to") or None,
+        kind=text_of(query, "kind") or None,
+        states=states,
+        since=_time(query, "since") * MS,
+        until=_time(query, "until") * MS or FOREVER,
     )
 
 
@@ -131,6 +104,14 @@ def _time(query: Mapping[str, str], name: str) -> int:
     if not text.isdecimal() or int(text) > LAST_TIME:
         raise Malformed(f"{name} is a time in milliseconds since 1970, not {text!r}")
     return int(text)
+
+
+class RefusalRow(msgspec.Struct, frozen=True):
+    """What was refused under the id of a message: when (ms), the word for it, and why."""
+
+    at: int
+    word: str
+    reason: str
 
 
 class MessageViews:
@@ -149,40 +130,36 @@ class MessageViews:
         id_ = text_of(query, "id").strip()
         if id_:
             found = [one for one in await self._hub.ledger.with_id(id_) if wanted.fits(one)]
-            return {"messages": [_row(one) for one in found[:limit]], "next": None, "looked_at": len(found)}
+            return {"messages": [_row(one) for one in found[:limit]], "next": None, "searched_to": None}
         reader, cursors = f"dashboard/{visitor.name}", self._hub.cursors
         cursor = text_of(query, "before", 1_000)
         place = cursors.decrypt(reader, cursor) if cursor else None
-        if place is None and wanted.until:
+        if place is None and wanted.until < FOREVER:
             # The time in an id is its sender's, and may be off; what was accepted a little later fits, too.
-            place = min(wanted.until + 600_000, LAST_TIME).to_bytes(6, "big")
-        records, following, looked_at = await self._search(wanted, place, limit)
+            place = min(wanted.until // MS + 600_000, LAST_TIME).to_bytes(6, "big")
+        records, following = await self._search(wanted, place, limit)
         return {
             "messages": [_row(one) for one in records],
             "next": None if following is None else cursors.encrypt(reader, following),
-            "looked_at": looked_at,
+            "searched_to": _time_in(following) if following is not None and len(records) < limit else None,
         }
 
     async def _search(
         self, wanted: MessageFilter, place: bytes | None, limit: int
-    ) -> tuple[list[Record], bytes | None, int]:
-        """Messages that fit, where to go on (None: that was all), and how many were looked at."""
-        ledger, found, looked_at = self._hub.ledger, list[Record](), 0
+    ) -> tuple[list[Record], bytes | None]:
+        """Messages that fit, and where to go on; None: that was all."""
+        found: list[Record] = []
         over = monotonic() + LOOK_SECONDS
-        stretch = STRETCH if wanted.selective else limit + 1
         while True:
-            records = (await ledger.messages(before=place, limit=stretch)).records
-            for record in records:
-                looked_at += 1
-                if wanted.fits(record):
-                    if len(found) == limit:
-                        return found, found[-1].message.key, looked_at
-                    found.append(record)
-            if len(records) < stretch:
-                return found, None, looked_at
-            place = records[-1].message.key
-            if monotonic() > over:
-                return found, place, looked_at
+            page = await self._hub.ledger.messages(
+                wanted=wanted, before=place, limit=limit + 1 - len(found), look_at=STRETCH
+            )
+            found += page.records
+            if len(found) > limit:
+                return found[:limit], found[limit - 1].message.key
+            place = page.next
+            if place is None or monotonic() > over:
+                return found, place
 
     # ── one of them ──────────────────────────────────────────────────────────────────────────────
 
@@ -191,6 +168,7 @@ class MessageViews:
         record = await self._record(text_of(query, "scope"), text_of(query, "id"))
         hub, key = self._hub, record.message.key
         deliveries = await hub.ledger.deliveries(key)
+        hops, refusals = await self._trail(record), await self._refusals(record.message)
         chat = record.message.kind in OF_CHAT
         shown = http.show(record)
         if chat:
@@ -201,19 +179,19 @@ class MessageViews:
             "data": None if chat else _data(record.message),
             "private": chat,
             "deliveries": [http.show_delivery(one) for one in deliveries],
-            "hops": await self._trail(record),
-            "refusals": await self._refusals(record.message),
+            "hops": hops,
+            "refusals": refusals,
+            "timeline": _timeline(record, hops, refusals),
             "line": None if not chat else await hub.trace_line(record, SEES_ALL),
             "may": self._may(record),
         }
 
-    async def _trail(self, record: Record) -> list[object]:
-        return list(await self._hub.hops(record, receipts_too=record.message.kind in OF_CHAT))
+    async def _trail(self, record: Record) -> list[Hop]:
+        return await self._hub.hops(record, receipts_too=record.message.kind in OF_CHAT)
 
-    async def _refusals(self, message: Message) -> list[dict[str, object]]:
-        recent = await self._hub.ledger.refusals(1_000)
-        mine = [one for one in recent if one.scope == message.scope and one.id == message.id]
-        return [{"at": one.at // MS, "word": one.word, "reason": one.reason} for one in mine[:REFUSALS_SHOWN]]
+    async def _refusals(self, message: Message) -> list[RefusalRow]:
+        found = await self._hub.ledger.refusals(REFUSALS_SHOWN, of=(message.scope, message.id))
+        return [RefusalRow(one.at // MS, one.word, one.reason) for one in found]
 
     def _may(self, record: Record) -> dict[str, bool]:
         """What can be done with a message in its state."""
@@ -285,6 +263,24 @@ class MessageViews:
 
     async def _asked(self, wanted: dict[str, str]) -> Record:
         return await self._record(text_of(wanted, "scope"), text_of(wanted, "id"))
+
+
+def _timeline(record: Record, hops: list[Hop], refusals: list[RefusalRow]) -> list[TimelineStep]:
+    """The timeline of a message, the same as `duly trace` shows."""
+    return timeline_of(
+        record.state.word,
+        made=(time_of(record.message.id) or 0) // MS,
+        accepted_at=record.accepted_at // MS,
+        moved_at=record.moved_at // MS,
+        reason="" if record.answer is None else record.answer.reason,
+        hops=hops,
+        refusals=[(one.at, one.word, one.reason) for one in refusals],
+    )
+
+
+def _time_in(key: bytes) -> int:
+    """The time that a key begins with, in milliseconds."""
+    return int.from_bytes(key[:6], "big")
 
 
 def _row(record: Record) -> dict[str, object]:

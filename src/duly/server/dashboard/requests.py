@@ -118,6 +118,8 @@ def text_of(query: object, name: str, longest: int = 200) -> str:
         raise Malformed(f"{name} must be text")
     if len(value) > longest:
         raise Malformed(f"{name} has more than {longest} characters")
+    if "\0" in value:
+        raise Malformed(f"{name} must not hold the character NUL: not every ledger can store it")
     try:
         value.encode()
     except UnicodeEncodeError:

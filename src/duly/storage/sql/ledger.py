@@ -28,6 +28,7 @@ from duly.storage.ledger import (
     StreamEntry,
     StreamRange,
 )
+from duly.storage.message_filter import MessageFilter
 from duly.storage.sql import rows
 
 
@@ -78,10 +79,12 @@ class SqlLedger(Ledger):
         found = await self._read("key_below", top, count - 1)
         return found[0][0] if found else None
 
-    async def _between(
-        self, end: bytes, top: bytes, lead: bytes | None, open_only: bool, limit: int
-    ) -> list[Record]:
-        return [rows.record_of(row) for row in await self._read("between", end, top, lead, open_only, limit)]
+    async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
+        found = await self._read(
+            "between", end, top, wanted.lead, wanted.tail, wanted.recipient, wanted.kind, wanted.state_bits,
+            wanted.since, wanted.until, limit,
+        )  # fmt: skip
+        return [rows.record_of(row) for row in found]
 
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
         """Return listed messages of a kind, the newest first."""
@@ -128,9 +131,13 @@ class SqlLedger(Ledger):
         found = await self._read("item", bucket, name)
         return found[0][0] if found else None
 
-    async def refusals(self, limit: int = 100) -> list[Refusal]:
+    async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
         """Return the latest refusals."""
-        return [Refusal(*row) for row in await self._read("refusals", limit)]
+        if of is None:
+            found = await self._read("refusals", limit)
+        else:
+            found = await self._read("refusals_of", *of, limit)
+        return [Refusal(*row) for row in found]
 
     async def size(self) -> Size:
         """Return how much is remembered."""

@@ -75,6 +75,13 @@ export function time(ms, { fine = false } = {}) {
   return `${new Intl.DateTimeFormat(locale(), { year: "numeric", month: "2-digit", day: "2-digit" }).format(date)} ${clock}`;
 }
 
+/** How long after something: "+3 ms", "+1.2 s"; nothing if it was at the same moment. */
+export function distance(ms) {
+  if (!ms) return "";
+  const sign = ms < 0 ? "−" : "+";
+  return sign + (Math.abs(ms) < 60_000 ? milliseconds(Math.abs(ms)).join(" ") : span(Math.abs(ms) / 1000));
+}
+
 export function bytes(size) {
   if (size === null || size === undefined) return "–";
   const units = ["B", "kB", "MB", "GB", "TB"];

@@ -58,10 +58,10 @@ export function segments(label, pairs, chosen, pick) {
   return box;
 }
 
-/** A table with a heading for each column; on a narrow screen every row becomes a card. */
-export function table(columns, caption) {
+/** A table with a heading for each column; on a narrow screen every row becomes a card, or with `compact` a line or two. */
+export function table(columns, caption, more = "") {
   const body = h("tbody");
-  const element = h("table", { class: "cards" },
+  const element = h("table", { class: `cards ${more}` },
     h("caption", { class: "visually-hidden" }, caption),
     h("thead", {}, h("tr", {}, columns.map(([label, kind]) => h("th", { scope: "col", class: kind ?? null }, label || h("span", { class: "visually-hidden" }, t("actions")))))), body);
   const row = (...cells) => h("tr", {}, cells.map((cell, i) => h("td", { "data-label": columns[i][0], class: columns[i][1] ?? null }, cell === "" ? null : cell)));

@@ -77,9 +77,13 @@ SELECT key FROM duly_messages WHERE key < $1 ORDER BY key DESC LIMIT 1 OFFSET $2
 -- name: between
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM duly_messages
-WHERE key >= $1 AND key < $2 AND ($3::bytea IS NULL OR substring(key FROM 7 FOR length($3::bytea)) = $3::bytea)
-    AND (NOT $4::boolean OR state < 10)
-ORDER BY key DESC LIMIT $5;
+WHERE key >= $1 AND key < $2
+    AND ($3::bytea IS NULL OR substring(key FROM 7 FOR length($3::bytea)) = $3::bytea)
+    AND ($4::bytea IS NULL OR substring(key FROM length(key) - length($4::bytea) + 1) = $4::bytea)
+    AND ($5::text IS NULL OR recipient = $5::text) AND ($6::text IS NULL OR kind = $6::text)
+    AND ($7::integer = 0 OR ($7::integer >> state) & 1 = 1)
+    AND accepted_at >= $8 AND accepted_at < $9
+ORDER BY key DESC LIMIT $10;
 
 -- name: of_kind
 -- Listed messages of a kind, the newest first.
@@ -309,6 +313,9 @@ DELETE FROM duly_refusals WHERE n IN (
 
 -- name: refusals
 SELECT scope, id, word, reason, at FROM duly_refusals ORDER BY n DESC LIMIT $1;
+
+-- name: refusals_of
+SELECT scope, id, word, reason, at FROM duly_refusals WHERE scope = $1 AND id = $2 ORDER BY n DESC LIMIT $3;
 
 -- name: floor
 SELECT until, trusted, claim, mended, barrier, restored FROM duly_floor;

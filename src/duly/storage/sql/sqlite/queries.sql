@@ -108,8 +108,11 @@ SELECT key FROM messages WHERE key < ? ORDER BY key DESC LIMIT 1 OFFSET ?;
 -- name: between
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
 FROM messages
-WHERE key >= ?1 AND key < ?2 AND (?3 IS NULL OR substr(key, 7, length(?3)) = ?3) AND (NOT ?4 OR state < 10)
-ORDER BY key DESC LIMIT ?5;
+WHERE key >= ?1 AND key < ?2
+    AND (?3 IS NULL OR substr(key, 7, length(?3)) = ?3) AND (?4 IS NULL OR substr(key, -length(?4)) = ?4)
+    AND (?5 IS NULL OR recipient = ?5) AND (?6 IS NULL OR kind = ?6) AND (?7 = 0 OR (?7 >> state) & 1)
+    AND accepted_at >= ?8 AND accepted_at < ?9
+ORDER BY key DESC LIMIT ?10;
 
 -- name: of_kind
 -- Listed messages of a kind, the newest first.
@@ -163,6 +166,9 @@ SELECT name, body FROM items WHERE bucket = ? ORDER BY name;
 
 -- name: refusals
 SELECT scope, id, word, reason, at FROM refusals ORDER BY n DESC LIMIT ?;
+
+-- name: refusals_of
+SELECT scope, id, word, reason, at FROM refusals WHERE scope = ? AND id = ? ORDER BY n DESC LIMIT ?;
 
 -- name: size
 SELECT (SELECT count(*) FROM messages), (SELECT count(*) FROM deliveries),

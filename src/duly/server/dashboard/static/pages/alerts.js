@@ -16,7 +16,7 @@ export default function alerts(page, query, { go }) {
   const noSentinels = h("div");
   const silences = table([[t("silence.what")], [t("until"), "time"], [t("by")], ["", "actions"]], t("silences"));
   const noSilences = h("div");
-  const recipients = table([[t("profile")], [t("recipient")], [t("step")], ["", "actions"]], t("recipients"));
+  const recipients = table([[t("profile")], [t("recipient"), "address"], [t("step")], ["", "actions"]], t("recipients"));
   const noRecipients = h("div");
   fill(page,
     h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.alerts")), h("p", { class: "muted" }, t("alerts.about"))),

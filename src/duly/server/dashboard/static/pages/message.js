@@ -1,6 +1,6 @@
 // One message: what it is, everything that happened to it, and what can be done with it.
 import { h, fill, keep } from "../dom.js";
-import { t, word } from "../i18n.js";
+import { t, word, distance } from "../i18n.js";
 import { act, watch, may, mint, queryOf } from "../api.js";
 import { badge, when, facts, levelOf, doing, askFor, options, empty, table } from "../widgets.js";
 
@@ -53,7 +53,7 @@ export default function message(page, query, { go }) {
     fill(head, badge("state", seen.state), h("span", { class: "muted" }, `${seen.type} · ${seen.scope} → ${seen.to}`));
     const may_ = JSON.stringify(seen.may);
     if (may_ !== said) { said = may_; fill(actions, buttons(seen)); }
-    keep(timeline, steps(seen), (step, i) => step.key, (step) => h("li", {}, h("span", { class: `mark ${step.level}` }), h("div", {}, h("div", { class: "what" }, step.what), step.why ? h("div", { class: "why" }, step.why) : null), when(step.at, true)));
+    keep(timeline, steps(seen), (step, i) => step.key, (step) => h("li", {}, h("span", { class: `mark ${step.level}` }), h("div", {}, h("div", { class: "what" }, step.what), step.why ? h("div", { class: "why" }, step.why) : null), h("div", { class: "times" }, step.at ? when(step.at, true) : null, step.after ? h("span", { class: "after" }, step.after) : null)));
     fill(about, facts([[t("sender"), seen.scope], [t("recipient"), seen.to], [t("kind"), h("span", { class: "mono" }, seen.type)], [t("accepted.at"), when(seen.accepted_at, true)], [t("moved.at"), when(seen.moved_at, true)],
       seen.exp ? [t("expires"), when(seen.exp)] : null, [t("remembered"), when(seen.until)], seen.ack ? [t("answer"), `${seen.ack.code} ${seen.ack.detail ?? ""}`] : null, seen.line ? [t("receipts"), JSON.stringify(seen.line)] : null]));
     const data = page.querySelector("#data");
@@ -69,17 +69,18 @@ export default function message(page, query, { go }) {
   });
 }
 
-/** What happened, in order: hops of the trail, refusals under the same id, and the end. */
+const ENDS = ["done", "failed", "expired", "superseded", "cancelled", "unknown"];
+const INFO = ["stored", "fresh", "sent", "delivered", "arrived", "told"];
+const WARN = ["duplicate", "in doubt", "at work"];
+
+const level = (what) => (INFO.includes(what) ? "info" : WARN.includes(what) ? "warn" : ["not sent", "refused", "conflict", "stale", "offline"].includes(what) ? "bad" : levelOf(what));
+
+/** What happened, in the order that the hub gives it, and that it still waits. */
 function steps(seen) {
-  const found = seen.hops.map((hop, i) => ({
-    key: `h${i}`, at: hop.time, level: hop.what === "fresh" ? "info" : levelOf(hop.what) || (hop.what === "duplicate" ? "warn" : ""),
-    what: word("hop", hop.what) + (hop.attempt > 1 ? ` · ${t("attempt", { n: hop.attempt })}` : ""), why: [hop.detail, hop.hub].filter(Boolean).join(" · "),
+  const found = seen.timeline.map((step, i) => ({
+    key: `${i}`, at: step.at, level: level(step.what), after: step.what === "made" ? "" : distance(step.at - seen.accepted_at),
+    what: word("hop", step.what) + (step.attempt ? ` · ${t("attempt", { n: step.attempt })}` : ""), why: [step.what === "told" ? word("state", step.detail) : step.detail, step.hub].filter(Boolean).join(" · "),
   }));
-  for (const [i, one] of seen.refusals.entries()) found.push({ key: `r${i}`, at: one.at, level: "bad", what: `${word("hop", "refused")}: ${one.word}`, why: one.reason });
-  if (!found.some((step) => step.level === "info")) found.push({ key: "a", at: seen.accepted_at, level: "info", what: word("hop", "fresh"), why: "" });
-  const ended = ["done", "failed", "expired", "superseded", "cancelled", "unknown"];
-  if (ended.includes(seen.state) && !seen.hops.some((hop) => hop.what === seen.state)) found.push({ key: "e", at: seen.moved_at, level: levelOf(seen.state), what: word("state", seen.state), why: seen.ack?.detail ?? "" });
-  else if (seen.ack?.detail) { const end = found.filter((step) => step.key.startsWith("h")).at(-1); if (end && !end.why) end.why = seen.ack.detail; }
-  if (!ended.includes(seen.state)) found.push({ key: "w", at: Date.now() + 1e9, level: "", what: t("waiting"), why: t("waiting.why") });
-  return found.sort((a, b) => a.at - b.at).map((step) => (step.key === "w" ? { ...step, at: 0 } : step));
+  if (!ENDS.includes(seen.state)) found.push({ key: "waits", at: 0, level: "", after: "", what: t("waiting"), why: t("waiting.why") });
+  return found;
 }

@@ -1,6 +1,6 @@
 // Messages: finding them. The first page is live; older ones are pages.
 import { h, fill, keep } from "../dom.js";
-import { t, word, number } from "../i18n.js";
+import { t, word, time } from "../i18n.js";
 import { get, watch, queryOf } from "../api.js";
 import { badge, when, short, field, options, table, empty, explain, fold } from "../widgets.js";
 
@@ -23,13 +23,13 @@ export default function messages(page, query, { go }) {
     field(t("since"), controls.since), field(t("until"), controls.until),
     h("div", { class: "row" }, h("button", { type: "submit", class: "button primary" }, t("find")), h("a", { class: "button plain", href: "/messages" }, t("clear"))));
   controls.state.addEventListener("change", () => form.requestSubmit());
-  const list = table([[t("accepted.at"), "time"], [t("state")], [t("kind")], [t("sender")], [t("recipient")], [t("id")], [t("detail"), "wide"]], t("nav.messages"));
+  const list = table([[t("accepted.at"), "time"], [t("state")], [t("kind")], [t("sender")], [t("recipient"), "to"], [t("id")], [t("detail"), "wide"]], t("nav.messages"), "compact");
   const state = h("div");
-  const looked = h("p", { class: "muted small", role: "status" });
+  const searched = h("p", { class: "muted small", role: "status" });
   const next = h("div", { class: "row" });
   const json = h("a", { class: "button small plain", href: `/messages.json?${queryOf(query)}`, target: "_blank", rel: "noopener" }, "JSON");
   fill(page, h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.messages")), h("p", { class: "muted" }, t("messages.about"))), json),
-    h("section", { class: "panel" }, fold(form, Object.keys(query).length > 0)), h("section", { class: "panel flush" }, list.wrap, state), h("div", { class: "pager" }, looked, next));
+    h("section", { class: "panel" }, fold(form, Object.keys(query).length > 0)), h("section", { class: "panel flush" }, list.wrap, state), h("div", { class: "pager" }, searched, next));
   const filtered = Object.keys(query).some((name) => name !== "before");
 
   function show(seen) {
@@ -38,7 +38,7 @@ export default function messages(page, query, { go }) {
       h("a", { class: "mono", href: `/message?${queryOf({ scope: one.scope, id: one.id })}`, title: one.id }, short(one.id)), one.detail ? h("span", { class: "muted" }, one.detail) : null));
     list.wrap.hidden = !seen.messages.length;
     fill(state, seen.messages.length ? null : filtered ? empty(t("found.none"), seen.next ? t("found.none.yet") : t("found.none.hint")) : empty(t("messages.none"), t("messages.none.hint"), "duly send lock lock_control '{\"open\":true}'"));
-    looked.textContent = filtered ? t("looked.at", { n: number(seen.looked_at) }) : "";
+    fill(searched, seen.searched_to === null ? null : t("searched.to", { time: time(seen.searched_to) }));
     fill(next, query.before ? h("a", { class: "button", href: `/messages?${queryOf({ ...query, before: "" })}` }, t("newest")) : null,
       seen.next ? h("a", { class: "button", href: `/messages?${queryOf({ ...query, before: seen.next })}` }, seen.messages.length || !filtered ? t("older") : t("look.on")) : null);
   }

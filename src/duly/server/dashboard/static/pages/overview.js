@@ -15,9 +15,9 @@ export default function overview(page) {
   const outcomes = table([[t("kind")], ...["accepted", "done", "failed", "unknown", "superseded", "duplicate", "refused"].map((name) => [word("state", name), "number"])], t("outcomes"));
   const nothing = h("div");
   const charts = [
-    chart(t("chart.rates"), [["accepted", word("state", "accepted"), "c1"], ["done", word("state", "done"), "c2"], ["duplicate", word("state", "duplicate"), "c3"], ["refused", word("state", "refused"), "c4"], ["retries", t("tile.retries"), "c5"]], t("per.second")),
+    chart(t("chart.rates"), [["accepted", word("state", "accepted"), "c1"], ["done", word("state", "done"), "c2"], ["duplicate", word("state", "duplicate"), "c3"], ["refused", word("state", "refused"), "c4"], ["retries", word("state", "retries"), "c5"]], t("per.second")),
     chart(t("chart.latency"), [["p50_ms", "p50", "c1"], ["p99_ms", "p99", "c3"]], "ms"),
-    chart(t("chart.pending"), [["pending", t("tile.pending"), "c1"], ["connections", t("connections"), "c6"]], ""),
+    chart(t("chart.pending"), [["pending", word("state", "pending"), "c1"], ["connections", word("state", "connections"), "c6"]], ""),
     chart(t("chart.commit"), [["commit_p50_ms", "p50", "c2"], ["commit_p99_ms", "p99", "c3"]], "ms"),
   ];
   let stopChart = null;
@@ -80,7 +80,7 @@ function parts(seen) {
   found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ?? `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t("messages.word")} · ${bytes(ledger?.bytes)}` });
   found.push(broker ? { name: t("part.broker"), level: broker.problem ? "bad" : "good", about: broker.problem ?? `${broker.embedded ? t("embedded") : t("outside")} · ${broker.url}` } : { name: t("part.broker"), level: "", about: t("broker.off") });
   found.push(notifier ? { name: t("part.notifier"), level: notifier.problem ? "bad" : "good", about: notifier.problem ?? `${number(notifier.ms, 1)} ms` } : { name: t("part.notifier"), level: "", about: t("notifier.off") });
-  found.push({ name: t("part.hubs"), level: "good", about: `${seen.hubs.length} · ${seen.hubs.map((hub) => hub.name).join(", ")}` });
+  found.push({ name: t("part.hubs"), level: "good", about: `${seen.hubs.length} · ${seen.hubs.map((hub) => (hub.here ? `${seen.hub} (${hub.name})` : hub.name)).join(", ")}` });
   if (disk) found.push({ name: t("part.disk"), level: disk.free / disk.total < 0.05 ? "bad" : "good", about: t("disk.free", { free: bytes(disk.free), total: bytes(disk.total) }) });
   const broken = Object.entries(problems ?? {});
   found.push({ name: t("part.tasks"), level: broken.length ? "bad" : "good", about: broken.length ? broken.map(([name, why]) => `${name}: ${why}`).join("; ") : t("tasks.fine") });

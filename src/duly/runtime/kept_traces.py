@@ -1,0 +1,69 @@
+"""Keeps the traces of commands that are under way in the ledger, so that a restart does not cut them.
+
+A command that ends within a moment is never written: only what is still under way when the traces are stored,
+a few times a second. A hub that is killed loses the traces of its last moment, never a command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Final
+
+from duly.core.messages import Message
+from duly.core.operations import DropItem, PutItem
+from duly.runtime.tracing import CommandTraces, is_traceparent
+from duly.storage.ledger import Ledger
+
+BUCKETS: Final = "traces/"
+"""What the names of the buckets begin with; the name of the hub follows."""
+AT_ONCE: Final = 500
+"""Items that are written together."""
+
+
+class KeptTraces:
+    """The traces of one hub in its ledger; `hub` is its name."""
+
+    def __init__(self, ledger: Ledger, traces: CommandTraces, hub: str) -> None:
+        self._ledger = ledger
+        self._traces = traces
+        self._bucket = BUCKETS + hub
+        self._stored: dict[bytes, str] = {}
+        """the names of items, by the keys of their commands"""
+
+    async def load(self, messages: Iterable[Message]) -> None:
+        """Take up the traces of messages that were under way before a restart, and forget the others."""
+        items = await self._ledger.bucket(self._bucket)
+        if not items:
+            return
+        for message in messages:
+            found = items.pop(_name(message.key), b"").decode(errors="replace")
+            if is_traceparent(found):
+                self._traces.resume(
+                    message.key, found, message.scope, message.id, message.kind, message.recipient
+                )
+                self._stored[message.key] = _name(message.key)
+        await self._write([DropItem(self._bucket, name) for name in items])
+
+    async def store(self) -> None:
+        """Write the traces that are new, and drop those of commands that have ended."""
+        now = self._traces.open
+        if not now and not self._stored:
+            return
+        new = {key: one.traceparent for key, one in now.items() if key not in self._stored}
+        gone = [key for key in self._stored if key not in now]
+        puts = [PutItem(self._bucket, _name(key), trace.encode()) for key, trace in new.items()]
+        drops = [DropItem(self._bucket, self._stored[key]) for key in gone]
+        await self._write([*puts, *drops])
+        self._stored |= {key: _name(key) for key in new}
+        for key in gone:
+            del self._stored[key]
+
+    async def _write(self, operations: list[PutItem | DropItem]) -> None:
+        for start in range(0, len(operations), AT_ONCE):
+            await self._ledger.write(*operations[start : start + AT_ONCE])
+
+
+def _name(key: bytes) -> str:
+    """The name of an item: short, however long the key is."""
+    return blake2b(key, digest_size=16).hexdigest()

@@ -1,0 +1,58 @@
+"""A timeline has every step once, in order."""
+
+from __future__ import annotations
+
+from duly.runtime.timeline import TimelineStep, timeline_of
+from duly.runtime.trail import Hop
+
+
+def test_steps_stand_in_the_order_in_which_they_happened() -> None:
+    steps = timeline_of(
+        "done",
+        made=90,
+        accepted_at=100,
+        moved_at=130,
+        reason="",
+        hops=[
+            Hop(100, "fresh"),
+            Hop(100, "sent", 1),
+            Hop(120, "sent", 2),
+            Hop(130, "done"),
+            Hop(150, "duplicate"),
+        ],
+        refusals=[(95, "offline", "lock is offline")],
+    )
+    assert steps == [
+        TimelineStep(90, "made"),
+        TimelineStep(95, "refused", detail="offline: lock is offline"),
+        TimelineStep(100, "stored"),
+        TimelineStep(100, "fresh"),
+        TimelineStep(100, "sent", 1),
+        TimelineStep(120, "sent", 2),
+        TimelineStep(130, "done"),
+        TimelineStep(130, "told", detail="done"),
+        TimelineStep(150, "duplicate"),
+    ]
+
+
+def test_the_end_is_there_once_with_its_reason_also_without_a_trail() -> None:
+    for hops in ([], [Hop(21, "failed", detail="why", hub="a")]):
+        _, end, *told = timeline_of("failed", made=0, accepted_at=10, moved_at=20, reason="why", hops=hops)
+        assert end == TimelineStep(20, "failed", detail="why")
+        assert told == [TimelineStep(21, "told", detail="failed", hub="a")][: len(hops)]
+
+
+def test_an_unknown_outcome_that_was_settled_is_both() -> None:
+    hops = [Hop(20, "unknown"), Hop(40, "done")]
+    steps = timeline_of("done", made=0, accepted_at=10, moved_at=40, reason="settled by hand", hops=hops)
+    assert [(step.at, step.what) for step in steps] == [
+        (10, "stored"),
+        (20, "unknown"),
+        (40, "done"),
+        (40, "told"),
+    ]
+
+
+def test_what_has_not_ended_has_no_end() -> None:
+    steps = timeline_of("sent", made=0, accepted_at=10, moved_at=11, reason="", hops=[Hop(11, "sent", 1)])
+    assert [step.what for step in steps] == ["stored", "sent"]

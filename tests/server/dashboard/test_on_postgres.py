@@ -1,0 +1,170 @@
+"""The page where two hubs share a PostgreSQL: a session, an audit chain and a timeline are those of both."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import pytest_asyncio
+
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.operations import Admit, Advance
+from duly.core.units import HOUR
+from duly.server.dashboard.visitors import DashboardRole
+from tests.end_to_end.many import LocalCluster, until
+from tests.server.dashboard.test_fuzz import some
+from tests.server.dashboard.visiting import mint
+from tests.servers import Postgres
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def cluster(
+    tmp_path_factory: pytest.TempPathFactory, postgres_server: Postgres
+) -> AsyncIterator[LocalCluster]:
+    it = LocalCluster(Path(tmp_path_factory.mktemp("hubs")), postgres_server)
+    await it.start(2)
+    yield it
+    await it.stop()
+
+
+class ClusterVisitor:
+    """A person who has logged in by one hub, and whom a load balancer leads to either."""
+
+    def __init__(self, cluster: LocalCluster, http: aiohttp.ClientSession) -> None:
+        self._urls = [hub.url for hub in cluster.hubs]
+        self._http = http
+        self.csrf = ""
+
+    async def ask(self, hub: int, method: str, path: str, **options: Any) -> tuple[int, Any]:
+        """The status and the JSON of an answer of a hub."""
+        heads = options.pop("headers", {}) | {"Host": "127.0.0.1"}
+        url = f"{self._urls[hub]}{path}"
+        async with self._http.request(method, url, headers=heads, **options) as answer:
+            return answer.status, await answer.json(content_type=None)
+
+    async def get(self, hub: int, path: str, **query: str) -> Any:
+        """What a view of a hub shows."""
+        status, said = await self.ask(hub, "GET", path, params=query)
+        assert status == 200, said
+        return said
+
+    async def act(self, hub: int, action: str, **wanted: str) -> tuple[int, Any]:
+        """Do something at a hub."""
+        heads = {"X-CSRF-Token": self.csrf}
+        return await self.ask(hub, "POST", f"/page/do/{action}", json=wanted, headers=heads)
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def ann(cluster: LocalCluster) -> AsyncIterator[ClusterVisitor]:
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as http:
+        visitor = ClusterVisitor(cluster, http)
+        link = await cluster.hubs[0].dashboard.access.make_link("ann", DashboardRole.ADMIN)
+        status, said = await visitor.ask(1, "POST", "/page/login", json={"link": link})
+        assert status == 200, said
+        visitor.csrf = (await visitor.get(0, "/page/session"))["csrf"]
+        yield visitor
+
+
+async def test_a_link_made_at_one_hub_lets_in_at_the_other_and_a_session_holds_at_both(
+    cluster: LocalCluster, ann: ClusterVisitor
+) -> None:
+    await until(lambda: all(len(hub.gateway.remote.hubs) == 2 for hub in cluster.hubs))
+    for hub in range(2):
+        assert (await ann.get(hub, "/page/session"))["name"] == "ann"
+        seen = await ann.get(hub, "/overview.json")
+        assert len(seen["hubs"]) == 2
+        assert seen["health"]["ledger"]["engine"].startswith("PostgreSQL")
+        assert seen["health"]["notifier"]["problem"] is None
+
+
+async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
+    cluster: LocalCluster, ann: ClusterVisitor
+) -> None:
+    id_ = mint()
+    async with cluster.join(1, "lock") as lock:
+        await cluster.known("lock")
+        status, said = await ann.act(0, "command.send", id=id_, device="lock", type="lock_control", data="{}")
+        assert (status, said["server_ack"]["code"]) == (200, 0), said
+        await lock.ack(await lock.hear())
+        async with asyncio.timeout(20):
+            while (await ann.get(0, "/message.json", scope="dashboard", id=id_))["state"] != "done":
+                await asyncio.sleep(0.01)
+    async with asyncio.timeout(20):  # until both have noted that its sender was told
+        while True:
+            for one in cluster.hubs:
+                await one.figures.trail.flush()
+            here, there = [await ann.get(hub, "/message.json", scope="dashboard", id=id_) for hub in range(2)]
+            if here["timeline"] == there["timeline"] and here["timeline"][-1]["what"] == "told":
+                break
+    steps = {(step["what"], step.get("hub", "")) for step in here["timeline"]}
+    assert ("fresh", cluster.hubs[0].name) in steps
+    assert ("sent", cluster.hubs[1].name) in steps
+
+
+async def test_messages_are_found_by_every_filter_at_either_hub(
+    cluster: LocalCluster, ann: ClusterVisitor
+) -> None:
+    ledger = cluster.hubs[0].ledger
+    now = ledger.clock.now()
+    for n, state in enumerate((State.DONE, State.UNKNOWN, State.FAILED)):
+        message = Message("tablet", f"{now // 1000}_{n}", "query", "lamp", b"{}")
+        await ledger.write(Admit(message, now + 24 * HOUR, now))
+        await ledger.write(Advance(message.key, state, now, Answer()))
+    for hub, query, found in (
+        (0, {"scope": "tablet"}, 3),
+        (1, {"scope": "tablet", "state": "trouble", "since": str(now // 1000 - 1)}, 2),
+        (0, {"to": "lamp", "kind": "query", "state": "unknown"}, 1),
+        (1, {"id": f"{now // 1000}_2"}, 1),
+        (0, {"scope": "tablet", "until": str(now // 1000 - 60_000)}, 0),
+    ):
+        seen = await ann.get(hub, "/messages.json", **query)
+        assert (len(seen["messages"]), seen["next"]) == (found, None), query
+    first = await ann.get(0, "/messages.json", scope="tablet", limit="2")
+    second = await ann.get(0, "/messages.json", scope="tablet", limit="2", before=first["next"])
+    assert len({one["id"] for one in first["messages"] + second["messages"]}) == 3
+
+
+async def test_what_is_done_at_both_hubs_is_one_audit_chain(
+    cluster: LocalCluster, ann: ClusterVisitor
+) -> None:
+    for hub in range(2):
+        status, _ = await ann.act(hub, "message.cancel", scope="nobody", id="1_1")
+        assert status == 404
+    entries = (await ann.get(1, "/audit.json"))["entries"]
+    assert [one["action"] for one in entries[:2]] == ["message.cancel"] * 2
+    for one in cluster.hubs:
+        assert (await one.dashboard.audit.verify()).entries == entries[0]["n"]
+
+
+async def test_no_question_and_no_action_is_answered_with_500(
+    cluster: LocalCluster, ann: ClusterVisitor
+) -> None:
+    draw = random.Random(0)
+    dashboard = cluster.hubs[0].dashboard
+    for view in dashboard.views:
+        for _ in range(8):
+            query = some(draw)
+            status, said = await ann.ask(0, "GET", f"/{view}.json", params=query)
+            assert status in (200, 400, 404), (view, query, said)
+    for action in dashboard.actions:
+        for _ in range(8):
+            wanted = some(draw)
+            status, said = await ann.act(1, action, **wanted)
+            assert status in (200, 400, 404, 413, 429), (action, wanted, said)
+
+
+async def test_a_session_that_ends_at_one_hub_ends_at_both(
+    cluster: LocalCluster, ann: ClusterVisitor
+) -> None:
+    status, _ = await ann.ask(1, "POST", "/page/logout", json={}, headers={"X-CSRF-Token": ann.csrf})
+    assert status == 200
+    status, _ = await ann.ask(0, "GET", "/overview.json")
+    assert status == 401
