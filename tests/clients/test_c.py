@@ -107,6 +107,54 @@ def test_what_is_forgotten_is_not_accepted_again(host_test: Path) -> None:
     run(host_test, "window")
 
 
+class TestBoards:
+    """Projects for boards are checked for syntax and types, against headers that declare what they need."""
+
+    boards = Path(__file__).parent / "c_device" / "boards"
+
+    def check(self, compiler: str, *words: object) -> None:
+        if shutil.which(compiler) is None:
+            servers.missing(compiler)
+        flags = [
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            f"-I{self.boards / 'esp_idf'}",
+            f"-I{SOURCES}",
+        ]
+        done = subprocess.run(
+            [compiler, *flags, *map(str, words)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def test_esp_idf(self) -> None:
+        project = SOURCES / "examples" / "esp_idf" / "main"
+        sources = sorted(project.glob("*.c"))
+        named = (project / "CMakeLists.txt").read_text()
+        assert [source.name for source in sources if source.name not in named] == []
+        self.check("gcc", "-std=gnu17", f"-I{project}", *sources)
+
+    def test_esp_idf_asks_for_every_setting_that_it_uses(self) -> None:
+        project = SOURCES / "examples" / "esp_idf" / "main"
+        used = set(re.findall(r"CONFIG_(LOCK_\w+)", (project / "main.c").read_text()))
+        asked = set(re.findall(r"config (LOCK_\w+)", (project / "Kconfig.projbuild").read_text()))
+        assert used == asked
+
+    def test_arduino(self) -> None:
+        sketch = SOURCES / "examples" / "arduino" / "DulyLock" / "DulyLock.ino"
+        arduino = self.boards / "arduino"
+        self.check(
+            "g++", "-std=gnu++17", f"-I{arduino}", "-include", arduino / "Arduino.h", "-x", "c++", sketch
+        )
+
+    def test_a_mistake_is_found(self, tmp_path: Path) -> None:
+        wrong = tmp_path / "wrong.c"
+        wrong.write_text('#include "esp_random.h"\nchar *wrong(void) { return esp_random(); }\n')
+        with pytest.raises(AssertionError, match="error"):
+            self.check("gcc", wrong)
+
+
 @pytest.fixture(scope="module")
 def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("c") / "fuzzed"
