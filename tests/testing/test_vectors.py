@@ -81,10 +81,20 @@ def test_the_python_client_puts_chunks_together(case: Case) -> None:
 ON_A_BOARD = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from duly_device import Command, Memory, moment
+from duly_device import Command, Memory, moment, next_id
+from duly_mqtt import content, split_id
 
 def asked(question):
     verb, words = question[0], question[1:]
+    if verb == "mint":
+        return next_id(words[0] or "", words[1])
+    if verb == "content":
+        return content(json.loads(words[0]), words[1])
+    if verb == "task":
+        try:
+            return list(split_id(words[0]))
+        except ValueError:
+            return "malformed"
     if verb == "id":
         try:
             ms, n = moment(words[0])
@@ -139,6 +149,45 @@ def test_micropython_reads_and_compares_ids(tmp_path: Path) -> None:
     asked += [["sorted", case["ascending"][::-1]] for case in ids["order"]]
     expected = ["malformed" if "malformed" in case else [case["ms"], case["n"]] for case in ids["parse"]]
     assert ask_board(tmp_path, asked) == expected + [case["ascending"] for case in ids["order"]]
+
+
+def test_micropython_mints_ids_of_pushes(tmp_path: Path) -> None:
+    cases = vectors.read("ids")["mint"]
+    said = ask_board(tmp_path, [["mint", case["last"], case["now"]] for case in cases])
+    assert said == [case["next"] for case in cases]
+
+
+def test_micropython_takes_the_ids_of_tasks_apart(tmp_path: Path) -> None:
+    cases = vectors.read("ids")["task"]
+    said = ask_board(tmp_path, [["task", case["msg_id"]] for case in cases])
+    assert said == ["malformed" if "malformed" in case else [case["app"], case["seq_id"]] for case in cases]
+
+
+def test_micropython_reads_contents_whose_form_is_told(tmp_path: Path) -> None:
+    """A hub always tells it. Bytes that are no text have no meaning as a command's data."""
+    cases = [case for case in vectors.read("contents")["read"] if case["enc"]]
+    meant = [meaning(case) for case in cases]
+    said = ask_board(tmp_path, [["content", case["raw"], case["enc"]] for case in cases])
+    assert [one for one, value in zip(said, meant, strict=True) if value is not NO_TEXT] == [
+        value for value in meant if value is not NO_TEXT
+    ]
+
+
+NO_TEXT = object()
+
+
+def meaning(case: Case) -> object:
+    data = base64.b64decode(case["bytes"])
+    if case["form"] == "json" and case["raw"].startswith('"'):
+        return data.decode()
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        pass
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return NO_TEXT
 
 
 @pytest.mark.parametrize("case", WINDOWS, ids=name_of)

@@ -351,10 +351,12 @@ class TestWholeRuns:
         target = "{url}" if url == FRAMES else "mqtt://{name}:{token}@{host}:{port}"
         passes("device", url, sys.executable, SUBJECTS / "device.py", target, "{token}", "{store}")
 
-    def test_micropython_device(self) -> None:
+    @pytest.mark.parametrize("url", [FRAMES, MQTT])
+    def test_micropython_device(self, url: str) -> None:
         micropython = shutil.which("micropython") or missing("micropython")
         board, library = SUBJECTS / "board.py", CLIENTS / "micropython"
-        passes("device", FRAMES, micropython, board, library, "{url}", "{token}", "{store}")
+        name = ("{name}",) if url == MQTT else ()
+        passes("device", url, micropython, board, library, "{url}", "{token}", "{store}", *name)
 
     def test_c_device(self, tmp_path: Path) -> None:
         gcc = shutil.which("gcc") or missing("gcc")
