@@ -23,6 +23,7 @@ KILLS: Final = tuple(
     for path in (
         "end_to_end/test_kills", "end_to_end/test_injected_kills", "end_to_end/test_hub_processes",
         "end_to_end/test_chat_hub_processes", "end_to_end/test_chaos", "clients/test_sentinel_kills",
+        "end_to_end/test_many_languages",
     )
 )  # fmt: skip
 COUNTED: Final = (
@@ -107,6 +108,7 @@ def _kills(*, short: bool) -> Iterator[Step]:
         yield _pytest(f"hubs, {seed}", KILLS[2], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more)
     yield _pytest("people", KILLS[3], DULY_KILL_SECONDS="300")
     yield _pytest("tasks", KILLS[4], DULY_CHAOS="10000")
+    yield _pytest("languages", KILLS[6], DULY_PRESSES="400")
 
 
 def _power(times: int, losses: int) -> Iterator[Step]:
