@@ -34,7 +34,7 @@ PRESSES = int(os.environ.get("DULY_PRESSES", "40"))
 """of each sender; each program is killed once for every twenty"""
 
 
-class Program:
+class RestartedProgram:
     """A program that can be killed and started again with the same words."""
 
     def __init__(self, name: str, folder: Path, *words: object) -> None:
@@ -131,14 +131,16 @@ async def test_each_is_killed_and_all_agree(tmp_path: Path) -> None:
             for name in ways
         }  # fmt: skip
         script = ROOT / "tests/clients/js/press_process.mjs"
-        lock = Program(
+        lock = RestartedProgram(
             "lock", tmp_path, lock_program(tmp_path), "127.0.0.1", wire.port, "lock", tokens["lock"],
             tmp_path / "flash", done,
         )  # fmt: skip
-        phone = Program(
+        phone = RestartedProgram(
             "phone", tmp_path, node, "--no-warnings", "--experimental-websocket", script, jobs["phone"]
         )
-        desk = Program("desk", tmp_path, sys.executable, "-m", "tests.end_to_end.press_process", jobs["desk"])
+        desk = RestartedProgram(
+            "desk", tmp_path, sys.executable, "-m", "tests.end_to_end.press_process", jobs["desk"]
+        )
         for program in (lock, phone, desk):
             await program.start()
             stack.push_async_callback(program.kill)

@@ -239,17 +239,18 @@ def write_file(file: str, value: object) -> None:
         os.rename(new, file)
 
 
-def read_file(file: str) -> "tuple[Any, bool]":
-    """Returns what a file holds, None if nothing can be read, and whether there is one."""
+def read_file(file: str) -> "tuple[Json, bool]":
+    """Returns what a file holds, {} if nothing can be read, and whether there is one."""
     there = False
     for name in (file, file + ".new"):
         try:
             with open(name) as text:
                 there = True
-                return json.loads(text.read()), True
+                known: Json = json.loads(text.read())
+            return known, True
         except (OSError, ValueError):
             pass
-    return None, there
+    return {}, there
 
 
 # ── WebSocket ────────────────────────────────────────────────────────────────────────────────────
@@ -257,11 +258,33 @@ def read_file(file: str) -> "tuple[Any, bool]":
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
-class WebSocket:
+class HubLink:
+    """A connection to the hub, which carries frames."""
+
+    async def log_in(self, token: str) -> "Json":
+        """Say who we are. Returns the hub's welcome."""
+        raise NotImplementedError
+
+    async def say(self, frame: "Json") -> None:
+        """Send a frame."""
+        raise NotImplementedError
+
+    async def receive(self) -> "bytes | None":
+        """Returns the next frame, b"" for one that cannot be read, None at the end."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close the connection."""
+        raise NotImplementedError
+
+
+class WebSocket(HubLink):
     """The client's side of RFC 6455, as far as a hub needs it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int) -> None:
-        self._reader, self._writer, self._limit = reader, writer, limit
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, host: str
+    ) -> None:
+        self._reader, self._writer, self._limit, self._host = reader, writer, limit, host
         # Two drains at once send the same bytes twice on MicroPython.
         self._lock = asyncio.Lock()
 
@@ -288,9 +311,9 @@ class WebSocket:
             if accept != binascii.b2a_base64(proof).strip():
                 raise Refused(f"{host} does not speak WebSocket")
 
-    async def log_in(self, host: str, token: str) -> "Json":
+    async def log_in(self, token: str) -> "Json":
         """Upgrade the connection and say who we are. Returns the hub's welcome."""
-        await self.shake_hands(host)
+        await self.shake_hands(self._host)
         await self.say({"type": "auth", "token": token})
         welcome: Json = json.loads(await asyncio.wait_for(self.receive(), 10) or b"{}")
         return welcome
@@ -392,7 +415,7 @@ class Device:
         self._pushes = Pushes(file + ".pushes")
         self._telling = asyncio.Lock()
         self._news = asyncio.Event()
-        self._socket: Any = None
+        self._socket: HubLink | None = None
         self._time = 0
         self._ticks = _ticks()
         self.name = name
@@ -479,9 +502,9 @@ class Device:
         host, port, secure = self._where
         options: Json = {"ssl": secure} if secure else {}  # before 1.23 there is no such option
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, **options), 10)
-        socket, welcome = await self._log_in(reader, writer)
+        socket = self._link(reader, writer)
         try:
-            self._greet(welcome)
+            self._greet(await socket.log_in(self._token))
             async with self._telling:  # waiting pushes go before new ones
                 self._socket = socket
                 await self._tell_all()
@@ -491,21 +514,11 @@ class Device:
         finally:
             await socket.close()
 
-    async def _log_in(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> "tuple[Any, Json]":
-        socket: Any = WebSocket(reader, writer, self._limit)
-        try:
-            if not self._mqtt:
-                return socket, await socket.log_in(self._address, self._token)
-            from duly_mqtt import BrokerRefused, Mqtt
-
-            socket = Mqtt(reader, writer, self._limit, self.name)
-            try:
-                return socket, await socket.log_in(self._token)
-            except BrokerRefused as problem:
-                raise Refused(str(problem)) from None
-        except BaseException:
-            await socket.close()
-            raise
+    def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HubLink:
+        if not self._mqtt:
+            return WebSocket(reader, writer, self._limit, self._address)
+        link: HubLink = __import__("duly_mqtt").Mqtt(reader, writer, self._limit, self.name)
+        return link
 
     def _greet(self, welcome: "Json") -> None:
         if welcome.get("type") != "welcome":
@@ -535,9 +548,7 @@ class Device:
         wrap. Over MQTT it is the board's own time; 0 while that is not known."""
         ticks = _ticks()
         if not self._time and self._mqtt:
-            from duly_mqtt import clock
-
-            self._time, self._ticks = clock(), ticks
+            self._time, self._ticks = __import__("duly_mqtt").clock(), ticks
         if not self._time:
             return 0
         self._time += _ticks_diff(ticks, self._ticks)

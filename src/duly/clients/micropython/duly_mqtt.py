@@ -14,12 +14,12 @@ import json
 import os
 import time
 
-try:
-    from typing import Any
+from duly_device import HubLink, Refused
 
-    Json = dict[str, Any]
+try:
+    from duly.clients.micropython.duly_device import Json
 except ImportError:
-    pass  # MicroPython skips annotations, so only type checkers need these names
+    pass  # MicroPython skips annotations, so only type checkers need this name
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, PINGREQ = 0x10, 0x20, 0x30, 0x40, 0x82, 0xC0
 KEEP_ALIVE = 30
@@ -30,10 +30,6 @@ TASKS = 200
 """commands whose msg_id is known; the hub sends the others again"""
 FAILED = 2
 """the code of a push that is refused without one"""
-
-
-class BrokerRefused(Exception):
-    """The broker does not let this device in."""
 
 
 def clock() -> int:
@@ -78,7 +74,7 @@ def split_id(msg_id: str) -> "tuple[str, str]":
     return app, rest
 
 
-class Mqtt:
+class Mqtt(HubLink):
     """A connection to the broker: MQTT 3.1.1, as far as a device needs it."""
 
     def __init__(
@@ -101,7 +97,7 @@ class Mqtt:
         kind, body = await asyncio.wait_for(self._read_packet(), 10)
         if kind & 0xF0 != CONNACK or len(body) < 2 or body[1]:
             code = body[1] if len(body) > 1 else "none"
-            raise BrokerRefused(f"the broker does not let {name} in (code {code}): wrong name or token?")
+            raise Refused(f"the broker does not let {name} in (code {code}): wrong name or token?")
         topics = b"".join(_string(f"nodes/{name}/{kind}") + b"\x01" for kind in ("pending", "ack", "failed"))
         await self._write(SUBSCRIBE, b"\x00\x01" + topics)
         await self._report()
