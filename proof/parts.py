@@ -24,6 +24,7 @@ KILLS: Final = tuple(
         "end_to_end/test_kills", "end_to_end/test_injected_kills", "end_to_end/test_hub_processes",
         "end_to_end/test_chat_hub_processes", "end_to_end/test_chaos", "clients/test_sentinel_kills",
         "end_to_end/test_alert_kills",
+        "end_to_end/test_many_languages",
     )
 )  # fmt: skip
 FAULTS: Final = "tests/end_to_end/test_faults.py"
@@ -111,6 +112,7 @@ def _kills(*, short: bool) -> Iterator[Step]:
         yield _pytest(f"alerts, {seed}", KILLS[6], DULY_ALERT_KILLS="25", **more)
     yield _pytest("people", KILLS[3], DULY_KILL_SECONDS="300")
     yield _pytest("tasks", KILLS[4], DULY_CHAOS="10000")
+    yield _pytest("languages", KILLS[7], DULY_PRESSES="400")
 
 
 def _faults(*, short: bool) -> Step:

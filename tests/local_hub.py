@@ -15,12 +15,12 @@ class LocalHub:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder
-        self._settings = settings
+        self._settings = {"no_mqtt": True, **settings}
         self.port = 0
         self.tokens: dict[str, str] = {}
 
     async def start(self) -> None:
-        self.hub = Hub(Settings(data=str(self.folder), port=self.port, no_mqtt=True, **self._settings))
+        self.hub = Hub(Settings(data=str(self.folder), port=self.port, **self._settings))
         await self.hub.start()
         self.port = int(self.hub.url.rsplit(":", 1)[1])
 

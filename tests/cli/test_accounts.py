@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 
@@ -33,6 +34,17 @@ def test_accounts_and_grants_come_and_go(office: CommandLine) -> None:
     assert office.duly("revoke", "phone", "lock").returncode == 6
     assert office.duly("remove", "phone").returncode == 0
     assert "lock  device" in office.duly("list").stdout
+
+
+def test_a_key_of_a_device_and_the_hub_is_printed_once_after_the_token(office: CommandLine) -> None:
+    added = office.duly("add", "device", "lock", "--key", "shared")
+    token, key = added.stdout.splitlines()
+    assert token.startswith("duly_")
+    assert re.fullmatch(r"[0-9a-f]{16}:[A-Za-z0-9+/]{43}=", key)
+    assert key not in office.duly("list", "--json").stdout
+    for kind, given in (("device", "hmac"), ("app", "shared")):
+        refused = office.duly("add", kind, "shed", "--key", given)
+        assert (refused.returncode, "key" in refused.stderr) == (2, True), refused.stderr
 
 
 def test_a_person_who_never_talked_leaves_a_free_name(office: CommandLine) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -19,7 +20,7 @@ import pytest
 
 from duly.clients.app import App, Push
 from duly.errors import DulyError
-from duly.identity.accounts import Role
+from duly.identity.accounts import Role, administer
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests import servers
@@ -49,12 +50,23 @@ def compile_c(target: Path, *words: object, compiler: str = "gcc") -> Path:
 
 
 @pytest.fixture(scope="module")
-def lock_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built_lock(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The simulated lock, built by its Makefile, and what the build said."""
+    if shutil.which("gcc") is None:
+        servers.missing("gcc")
     target = tmp_path_factory.mktemp("c") / "lock"
-    examples = SOURCES / "examples"
-    return compile_c(
-        target, *STRICT, *SANITIZED, SOURCES / "duly.c", examples / "posix_port.c", examples / "lock.c"
-    )
+    flags = " ".join([*STRICT, *SANITIZED])
+    done = subprocess.run(
+        ["make", "-C", SOURCES, "CC=gcc", f"CFLAGS={flags}", f"OUT={target}"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return target, done.stdout
+
+
+@pytest.fixture(scope="module")
+def lock_program(built_lock: tuple[Path, str]) -> Path:
+    return built_lock[0]
 
 
 @pytest.fixture(scope="module")
@@ -80,9 +92,10 @@ def test_it_is_a_header_of_cpp_too(tmp_path: Path) -> None:
     compile_c(tmp_path / "sketch", "-Wall", "-Wextra", "-Werror", source, compiler="g++")
 
 
-def test_it_needs_little_memory(host_test: Path) -> None:
-    done = subprocess.run([host_test], capture_output=True, text=True, check=False)
-    assert int(done.stdout.split()[0]) <= RAM
+def test_it_needs_little_memory_and_the_build_says_how_much(built_lock: tuple[Path, str]) -> None:
+    found = re.search(r"(\d+) bytes of RAM, (\d+) with buffers", built_lock[1])
+    assert found is not None, built_lock[1]
+    assert int(found[1]) < RAM < int(found[2])
 
 
 def test_a_power_cut_at_any_write_repeats_and_loses_no_effect(host_test: Path) -> None:
@@ -94,29 +107,82 @@ def test_what_is_forgotten_is_not_accepted_again(host_test: Path) -> None:
     run(host_test, "window")
 
 
+class TestBoards:
+    """Projects for boards are checked for syntax and types, against headers that declare what they need."""
+
+    boards = Path(__file__).parent / "c_device" / "boards"
+
+    def check(self, compiler: str, *words: object) -> None:
+        if shutil.which(compiler) is None:
+            servers.missing(compiler)
+        flags = [
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            "-fsyntax-only",
+            f"-I{self.boards / 'esp_idf'}",
+            f"-I{SOURCES}",
+        ]
+        done = subprocess.run(
+            [compiler, *flags, *map(str, words)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+    def test_esp_idf(self) -> None:
+        project = SOURCES / "examples" / "esp_idf" / "main"
+        sources = sorted(project.glob("*.c"))
+        named = (project / "CMakeLists.txt").read_text()
+        assert [source.name for source in sources if source.name not in named] == []
+        self.check("gcc", "-std=gnu17", f"-I{project}", *sources)
+
+    def test_esp_idf_asks_for_every_setting_that_it_uses(self) -> None:
+        project = SOURCES / "examples" / "esp_idf" / "main"
+        used = set(re.findall(r"CONFIG_(LOCK_\w+)", (project / "main.c").read_text()))
+        asked = set(re.findall(r"config (LOCK_\w+)", (project / "Kconfig.projbuild").read_text()))
+        assert used == asked
+
+    def test_arduino(self) -> None:
+        sketch = SOURCES / "examples" / "arduino" / "DulyLock" / "DulyLock.ino"
+        arduino = self.boards / "arduino"
+        self.check(
+            "g++", "-std=gnu++17", f"-I{arduino}", "-include", arduino / "Arduino.h", "-x", "c++", sketch
+        )
+
+    def test_a_mistake_is_found(self, tmp_path: Path) -> None:
+        wrong = tmp_path / "wrong.c"
+        wrong.write_text('#include "esp_random.h"\nchar *wrong(void) { return esp_random(); }\n')
+        with pytest.raises(AssertionError, match="error"):
+            self.check("gcc", wrong)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("c") / "fuzzed"
+    return compile_c(target, "-std=c99", "-O1", *SANITIZED, SOURCES / "duly.c", HOST_TEST)
+
+
 @pytest.mark.parametrize("seed", ["1", "2", "3"])
-def test_nonsense_from_a_broker_is_survived(tmp_path: Path, seed: str) -> None:
-    target = tmp_path / "host_test"
-    compile_c(target, "-std=c99", "-O1", *SANITIZED, SOURCES / "duly.c", HOST_TEST)
-    run(target, "fuzz", seed, "20000")
+def test_nonsense_from_a_broker_is_survived(fuzzed: Path, seed: str) -> None:
+    run(fuzzed, "fuzz", seed, "20000")
 
 
 class LockBoard:
     """A lock's hardware: its flash and what it has done outlive its process."""
 
-    def __init__(self, program: Path, hub: Hub, folder: Path, token: str) -> None:
+    def __init__(self, program: Path, hub: Hub, folder: Path, token: str, key: str = "") -> None:
         self._program = program
         self._hub = hub
         self._folder = folder
         self._token = token
+        self._key = key
         self._process: asyncio.subprocess.Process | None = None
 
-    async def start(self) -> None:
-        port = self._hub.mqtt_url.rsplit(":", 1)[1]
+    async def start(self, *, host: str = "127.0.0.1", port: str = "", token: str = "") -> None:
+        port = port or self._hub.mqtt_url.rsplit(":", 1)[1]
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                self._program, "127.0.0.1", port, "lock", self._token, self._folder / "flash",
-                self._folder / "effects", stderr=log,
+                self._program, host, port, "lock", token or self._token, self._folder / "flash",
+                self._folder / "effects", *([self._key] if self._key else []), stderr=log,
             )  # fmt: skip
 
     async def online(self) -> None:
@@ -134,6 +200,12 @@ class LockBoard:
         """The ids of what the lock really did."""
         file = self._folder / "effects"
         return [line.split(" ")[1] for line in file.read_text().splitlines()] if file.exists() else []
+
+    async def said(self, words: str) -> None:
+        """Wait until its log has these words."""
+        async with asyncio.timeout(GUARD):
+            while words not in self.log():
+                await asyncio.sleep(0.01)
 
     def log(self) -> str:
         return (self._folder / "log").read_text()
@@ -233,3 +305,77 @@ async def test_no_kill_repeats_an_effect(hub: Hub, phone: str, board: LockBoard)
     assert max(effects.values()) == 1
     assert {id_ for id_, state in ended.items() if state == "done"} <= set(effects)
     assert sum(state == "done" for state in ended.values()) >= 50, Counter(ended.values())
+
+
+# ── signatures ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def shared_key(hub: Hub, phone: str) -> tuple[str, str]:
+    """The token and the key of a lock that must sign."""
+    made = await administer(hub.accounts, "add", {"role": "device", "name": "lock", "key": "shared"})
+    await hub.accounts.grant("phone", "lock")
+    return str(made["token"]), str(made["key"])
+
+
+async def test_it_signs_all_that_a_hub_with_its_key_demands(
+    hub: Hub, phone: str, shared_key: tuple[str, str], tmp_path: Path, lock_program: Path
+) -> None:
+    board = LockBoard(lock_program, hub, tmp_path, *shared_key)
+    try:
+        async with App(hub.url, phone) as app:
+            await board.start()
+            await board.online()
+            progress: list[object] = []
+            assert (await app.send("lock", "lock_control", {"open": True})).data == {"open": True}
+            slow = await app.send("lock", "slow_turn", {}, progress=progress.append)
+            assert (slow.state, progress[:1]) == ("done", [{"turning": True}])
+            assert (await app.send("lock", "query", {"word": True})).data == "open"
+            assert (await app.send("lock", "dance")).code == 7
+            entries = await hub.ledger.entries("push/lock", 0, 100)
+            assert sum(b"event_report" in entry.body for entry in entries) == 1
+        assert not await hub.ledger.refusals()
+    finally:
+        await board.kill()
+
+
+@pytest.mark.parametrize("key", ["", "0123456789abcdef:" + "A" * 43 + "="], ids=["unsigned", "another key"])
+async def test_what_is_not_signed_with_its_key_does_not_count(
+    hub: Hub, shared_key: tuple[str, str], tmp_path: Path, lock_program: Path, key: str
+) -> None:
+    board = LockBoard(lock_program, hub, tmp_path, shared_key[0], key)
+    try:
+        await board.start()
+        async with asyncio.timeout(GUARD):
+            while not await hub.ledger.refusals():
+                await asyncio.sleep(0.01)
+        assert not hub.gateway.online("lock")
+    finally:
+        await board.kill()
+
+
+async def test_a_shared_key_is_not_in_the_ledger_in_clear(hub: Hub, shared_key: tuple[str, str]) -> None:
+    secret = shared_key[1].partition(":")[2]
+    assert hub.accounts.key_of("lock") == f"hmac-sha256:{secret}"
+    rows = await hub.ledger.bucket("principals")
+    assert secret.encode() not in b"".join(rows.values())
+
+
+# ── trouble on the way ───────────────────────────────────────────────────────────────────────────
+
+
+class TestWithoutABroker:
+    """The lock says why it is not online, and goes on trying."""
+
+    async def test_no_broker(self, hub: Hub, board: LockBoard) -> None:
+        free = servers.free_port()
+        await board.start(port=str(free))
+        await board.said(f"lock: cannot reach 127.0.0.1:{free}: Connection refused; trying again")
+
+    async def test_an_unknown_name(self, board: LockBoard) -> None:
+        await board.start(host="no-such-host.invalid")
+        await board.said("lock: cannot reach no-such-host.invalid:")
+
+    async def test_a_token_that_is_not_known(self, board: LockBoard) -> None:
+        await board.start(token="duly_wrong")
+        await board.said("refuses lock")

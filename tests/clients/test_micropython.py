@@ -33,7 +33,7 @@ folder, url, token, library = sys.argv[1:]
 sys.path.insert(0, library)
 from duly_device import Device, DeviceError
 
-device = Device(url, token, file=folder + "/flash.json", log=print)
+device = Device(url, token, file=folder + "/flash.json", name="lock", log=print)
 
 def note(word, command):
     with open(folder + "/effects", "a") as file:
@@ -85,31 +85,39 @@ pytestmark = pytest.mark.timeout(2 * GUARD)
 class Board:
     """A device's hardware: what is in its flash and what it has done outlive its process."""
 
-    def __init__(self, local: LocalHub, folder: Path) -> None:
+    def __init__(self, local: LocalHub, folder: Path, *, mqtt: bool = False) -> None:
         self._place = local
+        self._mqtt = mqtt
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
         folder.mkdir()
         (folder / "main.py").write_text(DEVICE)
 
     async def start(self) -> None:
+        await self.power_on()
+        await self.online()
+
+    async def power_on(self) -> None:
         library = files("duly").joinpath("clients/micropython")
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                "micropython", self._folder / "main.py", self._folder, self._place.url,
+                "micropython", self._folder / "main.py", self._folder, self._url(),
                 self._place.tokens["lock"], str(library), stdout=log, stderr=log,
             )  # fmt: skip
-        await self.online()
+
+    def _url(self) -> str:
+        return self._place.hub.mqtt_url if self._mqtt else self._place.url
 
     async def online(self) -> None:
         await until(lambda: self._place.hub.gateway.online("lock"))
 
-    async def kill(self) -> None:
+    async def kill(self, *, noticed: bool = True) -> None:
         """Cut the power, and come back when the hub has noticed."""
         if self._process is not None:
             self._process.kill()
             await self._process.wait()
             self._process = None
+        if noticed:
             await until(lambda: not self._place.hub.gateway.online("lock"))
 
     @property
@@ -384,11 +392,12 @@ async def test_a_restart_of_the_hub_is_survived(local: LocalHub, app: App, board
 async def test_the_hub_serves_the_client(local: LocalHub) -> None:
     import aiohttp
 
-    async with aiohttp.ClientSession() as http, http.get(f"{local.url}/duly_device.py") as answer:
-        assert answer.content_type == "text/x-python"
-        assert (
-            await answer.read() == files("duly").joinpath("clients/micropython/duly_device.py").read_bytes()
-        )
+    async with aiohttp.ClientSession() as http:
+        for name in ("duly_device.py", "duly_mqtt.py"):
+            async with http.get(f"{local.url}/{name}") as answer:
+                assert answer.content_type == "text/x-python"
+                file = files("duly").joinpath(f"clients/micropython/{name}")
+                assert await answer.read() == file.read_bytes()
 
 
 def _acks(local: LocalHub) -> list[dict[str, Any]]:
@@ -433,3 +442,85 @@ async def test_a_late_command_runs_if_the_later_one_has_failed(
     say(local, {"type": "lock_control", "seq_id": f"{int(ms) - 1}_{n}", "order": order})
     await until(lambda: len(heard) >= 1)
     assert heard[0]["code"] == 0
+
+
+def kept_pushes(board: Board) -> int:
+    """How many pushes wait in its flash."""
+    file = board.flash.with_name("flash.json.pushes")
+    return len(json.loads(file.read_text())["waiting"]) if file.exists() else 0
+
+
+async def test_a_push_is_kept_in_flash_until_the_hub_has_stored_it(local: LocalHub, board: Board) -> None:
+    async def stored() -> list[bytes]:
+        entries = await local.hub.ledger.entries("push/lock", 0, 100)
+        return [entry.body for entry in entries if b"event_report" in entry.body]
+
+    await until(lambda: kept_pushes(board) == 0)
+    assert len(await stored()) == 1
+    await local.stop()
+    await board.kill(noticed=False)
+    await board.power_on()  # it pushes at each start
+    await until(lambda: kept_pushes(board) == 1)
+    await board.kill(noticed=False)
+    await local.start()
+    await board.start()
+    await until(lambda: kept_pushes(board) == 0)
+    assert len(await stored()) == 3
+
+
+# ── over MQTT ────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def mqtt_hub(tmp_path: Path, patience: float) -> AsyncIterator[LocalHub]:
+    it = LocalHub(tmp_path / "hub", patience=patience, no_mqtt=False, mqtt_port=0)
+    await it.start()
+    await it.add(Role.APP, "phone")
+    await it.add(Role.DEVICE, "lock")
+    await it.hub.accounts.grant("phone", "lock")
+    yield it
+    await it.stop()
+
+
+async def test_over_mqtt_it_keeps_the_same_promises(mqtt_hub: LocalHub, tmp_path: Path) -> None:
+    if shutil.which("micropython") is None:
+        servers.missing("micropython")
+    board = Board(mqtt_hub, tmp_path / "board", mqtt=True)
+    await board.start()
+    try:
+        async with App(mqtt_hub.url, mqtt_hub.tokens["phone"]) as app:
+            command = await app.post("lock", "lock_control", {"who": "Zoë"})
+            ack = await command.ended()
+            assert (ack.state, ack.data) == ("done", {"open": True})
+            ack = await app.send("lock", "query")
+            assert (ack.state, ack.code, ack.detail) == ("failed", 3, "the sensor is broken")
+            assert (await app.send("lock", "system")).code == 7
+            for echo in ("x" * 4_000, 0, False, None, [{"ü": 1.5}]):
+                assert (await app.send("lock", "dev_control", {"echo": echo})).data == echo
+            heard: list[object] = []
+            ack = await app.send("lock", "set_mode", progress=heard.append)
+            assert (ack.state, heard) == ("done", [50, 100])
+            await board.kill(noticed=False)
+            kept = await app.post("lock", "lock_control", queue=True, expires=60)
+            await board.start()
+            assert (await kept.ended()).done
+            await until(lambda: kept_pushes(board) == 0)
+        assert [line for line in board.effects if line.startswith("lock")] == [
+            f"lock {command.id}", f"lock {kept.id}",
+        ]  # fmt: skip
+        entries = await mqtt_hub.hub.ledger.entries("push/lock", 0, 100)
+        assert sum(b"event_report" in entry.body for entry in entries) == 2, "one for each start"
+    finally:
+        await board.kill(noticed=False)
+
+
+async def test_a_broker_that_does_not_let_it_in_is_named(mqtt_hub: LocalHub, tmp_path: Path) -> None:
+    if shutil.which("micropython") is None:
+        servers.missing("micropython")
+    board = Board(mqtt_hub, tmp_path / "board", mqtt=True)
+    mqtt_hub.tokens["lock"] = "duly_wrong"
+    await board.power_on()
+    try:
+        await until(lambda: "the broker does not let lock in" in board.log)
+    finally:
+        await board.kill(noticed=False)

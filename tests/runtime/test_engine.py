@@ -16,7 +16,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, VerdictKind
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Todo, Transmit
+from duly.core.steps import Answered, Arrived, Effect, Received, Reply, ReportOutcome, Todo, Transmit
 from duly.core.units import FOREVER, SECOND
 from duly.errors import LedgerUnavailable, Overloaded, Stopped
 from duly.runtime.engine import GROUP, GROUP_BYTES, Engine
@@ -123,6 +123,25 @@ def test_what_gathers_during_a_commit_shares_the_next_and_is_answered_in_order()
             assert len(rig.ledger.sizes) <= 2
             replied = [e.message.id for e in rig.effects if isinstance(e, Reply)]
             assert replied == [message(n).id for n in range(50)]
+
+    virtual(program())
+
+
+def test_what_changes_nothing_is_not_told_before_what_came_before_it() -> None:
+    """PUBACKs and progress are told by it: in the order in which they came."""
+
+    async def program() -> None:
+        async with Rig() as rig:
+            told: list[str] = []
+            rig.ledger.gate.clear()
+            await rig.engine.put(Arrived(message()), lambda: told.append("stored"))
+            await asyncio.sleep(1)
+            await rig.engine.put(Received(b"no such key"), lambda: told.append("nothing to store"))
+            await asyncio.sleep(1)
+            assert told == []
+            rig.ledger.gate.set()
+            await asyncio.sleep(1)
+            assert told == ["stored", "nothing to store"]
 
     virtual(program())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import hmac
 import json
 import shutil
 import subprocess
@@ -80,10 +81,20 @@ def test_the_python_client_puts_chunks_together(case: Case) -> None:
 ON_A_BOARD = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
-from duly_device import Command, Memory, moment
+from duly_device import Command, Memory, moment, next_id
+from duly_mqtt import content, split_id
 
 def asked(question):
     verb, words = question[0], question[1:]
+    if verb == "mint":
+        return next_id(words[0] or "", words[1])
+    if verb == "content":
+        return content(json.loads(words[0]), words[1])
+    if verb == "task":
+        try:
+            return list(split_id(words[0]))
+        except ValueError:
+            return "malformed"
     if verb == "id":
         try:
             ms, n = moment(words[0])
@@ -138,6 +149,45 @@ def test_micropython_reads_and_compares_ids(tmp_path: Path) -> None:
     asked += [["sorted", case["ascending"][::-1]] for case in ids["order"]]
     expected = ["malformed" if "malformed" in case else [case["ms"], case["n"]] for case in ids["parse"]]
     assert ask_board(tmp_path, asked) == expected + [case["ascending"] for case in ids["order"]]
+
+
+def test_micropython_mints_ids_of_pushes(tmp_path: Path) -> None:
+    cases = vectors.read("ids")["mint"]
+    said = ask_board(tmp_path, [["mint", case["last"], case["now"]] for case in cases])
+    assert said == [case["next"] for case in cases]
+
+
+def test_micropython_takes_the_ids_of_tasks_apart(tmp_path: Path) -> None:
+    cases = vectors.read("ids")["task"]
+    said = ask_board(tmp_path, [["task", case["msg_id"]] for case in cases])
+    assert said == ["malformed" if "malformed" in case else [case["app"], case["seq_id"]] for case in cases]
+
+
+def test_micropython_reads_contents_whose_form_is_told(tmp_path: Path) -> None:
+    """A hub always tells it. Bytes that are no text have no meaning as a command's data."""
+    cases = [case for case in vectors.read("contents")["read"] if case["enc"]]
+    meant = [meaning(case) for case in cases]
+    said = ask_board(tmp_path, [["content", case["raw"], case["enc"]] for case in cases])
+    assert [one for one, value in zip(said, meant, strict=True) if value is not NO_TEXT] == [
+        value for value in meant if value is not NO_TEXT
+    ]
+
+
+NO_TEXT = object()
+
+
+def meaning(case: Case) -> object:
+    data = base64.b64decode(case["bytes"])
+    if case["form"] == "json" and case["raw"].startswith('"'):
+        return data.decode()
+    try:
+        return json.loads(data) if data else None
+    except ValueError:
+        pass
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return NO_TEXT
 
 
 @pytest.mark.parametrize("case", WINDOWS, ids=name_of)
@@ -265,6 +315,114 @@ def test_c_tells_another_command_by_its_print(folder: Path) -> None:
         c_program(folder, 3), (f"print {frame['type']} {json.dumps(frame['data'])}" for frame in frames)
     )
     assert [one == said[0] for one in said] == [case["same"] for case in cases]
+
+
+@pytest.mark.parametrize("case", vectors.read("lanes")["device"], ids=name_of)
+def test_c_keeps_the_order_of_each_lane(folder: Path, case: Case) -> None:
+    lanes = {f"{one['sender']}:{one['id']}": (one["sender"], one["order"]["key"]) for one in case["arrive"]}
+    said = ask_c(
+        c_program(folder, 100),
+        [
+            f"arrive {one['at']} {one['sender']} {one['id']} {one['order']['key'] or '-'} "
+            f"{one['order']['mode']} {one['order']['after']}"
+            for one in case["arrive"]
+        ]
+        + ["pass 2000"],
+    )
+    ended: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    began: dict[str, int] = {}
+    for line in said:
+        end, name, *at = line.split()
+        name = ":".join(name.split(":")[:2])
+        ended.setdefault(lanes[name], []).append((name, end))
+        began[name] = int(at[0]) if at else 0
+    expected: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for one in case["outcome"]:
+        name = f"{one['sender']}:{one['id']}"
+        expected.setdefault(lanes[name], []).append((name, one["end"]))
+        assert one["end"] != "run" or began[name] >= one["at"]
+    assert ended == expected
+
+
+HMAC_KEY = next(key for key in vectors.read("signatures")["keys"] if key["algorithm"] == "hmac-sha256")
+
+
+def signed_fields(case: Case) -> list[str]:
+    """The fields of a message that are signed, in their order; a content is led by '='."""
+    said = json.loads(case["message"])
+
+    def content(name: str) -> str:
+        return "=" + (json.dumps(said[name]) if said.get(name) is not None else "")
+
+    match case["kind"]:
+        case "pending":
+            order = [json.dumps(said["order"], separators=(",", ":"))] if said.get("order") else []
+            return [
+                said["msg_id"],
+                said["action"],
+                str(said["time"]),
+                str(said["exp"]),
+                content("payload"),
+                *order,
+            ]
+        case "status":
+            fields = [
+                str(said[name]) for name in ("time", "battery", "rssi", "ip", "version", "uptime", "session")
+            ]
+            return [
+                fields[0],
+                str(int(said["online"])),
+                *fields[1:],
+                content("data"),
+                str(said["heartbeat"] * 1000),
+            ]
+        case kind:
+            return [
+                said["msg_id"],
+                content({"ack": "progress", "complete": "value", "failed": "error"}[kind]),
+            ]
+
+
+def c_key() -> str:
+    return f"key {HMAC_KEY['kid']}:{HMAC_KEY['secret']}"
+
+
+def test_c_signs_fields_led_by_their_length(folder: Path) -> None:
+    secret = base64.b64decode(HMAC_KEY["secret"])
+    cases = vectors.read("signatures")["canonical"]
+    said = ask_c(
+        c_program(folder, 100),
+        [c_key(), *("fields" + "".join(f"\t{field}" for field in case["fields"]) for case in cases)],
+    )
+    assert said == [
+        "taken",
+        *(hmac.digest(secret, bytes.fromhex(one["bytes"]), "sha256").hex() for one in cases),
+    ]
+
+
+def test_c_signs_messages(folder: Path) -> None:
+    cases = [case for case in vectors.read("signatures")["signed"] if case["kid"] == HMAC_KEY["kid"]]
+    assert {case["kind"] for case in cases} == {"pending", "ack", "complete", "failed", "status"}
+    said = ask_c(
+        c_program(folder, 100),
+        [
+            c_key(),
+            *(
+                f"signed {case['kind']} {case['prefix']} {case['signer']} {case['reader'] or '-'}"
+                + "".join(f"\t{field}" for field in signed_fields(case))
+                for case in cases
+            ),
+        ],
+    )
+    signatures = [base64.b64decode(json.loads(case["message"])["sig"]).hex() for case in cases]
+    assert said == ["taken", *signatures]
+
+
+@pytest.mark.parametrize(
+    "key", ["", "a654bd828d36d296", f"a654:{HMAC_KEY['secret']}", "a654bd828d36d296:ICEi", "x" * 61]
+)
+def test_c_takes_no_key_that_is_none(folder: Path, key: str) -> None:
+    assert ask_c(c_program(folder, 100), [f"key {key}"]) == ["refused"]
 
 
 # ── JavaScript ───────────────────────────────────────────────────────────────────────────────────

@@ -54,7 +54,8 @@ def add(
         typer.Option(
             "--key",
             metavar="KEY",
-            help="The public key (ed25519:…) with which a device signs over MQTT. [none]",
+            help="The public key (ed25519:…) with which a device signs over MQTT; 'shared' makes a secret "
+            "of the device and the hub (HMAC), for small devices. [none]",
             show_default=False,
         ),
     ] = "",
@@ -73,7 +74,7 @@ def add(
 
     A device is commanded by the hub alone. A node talks to other nodes over MQTT, without the hub. A monitor
     reads figures, as Prometheus does. With --key the hub refuses every MQTT message of the device that is not
-    signed with that key.
+    signed with that key. --key shared prints the key after the token, once.
     """
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})
     wanted |= {"key": key} if key else {}
@@ -84,6 +85,9 @@ def add(
         return
     note(f"{kind.value} {name} has been added. Its token, which cannot be shown again:")
     say(made["token"])
+    if "key" in made:
+        note("The key that it signs with, shared with the hub, which cannot be shown again either:")
+        say(made["key"])
 
 
 @grouped

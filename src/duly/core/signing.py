@@ -77,6 +77,13 @@ class Key(Struct, frozen=True, omit_defaults=True):
         return f"{self.algorithm.value}:{binascii.b2a_base64(self.public, newline=False).decode()}"
 
     @property
+    def stored(self) -> str:
+        """The text of the key as it is kept to verify with. A shared secret is in it, so it is not shown."""
+        if self.algorithm is Algorithm.ED25519:
+            return self.shown
+        return f"{self.algorithm.value}:{binascii.b2a_base64(self.secret, newline=False).decode()}"
+
+    @property
     def trusted(self) -> Key:
         """The key as a peer keeps it: without its secret, unless that is a shared one."""
         return self if self.algorithm is Algorithm.HMAC else replace(self, secret=b"")
@@ -126,11 +133,26 @@ def read_key(text: str) -> Key:
     word, _, data = text.strip().partition(":")
     if word != Algorithm.ED25519.value:
         raise Malformed("a public key looks like ed25519:O2onv…; 'duly keys list' shows one's own")
+    return Key(Algorithm.ED25519, public=_from_base64(data))
+
+
+def read_stored_key(text: str) -> Key:
+    """A key as `Key.stored` writes it.
+
+    >>> read_stored_key("hmac-sha256:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=").kid
+    'a654bd828d36d296'
+    """
+    word, _, data = text.partition(":")
+    if word == Algorithm.HMAC.value:
+        return Key(Algorithm.HMAC, secret=_from_base64(data))
+    return read_key(text)
+
+
+def _from_base64(data: str) -> bytes:
     try:
-        public = binascii.a2b_base64(data, strict_mode=True)
+        return binascii.a2b_base64(data, strict_mode=True)
     except binascii.Error as problem:
         raise Malformed(f"the key is not base64: {problem}") from None
-    return Key(Algorithm.ED25519, public=public)
 
 
 class TrustedKey(Struct, frozen=True):

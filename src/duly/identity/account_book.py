@@ -57,7 +57,8 @@ class StoredAccount(Struct, frozen=True):
     """the argon2id of a person's password; a person has a token for each login instead of one of the
     account"""
     key: str = ""
-    """the public key with which a device signs what it sends over MQTT; empty if it need not sign"""
+    """the key with which a device signs what it sends over MQTT, a shared one encrypted; empty if it need not
+    sign"""
     voided: int = 0
     """the present epoch; 0 as long as the first one lasts"""
     after: int = 0

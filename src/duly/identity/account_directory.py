@@ -138,7 +138,7 @@ class AccountDirectory:
         return None if one is None or one.disabled else one.role
 
     def key_of(self, name: str) -> str:
-        """The public key with which a device must sign what it sends over MQTT; empty if it need not sign."""
+        """The key of a device as the ledger keeps it; empty if the device need not sign."""
         one = self._book.stored.get(name)
         return "" if one is None else one.key
 

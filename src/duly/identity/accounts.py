@@ -24,6 +24,7 @@ from msgspec import Struct
 from msgspec.structs import replace as changed
 
 from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem, Write
+from duly.core.signing import Algorithm, read_stored_key
 from duly.errors import Conflict, Malformed
 from duly.identity.account_book import AccountBook, Principal, Role, StoredAccount
 from duly.identity.account_directory import (
@@ -39,6 +40,7 @@ from duly.identity.account_directory import (
     sessions,
 )
 from duly.identity.account_names import check_account_name, check_name
+from duly.identity.keyring import new_key
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox, is_sealed
 
@@ -57,6 +59,8 @@ __all__ = [
     "sessions",
 ]
 
+SHARED_KEY: Final = "shared"
+"""What stands for the key of a device, when a secret of the device and the hub is to be made."""
 PREFIX: Final = "duly_"
 """What a token starts with, so that people and secret scanners recognise one."""
 
@@ -94,16 +98,14 @@ class Accounts(AccountDirectory):
     ) -> str:
         """Make an account and return its token, which cannot be shown again. With `replace` an existing
         account of this role gets a new token and its old one is void; its grants stay, and its key unless
-        another is given. `key` is the public key of a device that signs what it sends over MQTT. With
-        `once` a device is sent each command once, since it would carry out a repeat."""
+        another is given. `key` is the key of a device that signs what it sends over MQTT, as `Key.stored`
+        writes it. With `once` a device is sent each command once, since it would carry out a repeat."""
         if once and role is not Role.DEVICE:
             raise Malformed("only a device can be sent its commands without repeats (--no-resend)")
         if key and role is not Role.DEVICE:
             raise Malformed("only a device has a key; nodes keep theirs themselves, see 'duly keys'")
         if key:
-            from duly.core.signing import read_key
-
-            key = read_key(key).shown
+            key = self._encrypt_key(name, read_stored_key(key).stored)
         token = PREFIX + secrets.token_urlsafe(32)
         hashed = digest(token).hex()
         async with self._changing:
@@ -255,7 +257,7 @@ class Accounts(AccountDirectory):
             await self._load()
         return self._book
 
-    # ── password hashes are encrypted: a copy of the ledger is no help in guessing passwords ─────
+    # ── password hashes and shared keys are encrypted: a copy of the ledger is no help to a thief ─
 
     def _encrypt(self, name: str, field: str, value: str) -> str:
         if self._box is None or not value or is_sealed(value):
@@ -265,13 +267,22 @@ class Accounts(AccountDirectory):
     def _decrypt(self, name: str, field: str, value: str) -> str:
         return value if self._box is None else self._box.decrypt(value, f"{PRINCIPALS}/{name}/{field}")
 
+    def _encrypt_key(self, name: str, stored: str) -> str:
+        shared = stored.startswith(Algorithm.HMAC.value)
+        return self._encrypt(name, "key", stored) if shared else stored
+
+    def key_of(self, name: str) -> str:
+        """The key with which a device must sign what it sends over MQTT; empty if it need not sign."""
+        return self._decrypt(name, "key", super().key_of(name))
+
     async def encrypt_passwords(self) -> int:
-        """Encrypt the hashes that an older version has stored in plain; returns of how many accounts."""
+        """Encrypt the hashes and shared keys that are stored in plain; returns of how many accounts."""
         async with self._changing:
             await self._load()
             plain: list[Write] = []
             for name, old in self._book.stored.items():
-                new = changed(old, password=self._encrypt(name, "password", old.password))
+                password = self._encrypt(name, "password", old.password)
+                new = changed(old, password=password, key=self._encrypt_key(name, old.key))
                 if new != old:
                     plain.append(PutItem(PRINCIPALS, name, _encode(new)))
             if plain:
@@ -303,15 +314,7 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
     """Carry out a verb of the command line on accounts; the same with and without a running hub."""
     match verb:
         case "add":
-            role, name = Role(wanted["role"]), wanted["name"]
-            token = await accounts.add(
-                role,
-                name,
-                replace="replace" in wanted,
-                key=wanted.get("key", ""),
-                once="no_resend" in wanted,
-            )
-            return {"token": token, "name": name, "role": role.value}
+            return await _add(accounts, Role(wanted["role"]), wanted["name"], wanted)
         case "remove":
             return {"changed": await accounts.remove(wanted["name"])}
         case "grant":
@@ -327,3 +330,16 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
             }
         case _:
             raise Malformed(f"there is no verb {verb!r}")
+
+
+async def _add(accounts: Accounts, role: Role, name: str, wanted: dict[str, str]) -> dict[str, object]:
+    shared = new_key(Algorithm.HMAC) if wanted.get("key") == SHARED_KEY else None
+    token = await accounts.add(
+        role,
+        name,
+        replace="replace" in wanted,
+        key=wanted.get("key", "") if shared is None else shared.stored,
+        once="no_resend" in wanted,
+    )
+    made: dict[str, object] = {"token": token, "name": name, "role": role.value}
+    return made if shared is None else {**made, "key": f"{shared.kid}:{shared.stored.partition(':')[2]}"}

@@ -316,11 +316,11 @@ class Engine:
                     if gathering.steps:
                         flushing = self._flushing = gathering
                         flushing.commit(self._ledger, self._news.set)
-                    else:
-                        _tell(gathering)
                     if flushed is not None:
                         self._do(self._follow_up(flushed), self._gathering)
-                        if flushing is None and self._gathering.steps:
+                    if flushing is None:
+                        _tell(gathering)  # there was nothing to store, and what came before is told
+                        if flushed is not None and self._gathering.steps:
                             continue
                 if flushing is None:
                     if self._stopping and not self._events:

@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -297,6 +297,81 @@ def test_a_device_that_answers_before_it_stores_is_caught_over_a_kill() -> None:
     assert any("kill -9" in line for line in found["stores-before-it-answers"]["frames"])
 
 
+# ── restarts, in this process: a task that is cancelled has no chance to store anything ──────────
+
+
+class RestartedTask:
+    """A client that is a task, killed and started again."""
+
+    def __init__(self, client: Callable[[], Coroutine[None, None, None]]) -> None:
+        self._client = client
+        self._task: asyncio.Task[None] | None = None
+
+    ended = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._client())
+
+    def kill(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def gone(self) -> None:
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        self._task = None
+
+    def said(self) -> str:
+        return ""
+
+
+async def restarted(noun: Noun, mode: str, rule: str) -> ConformReport:
+    """The report of a broken client that is killed and started again."""
+
+    def client(url: str, store: str) -> RestartedTask:
+        match noun:
+            case Noun.APP:
+                return RestartedTask(lambda: broken_app.main(mode, url))
+            case Noun.SENTINEL:
+                return RestartedTask(lambda: broken_sentinel.main(mode, url))
+            case _:
+                return RestartedTask(lambda: broken_device.main(mode, url, "conform", store))
+
+    run = ConformRun(noun, "ws://127.0.0.1:0", only=[rule])
+    return await run.run(lambda rule, done, total: None, client=client)
+
+
+@pytest.mark.parametrize(
+    ("noun", "mode", "rule"),
+    [
+        (Noun.DEVICE, "volatile", "remembers-over-restarts"),
+        (Noun.DEVICE, "hasty", "stores-before-it-answers"),
+        (Noun.DEVICE, "slow", "runs-once-over-kills"),
+        (Noun.APP, "reborn", "mints-ids-over-restarts"),
+        (Noun.SENTINEL, "volatile", "keeps-over-kills"),
+    ],
+)
+async def test_who_forgets_over_a_restart_is_caught_by_name(
+    quick: None, monkeypatch: pytest.MonkeyPatch, noun: Noun, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(app_run, "PATIENCE", 0.05)
+    monkeypatch.setattr(sentinel_run, "PATIENCE", 0.05)
+    report = await restarted(noun, mode, rule)
+    assert [(one.rule, one.result) for one in report.results] == [(rule, "broken")], report
+
+
+@pytest.mark.parametrize("rule", ["remembers-over-restarts", "runs-once-over-kills"])
+async def test_who_notes_what_it_begins_is_not_blamed(quick: None, rule: str) -> None:
+    report = await restarted(Noun.DEVICE, "careful", rule)
+    assert [(one.rule, one.result) for one in report.results] == [(rule, "holds")], report
+
+
+def test_every_rule_of_restarts_has_a_client_that_breaks_it() -> None:
+    planted = {"remembers-over-restarts", "stores-before-it-answers", "runs-once-over-kills"}
+    planted |= {"mints-ids-over-restarts", "keeps-over-kills"}
+    assert {rule.name for rules in RULES.values() for rule in rules if rule.restarts} == planted
+
+
 # ── bad input ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -351,10 +426,12 @@ class TestWholeRuns:
         target = "{url}" if url == FRAMES else "mqtt://{name}:{token}@{host}:{port}"
         passes("device", url, sys.executable, SUBJECTS / "device.py", target, "{token}", "{store}")
 
-    def test_micropython_device(self) -> None:
+    @pytest.mark.parametrize("url", [FRAMES, MQTT])
+    def test_micropython_device(self, url: str) -> None:
         micropython = shutil.which("micropython") or missing("micropython")
         board, library = SUBJECTS / "board.py", CLIENTS / "micropython"
-        passes("device", FRAMES, micropython, board, library, "{url}", "{token}", "{store}")
+        name = ("{name}",) if url == MQTT else ()
+        passes("device", url, micropython, board, library, "{url}", "{token}", "{store}", *name)
 
     def test_c_device(self, tmp_path: Path) -> None:
         gcc = shutil.which("gcc") or missing("gcc")

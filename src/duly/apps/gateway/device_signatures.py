@@ -6,7 +6,7 @@ The law: from a device with a key only what it has signed counts; from a device 
 from __future__ import annotations
 
 from duly.core.acl import HUB
-from duly.core.signing import Keyring, read_key
+from duly.core.signing import Keyring, read_stored_key
 from duly.identity.accounts import Accounts
 from duly.wire import fd
 from duly.wire.fd_signatures import FdSignatures
@@ -27,7 +27,7 @@ class DeviceSignatures:
             return
         signatures = self._checks.get((device, key))
         if signatures is None:
-            ring = Keyring(HUB).trust(device, read_key(key))
+            ring = Keyring(HUB).trust(device, read_stored_key(key))
             signatures = self._checks[device, key] = FdSignatures(ring, prefix=self._prefix, required=True)
         signatures.check(message, by=device)
 

@@ -1,4 +1,5 @@
-/* duly for microcontrollers; see duly.h. In this order: bytes and text, flash, MQTT, answers, commands, pushes. */
+/* duly for microcontrollers; see duly.h. In this order: bytes and text, signatures, flash, MQTT, answers, commands,
+ * pushes. */
 
 #include "duly.h"
 
@@ -150,6 +151,31 @@ static int digit64(char c) {
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
+/* Decode base64, also into the place where it stands. False if it is none. */
+static bool decode64(duly_text text, char *to, size_t *size) {
+    *size = 0;
+    if (text.size % 4) return false;
+    for (size_t i = 0; i < text.size; i += 4) {
+        uint32_t bits = 0;
+        unsigned pad = 0;
+        for (unsigned k = 0; k < 4; k++) {
+            int digit = digit64(text.at[i + k]);
+            if (text.at[i + k] == '=' && k > 1 && i + 4 == text.size) digit = 0, pad++;
+            if (digit < 0) return false;
+            bits = bits << 6 | (uint32_t)digit;
+        }
+        for (unsigned k = 0; k < 3 - pad; k++) to[(*size)++] = (char)(bits >> (16 - 8 * k));
+    }
+    return true;
+}
+
+/* The four characters of up to three bytes. */
+static void encode64(char *to, const uint8_t *bytes, size_t size) {
+    static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    uint32_t bits = (uint32_t)bytes[0] << 16 | (size > 1 ? (uint32_t)bytes[1] << 8 : 0) | (size > 2 ? bytes[2] : 0);
+    for (unsigned k = 0; k < 4; k++) to[k] = k > size ? '=' : digits[bits >> (18 - 6 * k) & 63];
+}
+
 /* The content of a field: base64 is decoded where it stands, any other JSON is left as it is. */
 static duly_text content(duly_text message, const char *name) {
     duly_text text = raw_field(message, name), none = {"", 0};
@@ -159,20 +185,145 @@ static duly_text content(duly_text message, const char *name) {
     text.size -= 2;
     if (text.size % 4 || !duly_is(duly_field(message, "enc"), "base64")) return text;
     char *to = (char *)text.at; /* the receive buffer, which is ours to write */
-    size_t size = 0;
-    for (size_t i = 0; i < text.size; i += 4) {
-        uint32_t bits = 0;
-        unsigned pad = 0;
-        for (unsigned k = 0; k < 4; k++) {
-            int digit = digit64(text.at[i + k]);
-            if (text.at[i + k] == '=' && k > 1 && i + 4 == text.size) digit = 0, pad++;
-            if (digit < 0) return none;
-            bits = bits << 6 | (uint32_t)digit;
-        }
-        for (unsigned k = 0; k < 3 - pad; k++) to[size++] = (char)(bits >> (16 - 8 * k));
-    }
+    size_t size;
+    if (!decode64(text, to, &size)) return none;
     text.size = size;
     return text;
+}
+
+/* ── signatures: HMAC-SHA256 over fields, each led by its length in four bytes ─────────────────────────────── */
+
+typedef struct sha256 {
+    uint32_t sums[8];
+    uint64_t size;
+    uint8_t block[64];
+} sha256;
+
+static uint32_t turned(uint32_t word, unsigned by) { return word >> by | word << (32 - by); }
+
+static void sha256_block(sha256 *s) {
+    static const uint32_t constants[64] = {
+        0x428A2F98, 0x71374491, 0xB5C0FBCF, 0xE9B5DBA5, 0x3956C25B, 0x59F111F1, 0x923F82A4, 0xAB1C5ED5,
+        0xD807AA98, 0x12835B01, 0x243185BE, 0x550C7DC3, 0x72BE5D74, 0x80DEB1FE, 0x9BDC06A7, 0xC19BF174,
+        0xE49B69C1, 0xEFBE4786, 0x0FC19DC6, 0x240CA1CC, 0x2DE92C6F, 0x4A7484AA, 0x5CB0A9DC, 0x76F988DA,
+        0x983E5152, 0xA831C66D, 0xB00327C8, 0xBF597FC7, 0xC6E00BF3, 0xD5A79147, 0x06CA6351, 0x14292967,
+        0x27B70A85, 0x2E1B2138, 0x4D2C6DFC, 0x53380D13, 0x650A7354, 0x766A0ABB, 0x81C2C92E, 0x92722C85,
+        0xA2BFE8A1, 0xA81A664B, 0xC24B8B70, 0xC76C51A3, 0xD192E819, 0xD6990624, 0xF40E3585, 0x106AA070,
+        0x19A4C116, 0x1E376C08, 0x2748774C, 0x34B0BCB5, 0x391C0CB3, 0x4ED8AA4A, 0x5B9CCA4F, 0x682E6FF3,
+        0x748F82EE, 0x78A5636F, 0x84C87814, 0x8CC70208, 0x90BEFFFA, 0xA4506CEB, 0xBEF9A3F7, 0xC67178F2,
+    };
+    uint32_t words[16], now[8];
+    memcpy(now, s->sums, sizeof now);
+    for (unsigned i = 0; i < 64; i++) {
+        uint32_t *w = &words[i & 15];
+        if (i < 16) {
+            const uint8_t *b = s->block + 4 * i;
+            *w = (uint32_t)b[0] << 24 | (uint32_t)b[1] << 16 | (uint32_t)b[2] << 8 | b[3];
+        } else {
+            uint32_t early = words[(i + 1) & 15], late = words[(i + 14) & 15];
+            *w += (turned(early, 7) ^ turned(early, 18) ^ early >> 3) + words[(i + 9) & 15] +
+                  (turned(late, 17) ^ turned(late, 19) ^ late >> 10);
+        }
+        uint32_t e = now[4], a = now[0];
+        uint32_t one = now[7] + (turned(e, 6) ^ turned(e, 11) ^ turned(e, 25)) + ((e & now[5]) ^ (~e & now[6])) +
+                       constants[i] + *w;
+        uint32_t two = (turned(a, 2) ^ turned(a, 13) ^ turned(a, 22)) +
+                       ((a & now[1]) ^ (a & now[2]) ^ (now[1] & now[2]));
+        memmove(now + 1, now, 7 * sizeof *now);
+        now[4] += one;
+        now[0] = one + two;
+    }
+    for (unsigned i = 0; i < 8; i++) s->sums[i] += now[i];
+}
+
+static void sha256_add(sha256 *s, const void *bytes, size_t size) {
+    const uint8_t *at = bytes;
+    while (size--) {
+        s->block[s->size++ & 63] = *at++;
+        if (!(s->size & 63)) sha256_block(s);
+    }
+}
+
+static void sha256_end(sha256 *s, uint8_t digest[32]) {
+    uint64_t bits = s->size * 8;
+    sha256_add(s, "\x80", 1);
+    while ((s->size & 63) != 56) sha256_add(s, "", 1);
+    for (unsigned i = 0; i < 8; i++) s->block[56 + i] = (uint8_t)(bits >> (56 - 8 * i));
+    sha256_block(s);
+    for (unsigned i = 0; i < 32; i++) digest[i] = (uint8_t)(s->sums[i / 4] >> (24 - 8 * (i & 3)));
+}
+
+/* The beginning of a hash with the key: `pad` is 0x36 for the inner one, 0x5C for the outer. */
+static void hmac_begin(sha256 *s, const duly *d, uint8_t pad) {
+    static const uint32_t sums[8] = {0x6A09E667, 0xBB67AE85, 0x3C6EF372, 0xA54FF53A,
+                                     0x510E527F, 0x9B05688C, 0x1F83D9AB, 0x5BE0CD19};
+    uint8_t block[64];
+    memcpy(s->sums, sums, sizeof sums);
+    s->size = 0;
+    for (unsigned i = 0; i < sizeof block; i++) block[i] = (uint8_t)((i < DULY_KEY ? d->key[i] : 0) ^ pad);
+    sha256_add(s, block, sizeof block);
+}
+
+static void hmac_end(sha256 *s, const duly *d, uint8_t digest[32]) {
+    sha256_end(s, digest);
+    hmac_begin(s, d, 0x5C);
+    sha256_add(s, digest, 32);
+    sha256_end(s, digest);
+}
+
+/* A field in two parts, either of which may be empty. */
+static void sign_field(sha256 *s, const char *first, duly_text rest) {
+    size_t lead = strlen(first), size = lead + rest.size;
+    const uint8_t length[4] = {(uint8_t)(size >> 24), (uint8_t)(size >> 16), (uint8_t)(size >> 8), (uint8_t)size};
+    sha256_add(s, length, sizeof length);
+    sha256_add(s, first, lead);
+    sha256_add(s, rest.at, rest.size);
+}
+
+static void sign_text(sha256 *s, const char *text) {
+    const duly_text none = {"", 0};
+    sign_field(s, text, none);
+}
+
+static void sign_number(sha256 *s, int64_t value) {
+    char digits[24];
+    snprintf(digits, sizeof digits, "%lld", (long long)value);
+    sign_text(s, digits);
+}
+
+/* A content as it stands in the message: a string is base64, since the client writes no other into what it signs. */
+static void sign_content(sha256 *s, duly_text raw) {
+    duly_text inside = raw;
+    if (!raw.size || duly_is(raw, "null")) sign_text(s, "n");
+    else if (*raw.at != '"') sign_field(s, "j", raw);
+    else {
+        inside.at++;
+        inside.size -= 2;
+        sign_field(s, "b", inside);
+    }
+}
+
+/* What every signature begins with: who says what kind of thing to whom. */
+static void sign_begin(sha256 *s, const duly *d, const char *kind, const char *reader) {
+    hmac_begin(s, d, 0x36);
+    sign_text(s, "duly-fd-1");
+    sign_text(s, d->prefix);
+    sign_text(s, kind);
+    sign_text(s, d->name);
+    sign_text(s, reader);
+}
+
+bool duly_sign_with(duly *d, const char *key) {
+    const char *colon = strchr(key, ':');
+    uint8_t secret[DULY_KEY + 3];
+    size_t size = 0;
+    if (!colon || colon - key != DULY_KID || strlen(colon + 1) != 44) return false;
+    duly_text text = {colon + 1, 44};
+    if (!decode64(text, (char *)secret, &size) || size != DULY_KEY) return false;
+    memcpy(d->key, secret, DULY_KEY);
+    memcpy(d->kid, key, DULY_KID);
+    d->kid[DULY_KID] = 0;
+    return true;
 }
 
 /* ── flash: a log in one area; when it is full, what is still needed is written into the next one ───────────
@@ -521,11 +672,57 @@ static packet begin_publish(duly *d, const char *user, const char *kind) {
     return p;
 }
 
-static void add_status(packet *p, bool online) {
+/* The signature of what was added to a hash, and the name of its key. */
+static void add_signature(packet *p, sha256 *s) {
+    uint8_t digest[32];
+    char text[4];
+    hmac_end(s, p->device, digest);
+    add_text(p, ",\"sig\":\"");
+    for (unsigned i = 0; i < sizeof digest; i += 3) {
+        encode64(text, digest + i, sizeof digest - i < 3 ? sizeof digest - i : 3);
+        add(p, text, 4);
+    }
+    add_text(p, "\",\"kid\":\"");
+    add_text(p, p->device->kid);
+    add_text(p, "\"");
+}
+
+static void sign_session(sha256 *s, uint64_t session) {
+    char text[17];
+    snprintf(text, sizeof text, "%08lx%08lx", (unsigned long)(session >> 32), (unsigned long)(session & 0xFFFFFFFFu));
+    sign_text(s, text);
+}
+
+/* End a status: sign it, if there is a key. `data` is what stands in it. */
+static void end_status(packet *p, bool online, uint64_t seconds, duly_text data) {
+    duly *d = p->device;
+    sha256 s;
+    if (d->kid[0] && p->fits) {
+        sign_begin(&s, d, "status", "");
+        sign_number(&s, (int64_t)seconds);
+        sign_number(&s, online);
+        if (online && d->battery >= 0) sign_number(&s, d->battery);
+        else sign_text(&s, "");
+        if (online && d->rssi < 0) sign_number(&s, d->rssi);
+        else sign_text(&s, "");
+        sign_text(&s, ""); /* ip */
+        sign_text(&s, online && d->version ? d->version : "");
+        sign_number(&s, 0); /* uptime */
+        sign_session(&s, d->session);
+        sign_content(&s, data);
+        if (online) sign_number(&s, DULY_HEARTBEAT_S * 1000);
+        add_signature(p, &s);
+    }
+    add_text(p, "}");
+}
+
+/* Begin a status; the time in it. */
+static uint64_t add_status(packet *p, bool online) {
     duly *d = p->device;
     static const char hex[] = "0123456789abcdef";
+    uint64_t seconds = d->port->time_ms(d->port->context) / 1000;
     add_text(p, "{\"time\":");
-    add_number(p, d->port->time_ms(d->port->context) / 1000);
+    add_number(p, seconds);
     add_text(p, online ? ",\"online\":true,\"session\":\"" : ",\"online\":false,\"session\":\"");
     for (int i = 60; i >= 0; i -= 4) add(p, &hex[d->session >> i & 15], 1);
     add_text(p, "\"");
@@ -546,11 +743,14 @@ static void add_status(packet *p, bool online) {
         add_text(p, ",\"rssi\":-");
         add_number(p, (uint64_t)-(int64_t)d->rssi);
     }
+    return seconds;
 }
 
 static void connect(duly *d) {
     const duly_port *p = d->port;
+    const duly_text none = {"", 0};
     d->received = d->skip = 0;
+    d->refused = 0;
     d->session = (uint64_t)p->random(p->context) << 32 | p->random(p->context);
     d->last_heard = p->uptime_ms(p->context);
     if (!p->open(p->context)) {
@@ -571,8 +771,7 @@ static void connect(duly *d) {
     add_text(&out, "/status");
     size_t length_at = out.end;
     add_16(&out, 0);
-    add_status(&out, false);
-    add_text(&out, "}");
+    end_status(&out, false, add_status(&out, false), none);
     d->out[length_at] = (uint8_t)((out.end - length_at - 2) >> 8);
     d->out[length_at + 1] = (uint8_t)(out.end - length_at - 2);
     add_string(&out, d->name);
@@ -582,8 +781,8 @@ static void connect(duly *d) {
 
 static bool say_online(duly *d) {
     packet out = begin_publish(d, d->name, "status");
-    add_status(&out, true);
-    add_text(&out, "}");
+    const duly_text none = {"", 0};
+    end_status(&out, true, add_status(&out, true), none);
     d->next_status = d->port->uptime_ms(d->port->context) + DULY_HEARTBEAT_S * 1000u;
     return send_packet(&out, PUBLISH | QOS1 | RETAIN);
 }
@@ -609,9 +808,32 @@ static void connected(duly *d) {
 
 /* ── answers ────────────────────────────────────────────────────────────────────────────────────────────── */
 
+/* Add a content, and return it as it stands. A string that is to be signed goes as base64: what is signed of a string
+ * is what it spells, and that of base64 is seen without a table of escapes. */
+static duly_text add_content(packet *p, duly_text json) {
+    duly_text raw = {(const char *)p->device->out + p->end, 0};
+    const char *end = json.at + json.size, *at = skip_space(json.at, end);
+    while (end > at && (end[-1] == ' ' || end[-1] == '\t' || end[-1] == '\n' || end[-1] == '\r')) end--;
+    size_t from = p->end, size = (size_t)(end - at);
+    if (!p->device->kid[0] || !size || *at != '"') add(p, at, size);
+    else {
+        char text[4];
+        add_text(p, "\"");
+        for (size_t i = 0; i < size; i += 3) {
+            encode64(text, (const uint8_t *)at + i, size - i < 3 ? size - i : 3);
+            add(p, text, 4);
+        }
+        add_text(p, "\"");
+    }
+    raw.size = p->fits ? p->end - from : 0;
+    return raw;
+}
+
 static bool say(duly *d, const char *kind, duly_text msg_id, const char *field, duly_text json) {
     if (d->state != DULY_ONLINE) return false;
     packet out = begin_publish(d, "hub", kind);
+    duly_text raw = {"", 0};
+    sha256 s;
     add_text(&out, "{\"msg_id\":\"");
     add(&out, msg_id.at, msg_id.size);
     add_text(&out, "\"");
@@ -619,8 +841,14 @@ static bool say(duly *d, const char *kind, duly_text msg_id, const char *field, 
         add_text(&out, ",\"");
         add_text(&out, field);
         add_text(&out, "\":");
-        add(&out, json.at, json.size);
-        add_text(&out, ",\"enc\":\"json\"");
+        raw = add_content(&out, json);
+        add_text(&out, d->kid[0] && raw.size && *raw.at == '"' ? ",\"enc\":\"base64\"" : ",\"enc\":\"json\"");
+    }
+    if (d->kid[0] && out.fits) {
+        sign_begin(&s, d, kind, "hub");
+        sign_field(&s, "", msg_id);
+        sign_content(&s, raw);
+        add_signature(&out, &s);
     }
     add_text(&out, "}");
     return send_packet(&out, PUBLISH | QOS1);
@@ -897,8 +1125,10 @@ static bool send_push(duly *d, const duly_push_slot *slot) {
     if (size < (int)PUSH_HEAD || (int)PUSH_HEAD + body[DULY_ID] > size) return false;
     const uint8_t *type = body + PUSH_HEAD, *data = type + body[DULY_ID];
     packet out = begin_publish(d, d->name, "status");
-    add_status(&out, true);
-    add_text(&out, ",\"data\":{\"type\":\"");
+    uint64_t seconds = add_status(&out, true);
+    add_text(&out, ",\"data\":");
+    size_t from = out.end;
+    add_text(&out, "{\"type\":\"");
     add(&out, type, body[DULY_ID]);
     add_text(&out, "\",\"seq_id\":\"");
     add_id(&out, &slot->id);
@@ -907,7 +1137,10 @@ static bool send_push(duly *d, const duly_push_slot *slot) {
         add_text(&out, ",\"data\":");
         add(&out, data, (size_t)(body + size - data));
     }
-    add_text(&out, "},\"enc\":\"json\"}");
+    add_text(&out, "}");
+    duly_text said = {(const char *)d->out + from, out.end - from};
+    add_text(&out, ",\"enc\":\"json\"");
+    end_status(&out, true, seconds, said);
     return send_packet(&out, PUBLISH | QOS1);
 }
 
@@ -1034,6 +1267,7 @@ static void handle_packet(duly *d, size_t head, size_t size, bool whole) {
     size -= head;
     switch (d->in[0] & 0xF0) {
     case CONNACK:
+        d->refused = size < 2 ? 0 : body[1];
         if (d->state != DULY_CONNECTING || size < 2 || body[1]) disconnect(d);
         else connected(d);
         break;

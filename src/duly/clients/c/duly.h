@@ -121,6 +121,9 @@ typedef int (*duly_handler)(struct duly *device, void *context, const duly_comma
 
 /* ── the device; its fields are its own ─────────────────────────────────────────────────────────────────── */
 
+#define DULY_KID 16 /* characters of a key's id */
+#define DULY_KEY 32 /* bytes of a key */
+
 #define DULY_ID 14 /* bytes of an id: 6 of milliseconds, 8 of the counter; the greater ones are later */
 
 typedef struct duly_id {
@@ -163,7 +166,11 @@ typedef struct duly {
     uint32_t generation, area, end; /* where the log is written */
     bool lost;                      /* flash held something unreadable: what has run is not known */
 
+    char kid[DULY_KID + 1]; /* of the key that signs; empty: nothing is signed */
+    uint8_t key[DULY_KEY];
+
     enum duly_state state;
+    uint8_t refused; /* why the broker refused the last connection, by the code of its CONNACK; 0: it did not */
     uint64_t session, next_try, last_sent, last_heard, next_status, next_push;
     uint32_t backoff;
     uint16_t packet;
@@ -192,6 +199,10 @@ typedef struct duly {
 /* Prepare a device: read what flash remembers. False if flash cannot be used. `name` and `token` are those of
  * 'duly add device'; both strings must stay. */
 bool duly_begin(duly *device, const duly_port *port, const char *name, const char *token);
+
+/* Sign everything that is sent from now on, with the key that 'duly add device NAME --key shared' printed (its id, a
+ * colon, its secret in base64). False if the text is no such key. */
+bool duly_sign_with(duly *device, const char *key);
 
 /* Declare the handler of a command type; NULL stands for every other type. False if there are too many. */
 bool duly_on(duly *device, const char *type, enum duly_effect effect, duly_handler handler, void *context);

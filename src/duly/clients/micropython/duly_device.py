@@ -1,6 +1,7 @@
 # MicroPython has no pathlib, no contextlib, and a TimeoutError of its own.
 # ruff: noqa: PTH104, PTH107, PTH123, SIM105, UP041
-"""duly for MicroPython: a device that carries out each command once. One file, which needs only MicroPython.
+"""duly for MicroPython: a device that carries out each command once. One file, which needs only MicroPython;
+for a hub behind an MQTT broker `duly_mqtt.py` beside it.
 
 The laws. A command is written to flash before it is run, and its answer before it is sent; no repeat, reset
 or power cut repeats an effect. A command that a power cut interrupted is not run again and not answered (the
@@ -11,6 +12,8 @@ An id that is no longer remembered is no longer accepted: the last 100 ids are k
 newest id that was forgotten; a command that is not newer may have run, so it is not run. Chunks of media are
 only read: they have a window of their own, in memory, so that a download neither pushes a command out nor
 wears the flash, and a repeat is read again.
+
+A push is in flash, with its id, before it is sent, and until the hub has stored it.
 
     device = Device("ws://192.168.1.5:7800", token)
 
@@ -120,6 +123,12 @@ def moment(seq_id: str) -> "tuple[int, int]":
     return int(ms), int(n)
 
 
+def next_id(last: str, now: int) -> str:
+    """Returns the id after `last` ("": there was none)."""
+    ms, n = moment(last) if last else (0, -1)
+    return f"{max(now, ms)}_{n + 1}"
+
+
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
 
 SENDER, ID, PRINT, LANE, ANSWER = 0, 1, 2, 3, 4
@@ -171,31 +180,77 @@ class Memory:
         """Write everything to flash; if that fails the old file stays."""
         if self.file is None:
             return
-        new = self.file + ".new"
-        with open(new, "w") as file:
-            file.write(json.dumps({"marks": self.marks, "ids": self.entries}))
-            file.flush()  # on MicroPython this syncs
-            if hasattr(os, "fsync"):
-                os.fsync(file.fileno())
-        try:
-            os.rename(new, self.file)
-        except OSError:  # FAT does not rename over a file; after a power cut in between, `.new` is whole
-            os.remove(self.file)
-            os.rename(new, self.file)
+        write_file(self.file, {"marks": self.marks, "ids": self.entries})
 
     def _load(self, file: str) -> bool:
         """Returns False if there is a file that cannot be read."""
-        unreadable = False
-        for name in (file, file + ".new"):
-            try:
-                with open(name) as text:
-                    unreadable = True
-                    known = json.loads(text.read())
-                self.marks, self.entries = known["marks"], known["ids"]
-                return True
-            except (OSError, ValueError, KeyError, TypeError):
-                pass
-        return not unreadable
+        known, unreadable = read_file(file)
+        try:
+            self.marks, self.entries = known["marks"], known["ids"]
+        except (KeyError, TypeError):
+            return not unreadable
+        return True
+
+
+class Pushes:
+    """The pushes that the hub has not stored yet, in order, and the last id that was minted; in flash."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        known, _ = read_file(file)
+        try:
+            self.waiting: list[Json] = known["waiting"]
+            self.last: str = known["last"]
+            next_id(self.last, 0)
+        except (KeyError, TypeError, ValueError):
+            self.waiting, self.last = [], ""
+
+    def save(self) -> None:
+        """Write them to flash; if that fails the old file stays."""
+        write_file(self.file, {"waiting": self.waiting, "last": self.last})
+
+    def mint(self, now: int) -> bool:
+        """Give an id to those that have none. Returns whether there were any."""
+        new = [push for push in self.waiting if "seq_id" not in push]
+        for push in new:
+            self.last = push["seq_id"] = next_id(self.last, now)
+        return bool(new)
+
+    def remove(self, seq_id: str) -> None:
+        """Forget a push, if it waits."""
+        left = [push for push in self.waiting if push.get("seq_id") != seq_id]
+        if len(left) < len(self.waiting):
+            self.waiting = left
+            self.save()
+
+
+def write_file(file: str, value: object) -> None:
+    """Replace a file by a new one, as a whole, durably."""
+    new = file + ".new"
+    with open(new, "w") as text:
+        text.write(json.dumps(value))
+        text.flush()  # on MicroPython this syncs
+        if hasattr(os, "fsync"):
+            os.fsync(text.fileno())
+    try:
+        os.rename(new, file)
+    except OSError:  # FAT does not rename over a file; after a power cut in between, `.new` is whole
+        os.remove(file)
+        os.rename(new, file)
+
+
+def read_file(file: str) -> "tuple[Json, bool]":
+    """Returns what a file holds, {} if nothing can be read, and whether there is one."""
+    there = False
+    for name in (file, file + ".new"):
+        try:
+            with open(name) as text:
+                there = True
+                known: Json = json.loads(text.read())
+            return known, True
+        except (OSError, ValueError):
+            pass
+    return {}, there
 
 
 # ── WebSocket ────────────────────────────────────────────────────────────────────────────────────
@@ -203,11 +258,33 @@ class Memory:
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 
 
-class WebSocket:
+class HubLink:
+    """A connection to the hub, which carries frames."""
+
+    async def log_in(self, token: str) -> "Json":
+        """Say who we are. Returns the hub's welcome."""
+        raise NotImplementedError
+
+    async def say(self, frame: "Json") -> None:
+        """Send a frame."""
+        raise NotImplementedError
+
+    async def receive(self) -> "bytes | None":
+        """Returns the next frame, b"" for one that cannot be read, None at the end."""
+        raise NotImplementedError
+
+    async def close(self) -> None:
+        """Close the connection."""
+        raise NotImplementedError
+
+
+class WebSocket(HubLink):
     """The client's side of RFC 6455, as far as a hub needs it."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int) -> None:
-        self._reader, self._writer, self._limit = reader, writer, limit
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, host: str
+    ) -> None:
+        self._reader, self._writer, self._limit, self._host = reader, writer, limit, host
         # Two drains at once send the same bytes twice on MicroPython.
         self._lock = asyncio.Lock()
 
@@ -233,6 +310,17 @@ class WebSocket:
             proof = sha1(key.encode() + b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11").digest()
             if accept != binascii.b2a_base64(proof).strip():
                 raise Refused(f"{host} does not speak WebSocket")
+
+    async def log_in(self, token: str) -> "Json":
+        """Upgrade the connection and say who we are. Returns the hub's welcome."""
+        await self.shake_hands(self._host)
+        await self.say({"type": "auth", "token": token})
+        welcome: Json = json.loads(await asyncio.wait_for(self.receive(), 10) or b"{}")
+        return welcome
+
+    async def say(self, frame: "Json") -> None:
+        """Send a frame of the protocol."""
+        await self.send(TEXT, json.dumps(frame).encode())
 
     async def send(self, kind: int, data: bytes) -> None:
         """Send one frame, masked."""
@@ -295,7 +383,8 @@ class WebSocket:
 
 class Device:
     """A device. `log` is called with a sentence whenever something is not done; `ssl` is True or a context
-    for `wss:`; a frame of more than `limit` bytes is not answered."""
+    for `wss:` and `mqtts:`; a frame of more than `limit` bytes is not answered. For `mqtt:` its `name` has to
+    be given."""
 
     def __init__(
         self,
@@ -306,26 +395,30 @@ class Device:
         window: int = 100,
         limit: int = 65536,
         ssl: object = None,
+        name: str = "",
         log: "Callable[[str], None]" = lambda text: None,
     ) -> None:
         scheme, _, rest = url.partition("://")
         self._address = rest.split("/")[0]
         host, _, port = self._address.partition(":")
-        secure = scheme in ("wss", "https")
-        self._where = (host, int(port or (443 if secure else 80)), ssl or secure or None)
+        self._mqtt = scheme in ("mqtt", "mqtts")
+        if self._mqtt and not name:
+            raise ValueError("say which device it is: Device(url, token, name='lock-1')")
+        secure = scheme in ("wss", "https", "mqtts")
+        usual = (8883 if secure else 1883) if self._mqtt else 443 if secure else 80
+        self._where = (host, int(port or usual), ssl or secure or None)
         self._token, self._limit, self._log = token, limit, log
         self._memory, self._chunks = Memory(window, file), Memory(window)
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._waiting: list[Command] = []
         self._running: Command | None = None
-        self._pushes: list[Json] = []
-        self._told = 0
+        self._pushes = Pushes(file + ".pushes")
         self._telling = asyncio.Lock()
         self._news = asyncio.Event()
-        self._socket: WebSocket | None = None
+        self._socket: HubLink | None = None
         self._time = 0
         self._ticks = _ticks()
-        self.name = ""
+        self.name = name
 
     def on(self, *types: str, effect: str = "at_most_once") -> "Callable[[Handler], Handler]":
         """Declare a handler of these command types: a function or an async function, which returns the
@@ -341,31 +434,46 @@ class Device:
         return decorate
 
     async def push(self, type: str, data: object = None) -> bool:
-        """Push something to the apps. It is kept in memory, and sent again after a reconnect, until the hub
-        has stored it. Returns False if too many wait already: then it is lost."""
-        if len(self._pushes) >= PUSHES_LIMIT:
+        """Push something to the apps. It is kept in flash, and sent again after a reconnect or a restart,
+        until the hub has stored it. Returns False if too many wait already, or if it cannot be kept: then it
+        is lost."""
+        pushes = self._pushes
+        if len(pushes.waiting) >= PUSHES_LIMIT:
             return False
         frame: Json = {"type": type} if data is None else {"type": type, "data": data}
-        self._pushes.append(frame)
         async with self._telling:
-            await self._tell([frame])
+            pushes.waiting.append(frame)
+            try:
+                if self._has_time():
+                    pushes.mint(self._now())
+                pushes.save()
+            except OSError as problem:
+                pushes.waiting.remove(frame)
+                self._log(f"a push could not be kept: {problem!r}")
+                return False
+            if "seq_id" in frame and self._socket is not None:
+                await self._send(frame)
         return True
 
-    async def _tell(self, pushes: "list[Json]") -> None:
-        for frame in pushes:
-            if self._socket is None:
-                return
-            if "seq_id" not in frame:
-                frame["seq_id"] = f"{self._now()}_{self._told}"
-                self._told += 1
+    async def _tell_all(self) -> None:
+        """Send what waits, in order. An id is in flash before it is sent, so a restart does not change it."""
+        if not self._has_time():
+            return
+        if self._pushes.mint(self._now()):
+            self._pushes.save()
+        for frame in list(self._pushes.waiting):
             await self._send(frame)
+
+    def _has_time(self) -> bool:
+        """Whether an id can be minted: the time is known, or there was an id before."""
+        return self._now() > 0 or self._pushes.last != ""
 
     def _stored(self, frame: "Json") -> None:
         if frame["code"] == 4:
             return  # it is sent again
         if frame["code"] not in (0, 5):
             self._log(f"the hub refuses a push: {frame.get('detail')}")
-        self._pushes = [push for push in self._pushes if push.get("seq_id") != frame["seq_id"]]
+        self._pushes.remove(frame["seq_id"])
 
     async def run(self) -> None:
         """Serve until cancelled; a lost connection is made again."""
@@ -394,20 +502,23 @@ class Device:
         host, port, secure = self._where
         options: Json = {"ssl": secure} if secure else {}  # before 1.23 there is no such option
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port, **options), 10)
-        socket = WebSocket(reader, writer, self._limit)
+        socket = self._link(reader, writer)
         try:
-            await socket.shake_hands(self._address)
-            await socket.send(TEXT, json.dumps({"type": "auth", "token": self._token}).encode())
-            welcome = await asyncio.wait_for(socket.receive(), 10)
-            self._greet(json.loads(welcome or b"{}"))
+            self._greet(await socket.log_in(self._token))
             async with self._telling:  # waiting pushes go before new ones
                 self._socket = socket
-                await self._tell(list(self._pushes))
+                await self._tell_all()
             while (text := await socket.receive()) is not None:
                 self._now()
                 await self._hear(text)
         finally:
             await socket.close()
+
+    def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HubLink:
+        if not self._mqtt:
+            return WebSocket(reader, writer, self._limit, self._address)
+        link: HubLink = __import__("duly_mqtt").Mqtt(reader, writer, self._limit, self.name)
+        return link
 
     def _greet(self, welcome: "Json") -> None:
         if welcome.get("type") != "welcome":
@@ -415,17 +526,31 @@ class Device:
         self.name = welcome["you"]
         self._time, self._ticks = welcome["time"], _ticks()
         self._log(f"connected as {self.name}")
-        if self._memory.lost:
-            # What has run is not known. No id from before now is accepted.
-            self._memory.marks[""] = f"{self._time}_0"
-            self._memory.lost = False
-            self._memory.save()
-            self._log("the memory was unreadable; ids from before now are refused")
+        self._settle_lost_memory()
+
+    def _settle_lost_memory(self) -> None:
+        """What has run is not known: no id from before now is accepted; none while now is not known."""
+        if not self._memory.lost:
+            return
+        now = self._now()
+        if not now:
+            self._log(
+                "the memory was unreadable, and the clock is not set: no command is accepted until it is"
+            )
+            return
+        self._memory.marks[""] = f"{now}_0"
+        self._memory.lost = False
+        self._memory.save()
+        self._log("the memory was unreadable; ids from before now are refused")
 
     def _now(self) -> int:
         """Returns the hub's time in ms, since many devices have no clock; called at every frame, before ticks
-        wrap."""
+        wrap. Over MQTT it is the board's own time; 0 while that is not known."""
         ticks = _ticks()
+        if not self._time and self._mqtt:
+            self._time, self._ticks = __import__("duly_mqtt").clock(), ticks
+        if not self._time:
+            return 0
         self._time += _ticks_diff(ticks, self._ticks)
         self._ticks = ticks
         return self._time
@@ -461,7 +586,7 @@ class Device:
         if self._socket is None:
             return False
         try:
-            await self._socket.send(TEXT, json.dumps(frame).encode())
+            await self._socket.say(frame)
         except OSError:
             return False  # the reader notices it, too, and the hub repeats
         return True
@@ -474,7 +599,10 @@ class Device:
         memory = self._memory_of(command)
         entry = memory.find(command)
         if entry is None:
-            if memory.forgot(command):
+            self._settle_lost_memory()
+            if memory.lost:
+                self._log(f"{command.id} of {command.sender} may have run: the memory was unreadable")
+            elif memory.forgot(command):
                 self._log(f"{command.id} of {command.sender} is too old: it may have run")
             elif command.type not in self._handlers:
                 await self._refuse(command, NOT_SUPPORTED, f"{self.name} does not know {command.type}")
@@ -539,7 +667,7 @@ class Device:
         return False
 
     def _is_expired(self, command: Command) -> bool:
-        return 0 < command.exp <= self._now()
+        return 0 < command.exp <= self._now()  # a time that is not known is 0
 
     async def _run(self, command: Command) -> None:
         memory = self._memory_of(command)
@@ -560,6 +688,8 @@ class Device:
                 detail = f"it could not be stored, and was not done: {problem!r}"
                 await self._refuse(command, OUT_OF_RESOURCES, detail)
                 return
+        if self._mqtt:
+            await command.working()  # to the hub this says that it is stored
         answer = await self._call(handler, command)
         entry = entry or memory.add(command)
         kept = len(json.dumps(answer)) <= ANSWER_LIMIT

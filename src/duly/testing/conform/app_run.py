@@ -19,7 +19,7 @@ from duly.errors import Malformed
 from duly.testing.conform.frame_server import FrameServer, Json
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import Cut, Kill, Nonsense
-from duly.testing.conform.subject import Subject
+from duly.testing.conform.subject import RestartedClient
 
 COMMAND: Final = "conform"
 DEVICE: Final = "lock"
@@ -139,11 +139,12 @@ APP_SCRIPTS: Final = (
 class AppRun:
     """All scripts against one app."""
 
-    def __init__(self, server: FrameServer, subject: Subject | None) -> None:
+    def __init__(self, server: FrameServer, subject: RestartedClient | None) -> None:
         self._server = server
         self._subject = subject
         self._known: dict[str, Json] = {}
         self._refused: set[str] = set()
+        self._reported_ids: list[str] = []
         self._newest = SeqId(0, 0)
         self._current: Json | None = None
         self._rule = ""
@@ -223,6 +224,7 @@ class AppRun:
                 self._take(frame)
                 self._current = frame
                 return
+            self._check_not_minted_again(frame)
             self._say(
                 frame, HubSays(5, state="done")
             )  # an app that keeps its commands asks for this one again
@@ -254,6 +256,16 @@ class AppRun:
             raise BrokenRule("mints-ids", f"a command names its device in `to`: {frame}")
         self._newest = id_
         self._known[str(id_)] = frame
+
+    def _check_not_minted_again(self, frame: Json) -> None:
+        """After a restart an app may ask again for what it had under way, or had just learned the end of. Any
+        other id that comes again, or one with other content, was minted twice."""
+        seq_id = str(frame["seq_id"])
+        if frame != self._known[seq_id] or seq_id in self._reported_ids[:-1]:
+            raise BrokenRule(
+                self._rule,
+                f"{seq_id} came after a restart, and was the id of an earlier command that has ended",
+            )
 
     def _check_repeat(self, frame: Json) -> None:
         seq_id = str(frame["seq_id"])
@@ -306,3 +318,4 @@ class AppRun:
             raise BrokenRule(
                 self._rule, f"the app says that {current['seq_id']} ended as {ended}, not {expected}"
             )
+        self._reported_ids.append(str(current["seq_id"]))

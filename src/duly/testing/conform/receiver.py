@@ -33,7 +33,7 @@ from duly.testing.conform.steps import (
     Script,
     Step,
 )
-from duly.testing.conform.subject import Subject
+from duly.testing.conform.subject import RestartedClient
 
 COUNT: Final = "count"
 ANSWER_WITHIN: Final = 10.0
@@ -115,7 +115,7 @@ class ReceiverPeer(Protocol):
 class ReceiverRun:
     """One script against one receiver."""
 
-    def __init__(self, peer: ReceiverPeer, subject: Subject | None, ids: SeqIdCounter) -> None:
+    def __init__(self, peer: ReceiverPeer, subject: RestartedClient | None, ids: SeqIdCounter) -> None:
         self._peer = peer
         self._subject = subject
         self._ids = ids

@@ -22,7 +22,7 @@ from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
 from duly.testing.conform.rules import RULES, BrokenRule, NotChecked, Noun
 from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelRun, SentinelScript
 from duly.testing.conform.steps import Script
-from duly.testing.conform.subject import Subject
+from duly.testing.conform.subject import RestartedClient, Subject
 from duly.testing.conform.transcript import Transcript
 
 TOKEN: Final = "conform"
@@ -114,17 +114,25 @@ class ConformRun:
         assert server is not None
         return server
 
-    async def run(self, progress: Progress, ready: Callable[[str], None] = lambda url: None) -> ConformReport:
-        """Play all scripts; `ready` is told the URL once it listens."""
+    async def run(
+        self,
+        progress: Progress,
+        ready: Callable[[str], None] = lambda url: None,
+        client: Callable[[str, str], RestartedClient] | None = None,
+    ) -> ConformReport:
+        """Play all scripts; `ready` is told the URL once it listens. `client` makes the client, if it is no
+        program, of a URL and of a folder that outlives it."""
         try:
             await self._server.start(self._host, self._port)
         except OSError as problem:
             raise Malformed(f"cannot listen on {self._host}:{self._port}: {problem}") from None
-        subject = None
+        subject: RestartedClient | None = None
         try:
             with tempfile.TemporaryDirectory(prefix="duly-conform-") as folder:
                 if self._command is not None:
                     subject = self._subject(self._command, Path(folder))
+                elif client is not None:
+                    subject = client(self.url, folder)
                 ready(self.url)
                 try:
                     return await self._report(subject, progress)
@@ -135,7 +143,7 @@ class ConformRun:
         finally:
             await self._server.stop()
 
-    async def _report(self, subject: Subject | None, progress: Progress) -> ConformReport:
+    async def _report(self, subject: RestartedClient | None, progress: Progress) -> ConformReport:
         if subject is not None:
             subject.start()
         else:
@@ -156,7 +164,7 @@ class ConformRun:
         }
         return Subject(command, values, folder / "output", self._transcript)
 
-    async def _play_all(self, subject: Subject | None, progress: Progress) -> list[RuleResult]:
+    async def _play_all(self, subject: RestartedClient | None, progress: Progress) -> list[RuleResult]:
         play = self._player(subject)
         found: dict[str, RuleResult] = {}
         for number, script in enumerate(self._scripts):
@@ -189,7 +197,7 @@ class ConformRun:
         sentence = next((rule.sentence for rule in RULES[self._noun] if rule.name == name), "")
         return RuleResult(name, sentence, result, why, tuple(frames))
 
-    def _player(self, subject: Subject | None) -> Callable[[AnyScript], Awaitable[None]]:
+    def _player(self, subject: RestartedClient | None) -> Callable[[AnyScript], Awaitable[None]]:
         frames, broker = self._frames, self._broker
         peer: ReceiverPeer | None = None
         if broker is not None:

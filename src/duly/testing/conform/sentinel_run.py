@@ -17,7 +17,7 @@ from msgspec import Struct
 from duly.testing.conform.frame_server import FrameServer, Json
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import Cut, Kill, Nonsense, Pause
-from duly.testing.conform.subject import Subject
+from duly.testing.conform.subject import RestartedClient
 
 EVENT: Final = "alert_event"
 NEXT_WITHIN: Final = 20.0
@@ -102,7 +102,7 @@ SENTINEL_SCRIPTS: Final = (
 class SentinelRun:
     """All scripts against one sentinel."""
 
-    def __init__(self, server: FrameServer, subject: Subject | None) -> None:
+    def __init__(self, server: FrameServer, subject: RestartedClient | None) -> None:
         self._server = server
         self._subject = subject
         self._known: dict[str, Json] = {}

@@ -10,9 +10,35 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 from duly.errors import Malformed
 from duly.testing.conform.transcript import Transcript
+
+
+class RestartedClient(Protocol):
+    """The client under test, as far as a run starts and kills it."""
+
+    @property
+    def ended(self) -> int | None:
+        """The code with which it has ended by itself; None while it runs."""
+        ...
+
+    def start(self) -> None:
+        """Start it."""
+        ...
+
+    def kill(self) -> None:
+        """End it without a chance to store anything."""
+        ...
+
+    async def gone(self) -> None:
+        """Wait until it is gone after a kill."""
+        ...
+
+    def said(self) -> str:
+        """The end of what it has printed."""
+        ...
 
 
 class Subject:

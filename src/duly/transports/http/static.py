@@ -1,5 +1,5 @@
 """The clients that are not Python packages, served by the hub they talk to: a page imports `/duly.js`, a
-device fetches `/duly_device.py`.
+device fetches `/duly_device.py`, and for MQTT `/duly_mqtt.py`.
 
 The law: they are public, they never change while the hub runs, and they are the ones that fit this hub.
 """
@@ -17,6 +17,7 @@ def routes() -> list[web.RouteDef]:
     return [
         web.get("/duly.js", _file("clients/js/duly.js", "text/javascript")),
         web.get("/duly_device.py", _file("clients/micropython/duly_device.py", "text/x-python")),
+        web.get("/duly_mqtt.py", _file("clients/micropython/duly_mqtt.py", "text/x-python")),
     ]
 
 

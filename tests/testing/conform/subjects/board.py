@@ -1,6 +1,6 @@
 # MicroPython has no pathlib, and no typing.
 # ruff: noqa: PTH104, PTH123, ASYNC230, SIM105
-"""A device that counts, in MicroPython: LIBRARY URL TOKEN STORE."""
+"""A device that counts, in MicroPython: LIBRARY URL TOKEN STORE [NAME]."""
 
 import asyncio
 import os
@@ -11,9 +11,10 @@ try:
 except ImportError:
     pass
 
-library, url, token, store = sys.argv[1:]
+library, url, token, store = sys.argv[1:5]
 sys.path.insert(0, library)
-device = __import__("duly_device").Device(url, token, file=store + "/flash.json", log=print)
+name = sys.argv[5] if len(sys.argv) > 5 else ""
+device = __import__("duly_device").Device(url, token, file=store + "/flash.json", name=name, log=print)
 
 
 async def count(command: "Any") -> "dict[str, int]":

@@ -4,7 +4,7 @@
 `server_ack` for the end; `literal` takes code 5 for a refusal; `strict` takes no `ack` before `server_ack`;
 `gullible` takes every `ack` for its own; `fickle` lets a later answer change the end; `stubborn` sends again
 what was refused; `resigned` takes code 4 for the end; `hopeful` takes unknown for done; `backward` counts
-down; `fragile` ends at what it does not know.
+down; `fragile` ends at what it does not know; `reborn` begins its ids anew at each start.
 """
 
 import asyncio
@@ -28,7 +28,8 @@ class BrokenApp:
 
     def mint(self) -> str:
         self.n += -1 if self.mode == "backward" else 1
-        return f"{time.time_ns() // 1_000_000}_{self.n}"
+        ms = 1_700_000_000_000 if self.mode == "reborn" else time.time_ns() // 1_000_000
+        return f"{ms}_{self.n}"
 
     def begin(self) -> None:
         self.taken = False

@@ -4,7 +4,8 @@
 those before; `deaf` answers no repeat; `anonymous` takes the id for the key, of any sender; `careless` runs
 what has expired; `disorderly` runs commands as they come; `amnesic` forgets at a cut; `mumbling` does not say
 for whom its answers are; `polite` calls what it does not know done; `fragile` ends at what it cannot read;
-`pingless` answers no pings; `pushy` sends a push once; `lonely` does not come back.
+`pingless` answers no pings; `pushy` sends a push once; `lonely` does not come back; `volatile` stores
+nothing; `slow` works before it stores; `careful` notes what it begins, and breaks no rule of restarts.
 """
 
 import asyncio
@@ -38,6 +39,8 @@ class BrokenDevice:
         return n
 
     def save(self) -> None:
+        if self.mode == "volatile":
+            return
         if self.mode == "forgetful":
             self.known = dict(list(self.known.items())[-100:])
         replace(self.memory, json.dumps(self.known))
@@ -48,7 +51,7 @@ class BrokenDevice:
         if self.mode == "mumbling":
             del ack["to"]
         if key in self.known and self.mode != "naive":
-            if self.mode != "deaf":
+            if self.mode != "deaf" and "code" in self.known[key]:
                 await socket.send_json(self.known[key] | ack)
             return
         if frame["type"] != "count":
@@ -57,7 +60,13 @@ class BrokenDevice:
         if frame.get("exp", 0) < time.time() * 1000 and self.mode != "careless":
             await socket.send_json(ack | {"code": 4, "state": "expired"})
             return
-        self.known[key] = {"code": 0, "data": {"count": self.count()}}
+        if self.mode == "careful":
+            self.known[key] = {}
+            self.save()
+        n = self.count()
+        if self.mode in ("slow", "careful"):
+            await asyncio.sleep(0.1)
+        self.known[key] = {"code": 0, "data": {"count": n}}
         if self.mode == "hasty":
             await socket.send_json(self.known[key] | ack)
             await asyncio.sleep(0.2)

@@ -2,10 +2,12 @@
 
 `sound` breaks none; `anonymous` names no profile; `silent` sends nothing again; `forgetful` drops its queue
 at a cut; `minting` gives each try a new id; `resigned` takes code 4 for the end; `deaf` sends again what was
-acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first.
+acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first; `volatile`
+keeps its queue in memory.
 """
 
 import asyncio
+import time
 from itertools import count
 from typing import Any
 
@@ -22,16 +24,21 @@ class BrokenSentinel:
         self.acknowledged: list[Json] = []
         self.cut = False
         self.tries = count()
+        self.run = f"run{time.time_ns()}" if mode == "volatile" else "run"
 
     async def watch(self) -> None:
         for n in count():
             if self.cut and self.mode == "absent":
                 self.cut = False
             else:
-                data = {"profile_id": "home", "trigger_reason": "conform", "device_address": f"run-{n}"}
+                data = {
+                    "profile_id": "home",
+                    "trigger_reason": "conform",
+                    "device_address": f"{self.run}-{n}",
+                }
                 if self.mode == "anonymous":
                     del data["profile_id"]
-                event = {"type": "alert_event", "seq_id": f"event-{n}", "data": data}
+                event = {"type": "alert_event", "seq_id": f"{self.run}-event-{n}", "data": data}
                 self.queue.insert(0 if self.mode == "hasty" else len(self.queue), event)
             await asyncio.sleep(PACE)
 

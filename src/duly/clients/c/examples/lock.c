@@ -1,9 +1,10 @@
 /* A simulated lock: each effect is a line in a file, on the disk before it is answered.
  *
- *     lock 127.0.0.1 1883 lock-1 TOKEN lock.flash lock.effects
+ *     lock 127.0.0.1 1883 lock-1 TOKEN lock.flash lock.effects [KEY]
  *
  * `lock_control` turns at once; `slow_turn` works for a second and tells how far it is; `query` says how the lock
- * stands. At the start it pushes an `event_report`. */
+ * stands. At the start it pushes an `event_report`. With a KEY ('duly add device lock-1 --key shared' prints it) it signs
+ * what it says. Without a broker it says why, and goes on trying. */
 
 #define _DEFAULT_SOURCE
 
@@ -51,8 +52,9 @@ static int slow_turn(duly *device, void *context, const duly_command *command, c
 
 static int query(duly *device, void *context, const duly_command *command, char *answer, size_t size) {
     lock *it = context;
-    (void)device, (void)command;
-    snprintf(answer, size, "{\"open\":%s}", it->open ? "true" : "false");
+    (void)device;
+    if (duly_is(duly_field(command->data, "word"), "true")) snprintf(answer, size, it->open ? "\"open\"" : "\"shut\"");
+    else snprintf(answer, size, "{\"open\":%s}", it->open ? "true" : "false");
     return DULY_DONE;
 }
 
@@ -68,12 +70,32 @@ static void go_on(duly *device, lock *it) {
     }
 }
 
+/* Say what became of the connection, each time that it is something else. */
+static void report(const duly *device, posix_port *posix, enum duly_state state) {
+    static char last[256];
+    char now[256] = "lock: online";
+    if (state == DULY_CONNECTING) return;
+    if (state == DULY_OFFLINE && device->refused)
+        snprintf(now, sizeof now, "lock: the broker refuses %s (code %u): are name and token those of 'duly add device'?",
+                 device->name, device->refused);
+    else if (state == DULY_OFFLINE && posix->problem[0])
+        snprintf(now, sizeof now, "lock: cannot reach %s:%s: %s; trying again", posix->host, posix->service,
+                 posix->problem);
+    else if (state == DULY_OFFLINE) snprintf(now, sizeof now, "lock: the connection was lost; trying again");
+    if (strcmp(now, last)) fprintf(stderr, "%s\n", now);
+    memcpy(last, now, sizeof last);
+}
+
 int main(int count, char **words) {
     static duly device;
     static posix_port posix;
     static lock it;
-    if (count != 7) {
-        fprintf(stderr, "lock HOST PORT NAME TOKEN FLASH_FILE EFFECTS_FILE\n");
+    if (count == 2 && !strcmp(words[1], "ram")) {
+        printf("%zu bytes of RAM, %zu with buffers\n", (size_t)DULY_RAM, sizeof device);
+        return 0;
+    }
+    if (count != 7 && count != 8) {
+        fprintf(stderr, "lock HOST PORT NAME TOKEN FLASH_FILE EFFECTS_FILE [KEY]\n");
         return 2;
     }
     it.effects = open(words[6], O_WRONLY | O_APPEND | O_CREAT, 0600);
@@ -82,17 +104,19 @@ int main(int count, char **words) {
         fprintf(stderr, "lock: the files cannot be used\n");
         return 1;
     }
+    if (count == 8 && !duly_sign_with(&device, words[7])) {
+        fprintf(stderr, "lock: the key is none; 'duly add device %s --key shared' prints one\n", words[3]);
+        return 2;
+    }
     device.version = "1.0";
     duly_on(&device, "lock_control", DULY_AT_MOST_ONCE, turn, &it);
     duly_on(&device, "slow_turn", DULY_AT_MOST_ONCE, slow_turn, &it);
     duly_on(&device, "query", DULY_AT_LEAST_ONCE, query, &it);
     fprintf(stderr, "lock: %zu bytes of RAM, %zu with buffers\n", (size_t)DULY_RAM, sizeof device);
     duly_push(&device, "event_report", "{\"what\":\"started\"}");
-    for (enum duly_state before = DULY_OFFLINE;;) {
-        enum duly_state state = duly_poll(&device);
+    for (;;) {
+        report(&device, &posix, duly_poll(&device));
         go_on(&device, &it);
-        if (state != before && state == DULY_ONLINE) fprintf(stderr, "lock: online\n");
-        before = state;
         if (it.slow_until) usleep(20000); /* while it works, nothing is read */
         else posix_port_wait(&posix, device.held_until ? 20 : 100);
     }

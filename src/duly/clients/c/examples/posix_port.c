@@ -8,6 +8,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -53,9 +54,14 @@ static bool open_socket(void *context) {
     int on = 1;
     memset(&hints, 0, sizeof hints);
     hints.ai_socktype = SOCK_STREAM;
-    if (getaddrinfo(posix->host, posix->service, &hints, &found)) return false;
+    int unknown = getaddrinfo(posix->host, posix->service, &hints, &found);
+    if (unknown) {
+        snprintf(posix->problem, sizeof posix->problem, "%s", gai_strerror(unknown));
+        return false;
+    }
     posix->socket = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
     bool up = posix->socket >= 0 && !connect(posix->socket, found->ai_addr, found->ai_addrlen);
+    snprintf(posix->problem, sizeof posix->problem, "%s", up ? "" : strerror(errno));
     freeaddrinfo(found);
     if (!up) {
         close_socket(context);

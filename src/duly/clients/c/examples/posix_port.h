@@ -9,6 +9,7 @@ typedef struct posix_port {
     duly_port port; /* to hand to duly_begin */
     const char *host, *service;
     int socket, flash;
+    char problem[96]; /* why the last connection could not be made; empty: it was made */
 } posix_port;
 
 /* False if the file cannot be opened or made. */

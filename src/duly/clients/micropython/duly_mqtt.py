@@ -1,0 +1,246 @@
+# MicroPython has no contextlib, and a TimeoutError of its own.
+# ruff: noqa: SIM105, UP041
+"""The way to a hub through an MQTT broker, for `duly_device`: copy this file beside it for `mqtt:` URLs.
+
+The laws. The session at the broker is kept, and everything goes with QoS 1. A task is acknowledged to the
+broker when the device has heard it, and to the hub (`ack`) when it is in flash. A status with `online:true`
+is retained and renewed every minute; the will says `online:false` in the same session. To the device a task
+is a frame, as over WebSocket, and so are its answers.
+"""
+
+import asyncio
+import binascii
+import json
+import os
+import time
+
+from duly_device import HubLink, Refused
+
+try:
+    from duly.clients.micropython.duly_device import Json
+except ImportError:
+    pass  # MicroPython skips annotations, so only type checkers need this name
+
+CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, PINGREQ = 0x10, 0x20, 0x30, 0x40, 0x82, 0xC0
+KEEP_ALIVE = 30
+"""seconds: after half of it the broker is pinged, after one and a half the connection is dead"""
+HEARTBEAT = 60
+"""seconds between two reports of the status"""
+TASKS = 200
+"""commands whose msg_id is known; the hub sends the others again"""
+FAILED = 2
+"""the code of a push that is refused without one"""
+
+
+def clock() -> int:
+    """Returns the board's time in ms since 1970; 0 while it is not set."""
+    seconds = int(time.time()) + (946684800 if time.gmtime(0)[0] == 2000 else 0)
+    return seconds * 1000 if seconds > 1704067200 else 0
+
+
+DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
+
+
+def content(raw: object, enc: object) -> object:
+    """Returns what a payload, value or error means. Base64 holds JSON or text; what is no base64 is what it
+    says, and what holds neither is left as it is."""
+    if not isinstance(raw, str) or not raw:
+        return None if raw == "" else raw
+    if enc != "base64" or len(raw) % 4 or not all(c in DIGITS + "+/" for c in raw.rstrip("=")):
+        return raw
+    try:
+        text = binascii.a2b_base64(raw).decode()
+    except ValueError:
+        return raw
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+TAG = 24
+"""characters of the tag with which the hub binds a task to its device"""
+
+
+def split_id(msg_id: str) -> "tuple[str, str]":
+    """Returns the app and the seq_id in the msg_id of a task, {app}:{seq_id}:{tag}."""
+    app, colon, rest = msg_id.partition(":")
+    cut = rest.rfind(":")
+    tag = rest[cut + 1 :]
+    if cut >= 0 and len(tag) == TAG and all(c in DIGITS + "-_" for c in tag):
+        rest = rest[:cut]
+    if not app or not colon or not rest:
+        raise ValueError("a msg_id is {app}:{seq_id}:{tag}")
+    return app, rest
+
+
+class Mqtt(HubLink):
+    """A connection to the broker: MQTT 3.1.1, as far as a device needs it."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, name: str
+    ) -> None:
+        self._reader, self._writer, self._limit, self._name = reader, writer, limit, name
+        self._lock = asyncio.Lock()  # two drains at once send the same bytes twice on MicroPython
+        self._session = binascii.hexlify(os.urandom(8)).decode()
+        self._tasks: dict[tuple[str, str], str] = {}
+        self._packet = 1
+        self._unacknowledged = 0
+        self._heard = self._said = time.time()
+
+    async def log_in(self, token: str) -> "Json":
+        """Connect, subscribe and report online. Returns the welcome that a hub would send."""
+        name = self._name
+        will = _string(f"nodes/{name}/status") + _string(json.dumps(self._status(False)))
+        head = _string("MQTT") + b"\x04\xec" + KEEP_ALIVE.to_bytes(2, "big")
+        await self._write(CONNECT, head + _string(name) + will + _string(name) + _string(token))
+        kind, body = await asyncio.wait_for(self._read_packet(), 10)
+        if kind & 0xF0 != CONNACK or len(body) < 2 or body[1]:
+            code = body[1] if len(body) > 1 else "none"
+            raise Refused(f"the broker does not let {name} in (code {code}): wrong name or token?")
+        topics = b"".join(_string(f"nodes/{name}/{kind}") + b"\x01" for kind in ("pending", "ack", "failed"))
+        await self._write(SUBSCRIBE, b"\x00\x01" + topics)
+        await self._report()
+        return {"type": "welcome", "you": name, "time": clock()}
+
+    async def say(self, frame: "Json") -> None:
+        """Send an answer or a push."""
+        if frame["type"] != "ack":
+            push = {name: frame[name] for name in ("type", "data", "seq_id") if name in frame}
+            status = self._status(True)
+            status["data"], status["enc"] = push, "json"
+            await self._publish(f"nodes/{self._name}/status", status)
+            return
+        key = (frame["to"], frame["seq_id"])
+        said: Json = {"msg_id": self._tasks.get(key)}
+        if said["msg_id"] is None:
+            return  # it came over another connection; the hub sends it again
+        if frame.get("state") == "delivered":
+            kind, field, value = "ack", "progress", frame.get("progress")
+        elif frame["code"] == 0:
+            kind, field, value = "complete", "value", frame.get("data")
+        else:
+            why = {name: frame[name] for name in ("code", "detail", "state") if frame.get(name)}
+            kind, field, value = "failed", "error", why
+        if kind != "ack":
+            del self._tasks[key]
+        if value is not None:
+            said[field], said["enc"] = value, "json"
+        await self._publish(f"nodes/hub/{kind}", said)
+
+    async def receive(self) -> bytes:
+        """Returns the next frame, b"" for one that cannot be read. What was heard before is acknowledged."""
+        while True:
+            if self._unacknowledged:
+                known, self._unacknowledged = self._unacknowledged, 0
+                await self._write(PUBACK, known.to_bytes(2, "big"))
+            kind, body = await self._next_packet()
+            if kind & 0xF0 != PUBLISH:
+                continue
+            size = int.from_bytes(body[:2], "big")
+            topic, body = body[2 : 2 + size].decode(), body[2 + size :]
+            if kind & 6:
+                self._unacknowledged, body = int.from_bytes(body[:2], "big"), body[2:]
+            try:
+                return json.dumps(self._frame(topic.split("/")[-1], json.loads(body))).encode()
+            except (ValueError, TypeError, KeyError, AttributeError):
+                return b""
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._writer.close()
+        try:
+            await self._writer.wait_closed()
+        except OSError:
+            pass
+
+    # ── messages as frames ───────────────────────────────────────────────────────────────────────
+
+    def _frame(self, kind: str, said: "Json") -> "Json":
+        if kind == "ack":
+            return {"type": "server_ack", "seq_id": said["msg_id"], "code": 0}
+        if kind == "failed":
+            why = content(said.get("error"), said.get("enc"))
+            answer: Json = {"code": FAILED, "detail": ""}
+            answer.update(why if isinstance(why, dict) else {})
+            answer.update({"type": "server_ack", "seq_id": said["msg_id"]})
+            return answer
+        if said.get("receiver") not in (None, "", self._name):
+            raise ValueError("it is for another device")
+        app, seq_id = split_id(said["msg_id"])
+        while len(self._tasks) >= TASKS:
+            del self._tasks[next(iter(self._tasks))]
+        self._tasks[app, seq_id] = said["msg_id"]
+        frame: Json = {"type": said["action"], "from": app, "seq_id": seq_id}
+        data = content(said.get("payload"), said.get("enc"))
+        if data is not None:
+            frame["data"] = data
+        if said.get("exp"):
+            frame["exp"] = said["exp"] * 1000
+        if said.get("order"):
+            frame["order"] = said["order"]
+        return frame
+
+    def _status(self, online: bool) -> "Json":
+        status: Json = {"time": clock() // 1000, "online": online, "session": self._session}
+        if online:
+            status["heartbeat"] = HEARTBEAT
+        return status
+
+    async def _report(self) -> None:
+        self._said = time.time()
+        await self._publish(f"nodes/{self._name}/status", self._status(True), 1)
+
+    # ── packets ──────────────────────────────────────────────────────────────────────────────────
+
+    async def _next_packet(self) -> "tuple[int, bytes]":
+        """Returns the next packet. Meanwhile the broker is pinged, and the status renewed."""
+        while True:
+            try:
+                first = await asyncio.wait_for(self._reader.readexactly(1), KEEP_ALIVE / 2)
+            except asyncio.TimeoutError:
+                if time.time() - self._heard > 1.5 * KEEP_ALIVE:
+                    raise OSError("the broker is silent") from None
+                await self._write(PINGREQ, b"")
+                first = b""
+            if time.time() - self._said >= HEARTBEAT:
+                await self._report()
+            if first:
+                self._heard = time.time()
+                return await asyncio.wait_for(self._read_packet(first), KEEP_ALIVE)
+
+    async def _read_packet(self, first: bytes = b"") -> "tuple[int, bytes]":
+        kind = (first or await self._reader.readexactly(1))[0]
+        size = shift = 0
+        while True:
+            (byte,) = await self._reader.readexactly(1)
+            size |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                break
+            if shift > 21:
+                raise OSError("the broker sends a length that is none")
+        body = await self._reader.readexactly(min(size, self._limit))
+        size -= len(body)
+        while size:  # of a packet that is too long only the beginning is kept: it is no JSON
+            size -= len(await self._reader.readexactly(min(size, 1024)))
+        return kind, body
+
+    async def _publish(self, topic: str, said: "Json", retain: int = 0) -> None:
+        self._packet = self._packet % 65535 + 1
+        body = _string(topic) + self._packet.to_bytes(2, "big") + json.dumps(said).encode()
+        await self._write(PUBLISH | 2 | retain, body)
+
+    async def _write(self, kind: int, body: bytes) -> None:
+        size, head = len(body), bytes([kind])
+        while size > 127:
+            head += bytes([size & 127 | 128])
+            size >>= 7
+        async with self._lock:
+            self._writer.write(head + bytes([size]) + body)
+            await self._writer.drain()
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return len(data).to_bytes(2, "big") + data

@@ -1,0 +1,3 @@
+#pragma once
+#include "FreeRTOS.h"
+void vTaskDelay(TickType_t ticks);
