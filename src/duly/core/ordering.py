@@ -254,7 +254,7 @@ class Lanes:
 
     def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
         """Record the end of a message, and return what may move now. A message that failed (`counts` off)
-        does not make a late one late; one that was never released no longer waits for a gap, or in a queue."""
+        does not make a late one late; one that was never released waits neither for a gap nor in a queue."""
         order, recipient, key = message.order, message.recipient, message.key
         if order is not None and order.mode is not _ANY:
             self._marks.settled(name_of(recipient, order.key, message.scope), key, counts=counts)
