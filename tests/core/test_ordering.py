@@ -61,6 +61,29 @@ def test_a_gap_waits_no_longer_than_the_window_and_then_the_missing_one_is_late(
     assert numbers(lanes.offer(message(1), T + 301 * MS)) == ([], [1])
 
 
+@pytest.mark.parametrize("gated", [True, False])
+def test_what_ends_while_it_waits_for_a_gap_waits_no_longer_and_its_number_has_arrived(gated: bool) -> None:
+    """It would be queued when the gap is given up, and stay there until its recipient comes back."""
+    lanes = Lanes(LanePolicy(gated=gated, ahead=FlowWindow() if gated else None))
+    lanes.reach("lamp")
+    lanes.offer(message(0), T)
+    lanes.offer(message(2), T)
+    lanes.offer(message(3), T)
+    assert lanes.finished(message(2), T, counts=False) == []
+    assert lanes.waiting == 1
+    assert numbers(lanes.offer(message(1), T + 10))[0] == [1, 3]
+    assert (lanes.next_wake(), lanes.waiting) == (None, 0)
+
+
+def test_what_ends_while_it_waits_to_be_sorted_by_its_time_waits_no_longer() -> None:
+    lanes = Lanes()
+    timed = message(None, key="power")
+    assert lanes.offer(timed, T) == []
+    assert lanes.finished(timed, T, counts=False) == []
+    assert lanes.wake(T + SECOND) == []
+    assert lanes.waiting == 0
+
+
 @pytest.mark.parametrize("arrival", list(itertools.permutations(range(4))))
 def test_the_24_orders_of_off_on_off_on_show_every_state_in_order(arrival: tuple[int, ...]) -> None:
     lanes = Lanes()

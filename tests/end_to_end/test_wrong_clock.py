@@ -85,7 +85,9 @@ async def test_a_floor_in_the_future_is_unhealthy_and_can_be_mended_without_runn
         await lock.obey()
         assert (await phone.hear_of(old))["state"] == "done"
         await poisoned(local)
-        assert (await curl(health)).status == 503
+        sick = await curl(health)
+        assert (sick.status, sick.json["parts"]) == (503, ["floor"])
+        assert "duly floor --mend" in sick.json["detail"]
         state = (await curl(f"{local.url}/v1/state", local.tokens["root"])).json
         assert "floor" in state["down"]
         assert "duly floor --mend" in state["down"]

@@ -41,7 +41,7 @@ def floor(
     if everything and not mend:
         raise CommandFailed(Exit.USAGE, "--all goes with --mend")
     wanted = ({"mend": "yes"} if mend else {}) | ({"all": "yes"} if everything else {})
-    found = at.ask("floor", wanted, lambda: _in_ledger(wanted, at), reads=True)
+    found = at.ask("floor", wanted, lambda: _in_ledger(wanted, at), reads=not mend)
     if json:
         print_json(found)
         return

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from duly.settings import Settings
     from duly.storage.ledger import Ledger
 
-_NEEDING: Final = frozenset({"dashboard.link", "dashboard.remove", "dashboard.logout"})
-"""The verbs that make no sense without a ledger, and would be done to an empty one in a mistyped folder."""
+_FOUNDING: Final = frozenset({"add", "profile.set", "alert.silence", "dashboard.password"})
+"""The verbs with which a hub may be set up before it first runs. All others make no sense without a ledger,
+and would be done to an empty one in a mistyped folder."""
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
@@ -148,7 +149,7 @@ class LedgerOptions:
         if not reads and not self.settings.ledger:
             from duly.runtime.files import private_folder
 
-            if verb in _NEEDING:
+            if verb not in _FOUNDING:
                 need_ledger(self.settings)
             private_folder(Path(self.settings.data))
         done = asyncio.run(in_ledger())

@@ -23,7 +23,7 @@ def prune(
     remember (seconds) in duly.toml, or DULY_ALERTS_KEPT and so on.
     """
     wanted = {"dry": "yes"} if dry_run else {}
-    done = at.ask("prune", wanted, lambda: _in_ledger(dry_run, at), reads=True)
+    done = at.ask("prune", wanted, lambda: _in_ledger(dry_run, at), reads=dry_run)
     if json:
         print_json(done)
         return

@@ -230,6 +230,7 @@ def cancel(id_: Id, *, store: NodeStore, json: Json = False) -> None:
         async with await open_ledger(store_url(store)) as ledger:
             return await cancel_stored(ledger, id_)
 
+    _read(store, lambda ledger: ledger.floor())  # a mistyped store is not made
     if not asyncio.run(run()):
         raise CommandFailed(Exit.REFUSED, f"{id_} has ended already, or was never sent from {store}")
     print_json({"id": id_, "state": "cancelled"}) if json else say(f"{id_}  {tint('cancelled')}")

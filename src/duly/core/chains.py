@@ -173,6 +173,22 @@ class Chains:
                 chain.mark = min(chain.ahead) - 1
         return [free, chain.follow()]
 
+    def withdraw(self, scope: str, mark: str, key: bytes) -> list[HeldMessage]:
+        """Take out a message that waits: its number has arrived, and what follows on from it is let go."""
+        for name in (scope, mark, mark + _BY_TIME):
+            chain = self._chains.get(name)
+            found = next((held for held in chain.held if held.message.key == key), None) if chain else None
+            if chain is None or found is None:
+                continue
+            chain.held.remove(found)
+            if name.endswith(f"]{_BY_TIME}"):
+                if chain.idle:
+                    self._sorted(name)
+            elif found.n > chain.mark:
+                chain.ahead[found.n] = found.deadline
+            return chain.follow()
+        return []
+
     def lower(self, limit: int) -> None:
         """Take back the times that are later than `limit`."""
         for chain in self._chains.values():
@@ -223,6 +239,11 @@ class Chains:
             if not chain.idle:
                 chain.held = [msgspec.structs.replace(w, deadline=w.deadline + by) for w in chain.held]
                 chain.ahead = {n: until + by for n, until in chain.ahead.items()}
+
+    @property
+    def waits(self) -> bool:
+        """Whether there may be messages that wait for a gap."""
+        return self._deadlines.first() is not None
 
     @property
     def waiting(self) -> int:

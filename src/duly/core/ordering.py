@@ -254,21 +254,17 @@ class Lanes:
 
     def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
         """Record the end of a message, and return what may move now. A message that failed (`counts` off)
-        does not make a late one late; one that was never released is taken out of its queue."""
+        does not make a late one late; one that was never released waits neither for a gap nor in a queue."""
         order, recipient, key = message.order, message.recipient, message.key
         if order is not None and order.mode is not _ANY:
             self._marks.settled(name_of(recipient, order.key, message.scope), key, counts=counts)
         lanes, outstanding = self._lanes.get(recipient), self._outstanding
         if outstanding is not None:
-            if not outstanding.release(recipient, key):
-                self.drop(message)
-            return [] if lanes is None else self._advance(recipient, now)
+            freed = [] if outstanding.release(recipient, key) else self._withdraw(message)
+            return freed if recipient not in self._lanes else freed + self._advance(recipient, now)
         lane = None if lanes is None else lanes.get(lane_key(message))
-        if lane is None:
-            return []
-        if key not in lane.holders:
-            lane.drop(key)
-            return []
+        if lane is None or key not in lane.holders:
+            return self._withdraw(message)
         lane.holders.remove(key)
         return self._advance(recipient, now)
 
@@ -287,6 +283,13 @@ class Lanes:
         lane = None if lanes is None else lanes.get(lane_key(message))
         if lane is not None:
             lane.drop(message.key)
+
+    def _withdraw(self, message: Message) -> list[Move]:
+        """Take out a message that has ended while it waited, and return what may move now."""
+        self.drop(message)
+        if not self._chains.waits or message.order is None or message.order.mode is _ANY:
+            return []
+        return self._let_go(self._chains.withdraw(message.scope, mark_name(message), message.key))
 
     def reach(self, recipient: str, now: int = 0) -> list[Move]:
         """Start what is queued for a recipient that can be reached now, in order."""

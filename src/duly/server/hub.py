@@ -368,6 +368,11 @@ class Hub:
         return self.tasks.problems
 
     @property
+    def refuses_as_stale(self) -> bool:
+        """Whether new messages are refused, since the ledger's floor is in the future."""
+        return self.floor.problem is not None
+
+    @property
     def degraded(self) -> list[str]:
         """What does not work although this hub takes requests: `mqtt` if its broker does not answer. All hubs
         use the same broker, so that is no reason for a load balancer to send clients elsewhere."""

@@ -203,6 +203,20 @@ def test_a_handler_is_an_async_function_with_a_known_effect(at: Brokered) -> Non
         node.task("work", effect="twice")  # type: ignore[arg-type]  # the mistake
 
 
+async def test_a_handler_that_is_declared_too_late_is_refused_and_not_silently_ignored(at: Brokered) -> None:
+    async with at.node(at.a) as a, at.node(at.b, serve=True) as b:
+        with pytest.raises(ProgramError, match="before it starts, or make the node with serve=True"):
+
+            @a.task("work")
+            async def work(task: Task) -> None: ...
+
+        @b.task("late")
+        async def late(task: Task) -> str:
+            return "done"
+
+        assert await a.call(at.b, "late") == "done"
+
+
 async def die(node: Node) -> None:
     """As kill -9: nothing is finished, nothing is said."""
     assert node._ledger is not None

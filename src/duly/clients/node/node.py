@@ -151,6 +151,8 @@ class Node(Lifecycle):
         self._ledger: Ledger | None = None
         self.changes = Changes()
         """tells when `situation` may have changed"""
+        self._serves = False
+        """it takes tasks"""
         self._begun = asyncio.Event()
         self._standby = ""
         self.tasks = Supervisor()
@@ -167,6 +169,11 @@ class Node(Lifecycle):
         def decorate(handler: Handler) -> Handler:
             if not inspect.iscoroutinefunction(handler):
                 raise ProgramError(f"the handler of {', '.join(actions)} must be an async function")
+            if self._ledger is not None and not self._serves:
+                raise ProgramError(
+                    f"this node has started without a handler, so it takes no tasks: declare the handler of "
+                    f"{', '.join(actions)} before it starts, or make the node with serve=True"
+                )
             for action in actions:
                 self._actions[action] = Action(handler, effect == "at_least_once", deadline)
             return handler
@@ -206,7 +213,7 @@ class Node(Lifecycle):
         if self._ledger is not None:
             raise ProgramError("this node is running already")
         self.tasks = Supervisor()
-        serve = bool(self._actions) if self._serve is None else self._serve
+        self._serves = serve = bool(self._actions) if self._serve is None else self._serve
         ledger = await self._open_ledger(serve)
         self._budget = IdBudget(await ledger.bucket(_BUDGET))
         self._mailbox = mailbox = await self._open_mailbox(ledger, serve)

@@ -47,6 +47,10 @@ from duly.wire.frames import ServerCode
 from duly.wire.outgoing import OutgoingFrame, ServerAck
 from duly.wire.session import UncongestedSession
 
+AHEAD: Final = (
+    "the ledger's floor is in the future, so new messages are refused as stale; set the clock if it is "
+    "wrong, then 'duly floor --mend'"
+)
 BATCH_LIMIT: Final = 1_000
 ANSWER_SECONDS: Final = 30.0
 PAGE: Final = 1_000
@@ -107,6 +111,11 @@ class MessagesBackend(TokenCheck, Protocol):
     @property
     def problems(self) -> dict[str, str]:
         """The parts of the hub that do not run, and why."""
+        ...
+
+    @property
+    def refuses_as_stale(self) -> bool:
+        """Whether new messages are refused, since the ledger's floor is in the future."""
         ...
 
     @property
@@ -407,10 +416,12 @@ class MessagesEndpoint:
         if not parts and not down:
             degraded = self._server.degraded
             return as_json({"ok": True} | ({"degraded": degraded} if degraded else {}))
-        detail = "nothing can be stored just now" if down else ""
+        ahead = self._server.refuses_as_stale
+        detail = [AHEAD if ahead else "nothing can be stored just now"] if down else []
         if parts:
-            detail = f"{detail and detail + '; '}not running: {', '.join(parts)}; the hub's log says why"
-        return as_json({"error": "internal", "detail": detail, "parts": parts}, 503)
+            detail.append(f"not running: {', '.join(parts)}; the hub's log says why")
+        named = sorted([*parts, *(["floor"] if ahead else [])])
+        return as_json({"error": "internal", "detail": "; ".join(detail), "parts": named}, 503)
 
     async def openapi(self, request: web.Request) -> web.Response:
         """Answers with the OpenAPI description of these routes; it needs no token."""
