@@ -54,7 +54,7 @@ async def counters(url: str) -> tuple[int, ...]:
     await asyncio.sleep(1.5)  # they are told once a second
     connection = await asyncpg.connect(url)
     try:
-        row = await connection.fetchrow(COUNTERS)
+        (row,) = await connection.fetch(COUNTERS)
         return tuple(map(int, row))
     finally:
         await connection.close()
