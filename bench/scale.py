@@ -28,6 +28,8 @@ from bench.scale_model import Demand, MeasuredCosts, between_of, largest_group, 
 from bench.servers import postgres_server, shared_hub
 
 APPS = 10
+LEAVING = 15.0
+"""Seconds after which the hub has stored that the devices have left."""
 DEPTHS = (1, 3, 10)
 """Commands that each app has under way: a light, a middling and a heavy load."""
 COUNTERS = """
@@ -54,7 +56,7 @@ async def counters(url: str) -> tuple[int, ...]:
     await asyncio.sleep(1.5)  # they are told once a second
     connection = await asyncpg.connect(url)
     try:
-        row = await connection.fetchrow(COUNTERS)
+        (row,) = await connection.fetch(COUNTERS)
         return tuple(map(int, row))
     finally:
         await connection.close()
@@ -98,6 +100,7 @@ async def run(*, quick: bool) -> tuple[MeasuredCosts, list[LoadCost]]:
             grown = hub.memory - memory
             await asyncio.sleep(2)  # what connecting has caused is over
             busy = await idle_cost(hub, postgres, resting)
+        await asyncio.sleep(LEAVING)
         loads = [await cost_of(hub, postgres, talking, depth, seconds) for depth in DEPTHS]
     each = [max(0.0, after - before) / devices * 1e6 for before, after in zip(rest, busy, strict=True)]
     light, _, heavy = loads

@@ -99,7 +99,7 @@ def _planted(*, short: bool) -> Step:
 
 def _kills(*, short: bool) -> Iterator[Step]:
     if short:
-        yield _pytest("once", *KILLS, DULY_INJECTIONS="5")
+        yield _pytest("once", *KILLS)
         return
     yield _pytest("at named points", *KILLS)
     for seed in range(10):

@@ -37,7 +37,7 @@ SOME = 5
 class Pressed:
     """A hub under load, with what its clients and devices have noted."""
 
-    def __init__(self, hub: HubProcess, load: Load, remotes: list[Remote]) -> None:
+    def __init__(self, hub: HubProcess, load: Load, remotes: list[PatientRemote]) -> None:
         self.hub, self.load, self.remotes = hub, load, remotes
 
     @property
@@ -74,17 +74,17 @@ async def under_load(hub: HubProcess, folder: Path, *, ledger: Path | None = Non
     """A hub that is started, under load while the block runs, and judged afterwards."""
     tokens = await hub.prepare(["phone", "tablet"], list(DEVICES))
     devices = [Lock(hub, tokens[name], folder / name) for name in DEVICES]
-    remotes: list[Remote] = [
+    remotes = [
         PatientRemote(hub, "phone", tokens["phone"], ordered=True),
         PatientRemote(hub, "tablet", tokens["tablet"], ordered=False),
     ]
     await hub.start()
     try:
-        async with pressed(remotes, *devices) as load:
+        async with pressed([*remotes], *devices) as load:
             await load.more(SOME)
             yield Pressed(hub, load, remotes)
             await load.more(SOME)
-        await judge(hub, [*devices], remotes, ledger=ledger)
+        await judge(hub, [*devices], [*remotes], ledger=ledger)
     finally:
         await hub.kill()
 

@@ -19,8 +19,9 @@ from tests.end_to_end.processes import HubProcess
 from tests.servers import GUARD, unable
 
 INJECTIONS = int(os.environ.get("DULY_INJECTIONS", "0"))
-CALLS = {"fdatasync": 60, "pwrite64": 200, "sendto": 120, "write": 120, "futex": 600}
-"""What a hub does under load, and at the how manieth of each it dies at the latest."""
+CALLS = {"fdatasync": 60, "pwrite64": 200, "write": 120, "futex": 600}
+"""What a hub does under load, and at the how manieth of each it dies at the latest. It sends by `write`: a
+call that it does not make, such as `sendto`, never kills it."""
 DEVICES = ("lock", "lamp")
 WAIT = 60.0
 """Seconds within which a hub under load makes a system call so often."""
@@ -75,6 +76,6 @@ def strace(calls: str, fault: str) -> list[str]:
     """What injects a fault into system calls of a program, counted in each of its threads.
 
     With `-D` the tracer is a grandchild and the program itself is our child: we wait for its death, and a
-    kill is a kill of the program. Without, our child is the tracer; when that is killed (a test that gives up
-    does so), the program goes on without it, holds its ledger, and the next one cannot start."""
+    kill is a kill of the program. Without, our child is the tracer; when a test gives up and kills that, the
+    program goes on without it, holds its ledger, and the next one cannot start."""
     return ["strace", "-D", "-f", "-qq", "-o", "/dev/null", f"--trace={calls}", f"--inject={calls}:{fault}"]
