@@ -204,6 +204,7 @@ class Hub:
             self._shutdown.add(application.name, application.stop)
             self.tasks.adopt(application.tasks)
             self.tasks.spawn(f"{application.name} engine", application.engine.live, tries=ENGINE_TRIES)
+        await self.gateway.kept_traces.load(self.gateway.waiting())
         for name, raw in settings.profiles.items():
             await self.alerts.profiles.set(name, alert_verbs.draft_of(raw))
         for application in (self.gateway, self.chat):

@@ -73,9 +73,7 @@ class Visitor:
 
     async def open(self, role: str = "admin", name: str = "ann") -> Any:
         """A tab that has logged in by a link."""
-        page = await self.context.new_page()
-        page.set_default_timeout(SECONDS)
-        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page = await self._new_page()
         token = await self._local.hub.dashboard.access.make_link(name, DashboardRole.named(role))
         await page.goto(f"{self._local.url}/login#{token}")
         await page.wait_for_selector("nav")
@@ -84,10 +82,21 @@ class Visitor:
 
     async def tab(self, path: str) -> Any:
         """Another tab, in the same session."""
-        page = await self.context.new_page()
-        page.set_default_timeout(SECONDS)
+        page = await self._new_page()
         await page.goto(f"{self._local.url}{path}")
         return page
+
+    async def _new_page(self) -> Any:
+        """A tab whose errors are problems, also what its content policy forbids."""
+        page = await self.context.new_page()
+        page.set_default_timeout(SECONDS)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        page.on("console", lambda said: self._heard(said.text))
+        return page
+
+    def _heard(self, said: str) -> None:
+        if "Content Security Policy" in said:
+            self.problems.append(said)
 
 
 @pytest_asyncio.fixture(loop_scope="module")

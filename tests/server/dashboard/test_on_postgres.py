@@ -109,6 +109,21 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
     assert ("sent", cluster.hubs[1].name) in steps
 
 
+async def test_totals_are_those_of_all_hubs(
+    cluster: LocalCluster, ann: ClusterVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.server.dashboard.overview.TOTALS_SECONDS", 0.0)
+    await until(lambda: all(len(hub.gateway.remote.hubs) == 2 for hub in cluster.hubs))
+    async with cluster.join(0, "phone") as phone:
+        refused = await phone.command("lamp")
+        assert (await phone.hear_of(refused))["error"] == "offline"
+    for one in cluster.hubs:
+        await one.measure(stored=True)
+    for hub in range(2):
+        counted = (await ann.get(hub, "/overview.json"))["figures"]["duly_messages_total"]
+        assert counted["lock_control/refused"] == 1, "it was refused at the first hub"
+
+
 async def test_messages_are_found_by_every_filter_at_either_hub(
     cluster: LocalCluster, ann: ClusterVisitor
 ) -> None:

@@ -152,7 +152,6 @@ class GatewayService:
         await self.remote.start()
         await self.engine.start()
         self._trail.resume(self._inbox.waiting())
-        await self.kept_traces.load(self._inbox.waiting())
         await self.review()
 
     async def stop(self) -> None:

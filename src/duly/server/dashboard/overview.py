@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -19,12 +20,15 @@ from duly.runtime.time_series import ChartStep
 from duly.server import diagnostics
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
+from duly.transports.http.figures import ClusterTotal
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
 HEALTH_SECONDS: Final = 10.0
 """How long a look at ledger, notifier and disk is used again."""
+TOTALS_SECONDS: Final = 2.0
+"""How long the totals of all hubs are used again."""
 SPANS: Final = {"minutes": ChartStep.SECOND, "hours": ChartStep.MINUTE, "days": ChartStep.HOUR}
 
 
@@ -35,9 +39,10 @@ class OverviewViews:
         self._hub = hub
         self._health: tuple[float, dict[str, object]] = (-HEALTH_SECONDS, {})
         self._looking = asyncio.Lock()
+        self._totals: tuple[float, list[ClusterTotal]] = (-TOTALS_SECONDS, [])
 
     async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """The figures of this moment."""
+        """The figures of this moment. Rates and gauges are this hub's, totals those of all hubs."""
         hub = self._hub
         snapshot = hub.figures.telemetry.snapshot()
         figures = {
@@ -45,6 +50,8 @@ class OverviewViews:
             for metric in snapshot.metrics
             if metric.samples
         }
+        for total in await self._summed():
+            figures.setdefault(total.name, {})["/".join(total.labels.values())] = total.value
         latencies = {
             "/".join((metric.name, *one.labels.values())): {
                 "p50": one.p50, "p90": one.p90, "p99": one.p99, "count": one.count,
@@ -69,6 +76,17 @@ class OverviewViews:
             "health": await self._healthy(),
             "hubs": self._hubs(),
         }
+
+    async def _summed(self) -> list[ClusterTotal]:
+        """The totals of all hubs on the ledger; none where this is the only one, which knows its own."""
+        if len(self._hub.gateway.remote.hubs) < 2:
+            return []
+        read_at, found = self._totals
+        if monotonic() - read_at > TOTALS_SECONDS:
+            with suppress(DulyError):  # the ledger does not answer: its health says so
+                found = await self._hub.cluster_totals()
+            self._totals = (monotonic(), found)
+        return found
 
     def _hubs(self) -> list[dict[str, object]]:
         me = self._hub.ledger.worker

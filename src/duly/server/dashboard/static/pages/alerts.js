@@ -92,7 +92,7 @@ export function actions(one, plain = true) {
 }
 
 function deliveries(place, next, view, query) {
-  const list = table([[t("time"), "time"], [t("reason")], [t("recipient")], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail"), "wide"], ["", "actions"]], t("deliveries"));
+  const list = table([[t("time"), "time"], [t("reason")], [t("recipient"), "address"], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail"), "wide"], ["", "actions"]], t("deliveries"));
   const none = h("div");
   fill(place, list.wrap, none);
   return watch("alerts-deliveries", { state: view, before: query.before ?? "" }, (seen) => {
