@@ -315,7 +315,8 @@ class WebSocket(HubLink):
         """Upgrade the connection and say who we are. Returns the hub's welcome."""
         await self.shake_hands(self._host)
         await self.say({"type": "auth", "token": token})
-        welcome: Json = json.loads(await asyncio.wait_for(self.receive(), 10) or b"{}")
+        said = await asyncio.wait_for(self.receive(), 10)
+        welcome: Json = json.loads(said or b"{}")
         return welcome
 
     async def say(self, frame: "Json") -> None:
