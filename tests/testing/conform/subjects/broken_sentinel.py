@@ -3,8 +3,8 @@
 `sound` breaks none; `anonymous` names no profile; `silent` sends nothing again; `forgetful` drops its queue
 at a cut; `minting` gives each try a new id; `resigned` takes code 4 for the end; `deaf` sends again what was
 acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first; `volatile`
-keeps its queue in memory; `noisy` reports each repeat, and limits as it should; `unlimited` reports as much as
-there is, and debounces as it should.
+keeps its queue in memory; `noisy` reports each repeat, and limits as it should; `unlimited` reports as much
+as there is, and debounces as it should.
 """
 
 import asyncio
