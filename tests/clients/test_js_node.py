@@ -25,6 +25,7 @@ from duly.identity.accounts import Role
 from tests import servers
 from tests.end_to_end.test_black_hole import Hole
 from tests.local_hub import LocalHub
+from tests.servers import GUARD
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -198,6 +199,41 @@ async def test_an_app_killed_in_the_middle_learns_every_end_and_nothing_is_done_
     assert {end["ack"]["state"] for end in ends} == {"done"}
     assert before | {end["id"] for end in ends} >= set(effects)
     assert len(effects) == len(set(effects)) == 6
+
+
+async def test_over_http_a_sentinel_reaches_its_tower_too(local: LocalHub, tmp_path: Path) -> None:
+    program = await sentinel(local, tmp_path, "plain", transport="http")
+    code, news = await program.run(point="after commit", count=4)
+    assert code == -signal.SIGKILL
+    code, news = await program.run()
+    assert code == 0
+    assert "online" in {one["what"] for one in news}
+    assert await listed(local, "plain") == Counter({f"device-{n}": 1 for n in range(5)})
+
+
+async def test_over_http_a_token_that_is_not_known_is_told(local: LocalHub) -> None:
+    script = f"""
+        import {{ Sentinel }} from {json.dumps((PACKAGE / "src/sentinel.js").as_uri())};
+        const url = {json.dumps(local.url)};
+        const sentinel = new Sentinel(url, "duly_wrong", {{ store: null, transport: "http" }});
+        sentinel.on("news", ({{ what, detail }}) => {{
+          console.log(JSON.stringify({{ what, detail }}));
+          sentinel.close();
+        }});
+        try {{
+          new Sentinel(url, "x", {{ store: null, transport: "pigeon" }});
+        }} catch ({{ message }}) {{
+          console.log(JSON.stringify({{ what: message }}));
+        }}
+    """
+    process = await asyncio.create_subprocess_exec(
+        *node("--input-type=module", "-e", script), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    async with asyncio.timeout(GUARD):
+        out, err = await process.communicate()
+    said = [json.loads(line) for line in out.splitlines()]
+    assert [one["what"] for one in said] == ["transport is 'websocket' or 'http'", "denied"], err.decode()
+    assert "token" in said[1]["detail"]
 
 
 async def test_a_file_of_a_device_arrives_whole(local: LocalHub, tmp_path: Path) -> None:

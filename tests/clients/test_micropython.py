@@ -451,12 +451,8 @@ def kept_pushes(board: Board) -> int:
 
 
 async def test_a_push_is_kept_in_flash_until_the_hub_has_stored_it(local: LocalHub, board: Board) -> None:
-    async def stored() -> list[bytes]:
-        entries = await local.hub.ledger.entries("push/lock", 0, 100)
-        return [entry.body for entry in entries if b"event_report" in entry.body]
-
     await until(lambda: kept_pushes(board) == 0)
-    assert len(await stored()) == 1
+    assert len(await reports(local)) == 1
     await local.stop()
     await board.kill(noticed=False)
     await board.power_on()  # it pushes at each start
@@ -465,7 +461,29 @@ async def test_a_push_is_kept_in_flash_until_the_hub_has_stored_it(local: LocalH
     await local.start()
     await board.start()
     await until(lambda: kept_pushes(board) == 0)
-    assert len(await stored()) == 3
+    assert len(await reports(local)) == 3
+
+
+async def test_a_push_that_cannot_be_kept_is_refused_and_stops_nothing_else(
+    app: App, local: LocalHub, board: Board
+) -> None:
+    await until(lambda: kept_pushes(board) == 0)
+    await board.kill()
+    in_the_way = board.flash.with_name("flash.json.pushes.new")
+    in_the_way.mkdir()
+    await board.start()
+    await until(lambda: "a push could not be kept" in board.log)
+    assert (await app.send("lock", "lock_control")).done
+    in_the_way.rmdir()  # it tries again
+    async with asyncio.timeout(GUARD):
+        while len(await reports(local)) < 2:
+            await asyncio.sleep(0.01)
+
+
+async def reports(local: LocalHub) -> list[bytes]:
+    """What the hub has stored of the lock's pushes."""
+    entries = await local.hub.ledger.entries("push/lock", 0, 100)
+    return [entry.body for entry in entries if b"event_report" in entry.body]
 
 
 # ── over MQTT ────────────────────────────────────────────────────────────────────────────────────
@@ -508,8 +526,7 @@ async def test_over_mqtt_it_keeps_the_same_promises(mqtt_hub: LocalHub, tmp_path
         assert [line for line in board.effects if line.startswith("lock")] == [
             f"lock {command.id}", f"lock {kept.id}",
         ]  # fmt: skip
-        entries = await mqtt_hub.hub.ledger.entries("push/lock", 0, 100)
-        assert sum(b"event_report" in entry.body for entry in entries) == 2, "one for each start"
+        assert len(await reports(mqtt_hub)) == 2, "one for each start"
     finally:
         await board.kill(noticed=False)
 

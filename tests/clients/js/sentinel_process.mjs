@@ -4,7 +4,7 @@ import { closeSync, existsSync, fsyncSync, openSync, readFileSync, writeSync } f
 import { FileStorage } from "../../../src/duly/clients/js/src/node.js";
 import { Sentinel } from "../../../src/duly/clients/js/src/sentinel.js";
 
-const { url, token, file, signals, point, count } = JSON.parse(process.argv[2]);
+const { url, token, file, signals, point, count, transport } = JSON.parse(process.argv[2]);
 let left = count;
 
 function fuse(name) {
@@ -38,7 +38,7 @@ class DeadlySocket extends WebSocket {
 const known = existsSync(`${file}.stored`) ? readFileSync(`${file}.stored`, "utf8").split("\n").length - 1 : 0;
 const book = openSync(`${file}.stored`, "a");
 const sentinel = new Sentinel(url, token, {
-  store: new DeadlyStorage(file), profile: "home", socket: DeadlySocket,
+  store: new DeadlyStorage(file), profile: "home", socket: DeadlySocket, transport,
   policy: { debounce: 3_600, countdown: 0.02, retry_first: 0.5, retry_most: 2 },
 });
 sentinel.on("news", (news) => process.stdout.write(`${JSON.stringify(news)}\n`));

@@ -71,7 +71,9 @@ def test_the_page_explains_every_rule_under_its_name(noun: Noun, language: int) 
     page = (ROOT / ("docs/zh" if language else "docs") / "write-your-own.md").read_text(encoding="utf-8")
     _, _, section = page.partition(SECTIONS[noun][language] + "\n")
     section, _, _ = section.partition("\n## ")
-    named = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+|connects|answers|resends)`", section))
+    named = set(
+        re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)+|connects|answers|resends|debounces|limits)`", section)
+    )
     rules = {rule.name: rule for rule in RULES[noun]}
     assert set(rules) <= named
     for name, rule in rules.items():
@@ -228,6 +230,28 @@ async def test_a_broken_sentinel_is_caught_by_name(
 
     report = await proved("ws://127.0.0.1:0", [rule], client, Noun.SENTINEL)
     assert [found.rule for found in report.broken] == [rule], report
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule", "result"),
+    [
+        ("noisy", "debounces", "broken"),
+        ("unlimited", "limits", "broken"),
+        ("unlimited", "debounces", "holds"),
+        ("noisy", "limits", "holds"),
+        ("sound", "limits", "not checked"),
+    ],
+)
+async def test_what_a_sentinel_must_hold_back(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str, result: str
+) -> None:
+    monkeypatch.setattr(sentinel_run, "PATIENCE", 5.0 if result == "broken" else 0.1)
+
+    def client(url: str) -> Awaitable[None]:
+        return broken_sentinel.main(mode, url)
+
+    report = await proved("ws://127.0.0.1:0", [rule], client, Noun.SENTINEL)
+    assert [(one.rule, one.result) for one in report.results] == [(rule, result)], report
 
 
 async def broken_node_report(mode: str, rule: str) -> ConformReport:

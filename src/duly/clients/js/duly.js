@@ -916,6 +916,102 @@ class Chat extends Client {
 function lineOf({ conv, n, type, from, data, time, seq_id, edited }) {
   return { conv, n, type, sender: from, data, time, id: seq_id, edited: Boolean(edited) };
 }
+const HTTP_BATCH = 100;
+const HTTP_DEADLINE = 60_000;
+class HttpLink {
+  #urls;
+  #hub = 0;
+  #token;
+  #client;
+  #queue = [];
+  #up = false;
+  #busy = false;
+  #closed = false;
+  #attempt = 0;
+  #retry = undefined;
+  #request = new AbortController();
+  constructor(url, token, client) {
+    this.#urls = hubs(url).map((hub) => `${hub}/v1/messages`);
+    this.#hub = Number.parseInt(hash(token), 36) % this.#urls.length;
+    this.#token = token;
+    this.#client = client;
+    this.#knock();
+  }
+  get up() {
+    return this.#up;
+  }
+  send(frame) {
+    if (!this.#up) return;
+    this.#queue.push(frame);
+    this.#carry();
+  }
+  dead() {
+    return false;
+  }
+  close() {
+    this.#closed = true;
+    this.#up = false;
+    clearTimeout(this.#retry);
+    this.#request.abort();
+  }
+  async #knock() {
+    try {
+      const { date } = await this.#post([]);
+      if (this.#closed) return;
+      this.#up = true;
+      this.#attempt = 0;
+      this.#client.welcome({ type: "welcome", time: date ? Date.parse(date) + 500 : Date.now() });
+      this.#carry();
+    } catch {
+      this.#lose("the tower does not answer");
+    }
+  }
+  async #carry() {
+    if (this.#busy) return;
+    this.#busy = true;
+    try {
+      while (this.#up && this.#queue.length) {
+        const { answers } = await this.#post(this.#queue.splice(0, HTTP_BATCH));
+        if (this.#closed) return;
+        for (const answer of answers) this.#client.hear(answer);
+      }
+    } catch {
+      this.#lose("the tower no longer answers");
+    } finally {
+      this.#busy = false;
+    }
+  }
+  async #post(frames) {
+    const late = setTimeout(() => this.#request.abort(), HTTP_DEADLINE);
+    try {
+      const answer = await fetch(this.#urls[this.#hub], {
+        method: "POST",
+        body: JSON.stringify(frames),
+        headers: { Authorization: `Bearer ${this.#token}`, "Content-Type": "application/json" },
+        signal: this.#request.signal,
+      });
+      const said = await answer.json();
+      if ([401, 403, 429].includes(answer.status)) this.#client.unwelcome(said);
+      if (!answer.ok) throw new Error(said.detail ?? answer.statusText);
+      return { answers: Array.isArray(said) ? said : [], date: answer.headers.get("Date") };
+    } finally {
+      clearTimeout(late);
+    }
+  }
+  #lose(reason) {
+    if (this.#closed) return;
+    const was = this.#up;
+    this.#up = false;
+    this.#queue.length = 0; // the sentinel sends it again
+    this.#request = new AbortController();
+    if (was) this.#client.down(reason);
+    const round = Math.floor(this.#attempt / this.#urls.length);
+    const pause = Math.min(200 * 2 ** round, 10_000) * (1 - 0.2 * Math.random());
+    this.#attempt += 1;
+    this.#hub = (this.#hub + 1) % this.#urls.length;
+    this.#retry = setTimeout(() => this.#knock(), pause);
+  }
+}
 const SECOND = 1_000_000;
 const HOUR = 3_600 * SECOND;
 const DAY_LONG = 24 * HOUR;
@@ -1656,6 +1752,7 @@ class Sentinel extends Listeners {
   #url;
   #token;
   #socket;
+  #transport;
   #store;
   #profile;
   #session;
@@ -1686,7 +1783,11 @@ class Sentinel extends Listeners {
     this.#url = url;
     this.#token = token;
     this.#socket = options.socket ?? globalThis.WebSocket;
-    if (!this.#socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
+    this.#transport = options.transport ?? "websocket";
+    if (!["websocket", "http"].includes(this.#transport)) throw new TypeError("transport is 'websocket' or 'http'");
+    if (!this.#socket && this.#transport === "websocket") {
+      throw new TypeError("there is no WebSocket here; pass one as the option `socket`, or transport: \"http\"");
+    }
     const usual = store === undefined && globalThis.indexedDB ? new IndexedDbStore() : new MemoryStore();
     this.#store = /** @type {import("./stores.js").Store} */ (store ?? usual);
     this.#profile = nameOf("profile", profile);
@@ -1711,13 +1812,17 @@ class Sentinel extends Listeners {
     const identity = { sentinel: self.name, tower, profile: this.#profile, session };
     this.#monitor = new Monitor(this.#policy, identity);
     this.#monitor.restore(kept, this.#now());
-    this.#link = new Link(this.#url, this.#token, this.#socket, {
+    const client = {
       cursors: () => undefined,
-      welcome: (frame) => this.#up(frame),
-      unwelcome: ({ error, detail }) => this.#say("denied", { detail: detail ?? error ?? "" }),
-      hear: (frame) => this.#hear(frame),
-      down: (reason) => this.#down(reason),
-    });
+      welcome: (/** @type {any} */ frame) => this.#up(frame),
+      unwelcome: (/** @type {any} */ { error, detail }) => this.#say("denied", { detail: detail ?? error ?? "" }),
+      hear: (/** @type {any} */ frame) => this.#hear(frame),
+      down: (/** @type {string} */ reason) => this.#down(reason),
+    };
+    this.#link =
+      this.#transport === "http"
+        ? new HttpLink(this.#url, this.#token, client)
+        : new Link(this.#url, this.#token, this.#socket, client);
     for (const early of this.#early.splice(0)) early(this.#monitor, this.#now());
     this.#commit();
   }

@@ -196,7 +196,7 @@ class Pushes:
     """The pushes that the hub has not stored yet, in order, and the last id that was minted; in flash."""
 
     def __init__(self, file: str) -> None:
-        self.file = file
+        self.file, self.is_saved = file, True
         known, _ = read_file(file)
         try:
             self.waiting: list[Json] = known["waiting"]
@@ -208,19 +208,20 @@ class Pushes:
     def save(self) -> None:
         """Write them to flash; if that fails the old file stays."""
         write_file(self.file, {"waiting": self.waiting, "last": self.last})
+        self.is_saved = True
 
-    def mint(self, now: int) -> bool:
-        """Give an id to those that have none. Returns whether there were any."""
-        new = [push for push in self.waiting if "seq_id" not in push]
-        for push in new:
-            self.last = push["seq_id"] = next_id(self.last, now)
-        return bool(new)
+    def mint(self, now: int) -> None:
+        """Give an id to those that have none."""
+        for push in self.waiting:
+            if "seq_id" not in push:
+                self.last = push["seq_id"] = next_id(self.last, now)
+                self.is_saved = False
 
     def remove(self, seq_id: str) -> None:
         """Forget a push, if it waits."""
         left = [push for push in self.waiting if push.get("seq_id") != seq_id]
         if len(left) < len(self.waiting):
-            self.waiting = left
+            self.waiting, self.is_saved = left, False
             self.save()
 
 
@@ -315,7 +316,8 @@ class WebSocket(HubLink):
         """Upgrade the connection and say who we are. Returns the hub's welcome."""
         await self.shake_hands(self._host)
         await self.say({"type": "auth", "token": token})
-        welcome: Json = json.loads(await asyncio.wait_for(self.receive(), 10) or b"{}")
+        said = await asyncio.wait_for(self.receive(), 10)
+        welcome: Json = json.loads(said or b"{}")
         return welcome
 
     async def say(self, frame: "Json") -> None:
@@ -459,8 +461,13 @@ class Device:
         """Send what waits, in order. An id is in flash before it is sent, so a restart does not change it."""
         if not self._has_time():
             return
-        if self._pushes.mint(self._now()):
-            self._pushes.save()
+        self._pushes.mint(self._now())
+        try:
+            if not self._pushes.is_saved:
+                self._pushes.save()
+        except OSError as problem:
+            self._log(f"pushes wait until flash can be written: {problem!r}")
+            return
         for frame in list(self._pushes.waiting):
             await self._send(frame)
 
@@ -473,7 +480,10 @@ class Device:
             return  # it is sent again
         if frame["code"] not in (0, 5):
             self._log(f"the hub refuses a push: {frame.get('detail')}")
-        self._pushes.remove(frame["seq_id"])
+        try:
+            self._pushes.remove(frame["seq_id"])
+        except OSError as problem:  # after a restart it is sent again, and the hub knows it
+            self._log(f"flash cannot be written: {problem!r}")
 
     async def run(self) -> None:
         """Serve until cancelled; a lost connection is made again."""

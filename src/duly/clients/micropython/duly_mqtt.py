@@ -14,12 +14,12 @@ import json
 import os
 import time
 
-from duly_device import HubLink, Refused
-
-try:
-    from duly.clients.micropython.duly_device import Json
-except ImportError:
-    pass  # MicroPython skips annotations, so only type checkers need this name
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from duly.clients.micropython.duly_device import HubLink, Json, Refused
+else:
+    device = __import__("duly_device")  # it stands beside this file, not in a package
+    HubLink, Refused = device.HubLink, device.Refused
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, PINGREQ = 0x10, 0x20, 0x30, 0x40, 0x82, 0xC0
 KEEP_ALIVE = 30

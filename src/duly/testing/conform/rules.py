@@ -163,6 +163,13 @@ RULES: Final[Mapping[Noun, tuple[ConformRule, ...]]] = {
         ),
         ConformRule("survives-nonsense", "It goes on after messages that it cannot read or does not expect."),
         ConformRule(
+            "debounces",
+            "It reports the same reason of a device once in half a minute, however often it comes.",
+        ),
+        ConformRule(
+            "limits", "It reports at most ten events of a device in an hour, and sums up the others."
+        ),
+        ConformRule(
             "keeps-over-kills",
             "It sends an event again after kill -9 that was not acknowledged.",
             restarts=True,

@@ -1,7 +1,8 @@
 """Plays scripts against a sentinel.
 
 The sentinel is a program that reports an event every 0.3 s, of the device `RUN-N`: RUN tells its starts
-apart, N counts from 0.
+apart, N counts from 0. As often it signals `repeated` of `RUN-same` and `busy-N` of `RUN-busy`, which it must
+hold back.
 
 The law: what a sentinel has sent once must come again until it is acknowledged, and none of its numbers is
 missing.
@@ -10,6 +11,8 @@ missing.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 from msgspec import Struct
@@ -21,6 +24,9 @@ from duly.testing.conform.subject import RestartedClient
 
 EVENT: Final = "alert_event"
 NEXT_WITHIN: Final = 20.0
+DEBOUNCE_MS: Final = 25_000
+"""Two events of the same cause are at least so far apart: half a minute, less what clocks and timers add."""
+PER_HOUR: Final = 10
 PATIENCE: Final = 1.0
 """By how much the times of scripts are multiplied: their own tests need less."""
 _NONSENSE: Final = (
@@ -64,8 +70,30 @@ class Contiguous(Struct, frozen=True):
     more: int
 
 
+class Debounced(Struct, frozen=True):
+    """For so many seconds events are taken; then no two of the device `RUN-same` are close together."""
+
+    seconds: float
+
+
+class Limited(Struct, frozen=True):
+    """For so many seconds events are taken; then there are few of the device `RUN-busy`."""
+
+    seconds: float
+
+
 SentinelStep: TypeAlias = (
-    TakeEvent | EventAgain | EventSettled | HubAway | Contiguous | Cut | Kill | Nonsense | Pause
+    TakeEvent
+    | EventAgain
+    | EventSettled
+    | HubAway
+    | Contiguous
+    | Debounced
+    | Limited
+    | Cut
+    | Kill
+    | Nonsense
+    | Pause
 )
 
 
@@ -95,6 +123,8 @@ SENTINEL_SCRIPTS: Final = (
     ),
     SentinelScript("keeps-while-offline", (TakeEvent("a"), HubAway(2.0), Contiguous(4))),
     SentinelScript("survives-nonsense", (Nonsense(), TakeEvent("a"))),
+    SentinelScript("debounces", (Debounced(3.0),)),
+    SentinelScript("limits", (Limited(6.0),)),
     SentinelScript("keeps-over-kills", (TakeEvent("a", None), Kill(), EventAgain("a"))),
 )
 
@@ -141,6 +171,10 @@ class SentinelRun:
                 await self._server.connected()
             case Contiguous(more):
                 await self._contiguous(more)
+            case Debounced(seconds):
+                await self._held_back("same", "repeated", seconds * PATIENCE, _too_close)
+            case Limited(seconds):
+                await self._held_back("busy", "busy-", seconds * PATIENCE, _too_many)
             case Cut():
                 self._server.cut()
                 await self._server.connected()
@@ -233,9 +267,47 @@ class SentinelRun:
                 raise BrokenRule(self._rule, f"the event {wanted} was acknowledged, and came again")
             self._answer(event, 0 if is_new else 5)
 
+    async def _held_back(
+        self, device: str, reason: str, seconds: float, fault: Callable[[list[int]], str]
+    ) -> None:
+        """Take events for so many seconds, and judge when those of this device and reason happened (ms)."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while (heard := await self._hear(max(0.0, until - loop.time()))) is not None:
+            event, is_new = heard
+            if event not in self._held:
+                self._answer(event, 0 if is_new else 5)
+            for times in self._times_of(device, reason).values():
+                if why := fault(times):
+                    raise BrokenRule(self._rule, why)
+        if not self._times_of(device, reason):
+            raise NotChecked(f"it signals nothing of the device RUN-{device}")
+
+    def _times_of(self, device: str, reason: str) -> dict[str, list[int]]:
+        """When the events of a device and reason happened, in each run of the program."""
+        runs: dict[str, list[int]] = {}
+        for data in self._known.values():
+            run, _, name = str(data.get("device_address", "")).rpartition("-")
+            if name == device and str(data["trigger_reason"]).startswith(reason):
+                at = data.get("timestamp")
+                runs.setdefault(run, []).append(at if isinstance(at, int) else 0)
+        return {run: sorted(times) for run, times in runs.items()}
+
     async def _contiguous(self, more: int) -> None:
         for _ in range(more):
             self._answer(await self._new(), 0)
         for run, numbers in self._numbers.items():
             if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
                 raise BrokenRule(self._rule, f"the events of {run} came as {', '.join(map(str, numbers))}")
+
+
+def _too_close(times: list[int]) -> str:
+    gaps = [late - early for early, late in pairwise(times)]
+    if not gaps or min(gaps) >= DEBOUNCE_MS:
+        return ""
+    return f"the same signal was reported again after {min(gaps)} ms"
+
+
+def _too_many(times: list[int]) -> str:
+    few = len(times) <= PER_HOUR
+    return "" if few else f"{len(times)} events of one device were reported in less than an hour"

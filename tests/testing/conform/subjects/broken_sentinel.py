@@ -3,7 +3,8 @@
 `sound` breaks none; `anonymous` names no profile; `silent` sends nothing again; `forgetful` drops its queue
 at a cut; `minting` gives each try a new id; `resigned` takes code 4 for the end; `deaf` sends again what was
 acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first; `volatile`
-keeps its queue in memory.
+keeps its queue in memory; `noisy` reports each repeat, and limits as it should; `unlimited` reports as much
+as there is, and debounces as it should.
 """
 
 import asyncio
@@ -42,6 +43,23 @@ class BrokenSentinel:
                 self.queue.insert(0 if self.mode == "hasty" else len(self.queue), event)
             await asyncio.sleep(PACE)
 
+    async def signal(self) -> None:
+        """What must be held back: the same again and again, and too much of one device."""
+        if self.mode not in ("noisy", "unlimited"):
+            return
+        for n in count():
+            if n == 0 or self.mode == "noisy":
+                self.report("same", "repeated", n)
+            if n < 10 or self.mode == "unlimited":
+                self.report("busy", f"busy-{n}", n)
+            await asyncio.sleep(PACE)
+
+    def report(self, device: str, reason: str, n: int) -> None:
+        now = time.time_ns() // 1_000_000
+        data = {"profile_id": "home", "trigger_reason": reason, "timestamp": now}
+        data["device_address"] = f"{self.run}-{device}"
+        self.queue.append({"type": "alert_event", "seq_id": f"{device}-{n}", "data": data})
+
     def hear(self, frame: Json) -> None:
         if frame["type"] != "server_ack" or "seq_id" not in frame:
             return
@@ -76,6 +94,7 @@ async def main(mode: str, url: str) -> None:
     sentinel = BrokenSentinel(mode)
     async with aiohttp.ClientSession() as http, asyncio.TaskGroup() as tasks:
         tasks.create_task(sentinel.watch())
+        tasks.create_task(sentinel.signal())
         while True:
             try:
                 async with http.ws_connect(f"{url}/v1/ws") as socket:

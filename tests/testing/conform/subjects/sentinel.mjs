@@ -8,8 +8,12 @@ const [{ Sentinel }, { FileStorage }] = [await load("sentinel"), await load("nod
 const sentinel = new Sentinel(url.replace(/^ws/, "http"), token, {
   store: new FileStorage(`${store}/sentinel.log`),
   profile: "home",
-  policy: { countdown: 0, debounce: 0, per_hour: 10_000 },
+  policy: { countdown: 0 },
 });
 const run = Date.now();
 let n = 0;
-setInterval(() => sentinel.trigger("conform", `${run}-${n++}`), 300);
+setInterval(() => {
+  sentinel.trigger("conform", `${run}-${n}`);
+  sentinel.trigger("repeated", `${run}-same`);
+  sentinel.trigger(`busy-${n++}`, `${run}-busy`);
+}, 300);

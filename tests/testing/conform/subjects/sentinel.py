@@ -10,12 +10,14 @@ import duly
 
 
 async def main(url: str, token: str, store: str) -> None:
-    policy = duly.SentinelPolicy(countdown=0, debounce=0, per_hour=10_000)
+    policy = duly.SentinelPolicy(countdown=0)
     file = str(Path(store, "sentinel.db"))
     async with duly.Sentinel(url, token, store=file, profile="home", policy=policy) as sentinel:
         run = str(time.time_ns())
         for n in count():
             sentinel.trigger("conform", f"{run}-{n}")
+            sentinel.trigger("repeated", f"{run}-same")
+            sentinel.trigger(f"busy-{n}", f"{run}-busy")
             await asyncio.sleep(0.3)
 
 

@@ -13,6 +13,7 @@
 
 import { Alert } from "./alerts.js";
 import { Closed, Refused } from "./errors.js";
+import { HttpLink } from "./http_link.js";
 import { Link, RESEND } from "./link.js";
 import { Listeners } from "./listeners.js";
 import { CANCEL, EVENT, Monitor, UPDATE } from "./monitor.js";
@@ -43,6 +44,7 @@ const DONE = new Map([[EVENT, "sent"], [UPDATE, "updated"], [CANCEL, "corrected"
  * @property {number} [heartbeat] promises the tower a sign of life every so many seconds
  * @property {string} [session] what is guarded, if one sentinel guards one thing after another
  * @property {new (url: string) => WebSocket} [socket] a WebSocket, where there is none, as in Node 20
+ * @property {"websocket"|"http"} [transport] `http` for networks that let no WebSocket through
  */
 
 /** @typedef {object} SignalOptions
@@ -57,13 +59,14 @@ export class Sentinel extends Listeners {
   #url;
   #token;
   #socket;
+  #transport;
   #store;
   #profile;
   #session;
   #policy;
   /** @type {Monitor|null} once the store is read */
   #monitor = null;
-  /** @type {Link|null} */
+  /** @type {Link|HttpLink|null} */
   #link = null;
   /** Signals that came before that. @type {((monitor: Monitor, now: number) => void)[]} */
   #early = [];
@@ -103,7 +106,11 @@ export class Sentinel extends Listeners {
     this.#url = url;
     this.#token = token;
     this.#socket = options.socket ?? globalThis.WebSocket;
-    if (!this.#socket) throw new TypeError("there is no WebSocket here; pass one as the option `socket`");
+    this.#transport = options.transport ?? "websocket";
+    if (!["websocket", "http"].includes(this.#transport)) throw new TypeError("transport is 'websocket' or 'http'");
+    if (!this.#socket && this.#transport === "websocket") {
+      throw new TypeError("there is no WebSocket here; pass one as the option `socket`, or transport: \"http\"");
+    }
     const usual = store === undefined && globalThis.indexedDB ? new IndexedDbStore() : new MemoryStore();
     this.#store = /** @type {import("./stores.js").Store} */ (store ?? usual);
     this.#profile = nameOf("profile", profile);
@@ -133,13 +140,17 @@ export class Sentinel extends Listeners {
     const identity = { sentinel: self.name, tower, profile: this.#profile, session };
     this.#monitor = new Monitor(this.#policy, identity);
     this.#monitor.restore(kept, this.#now());
-    this.#link = new Link(this.#url, this.#token, this.#socket, {
+    const client = {
       cursors: () => undefined,
-      welcome: (frame) => this.#up(frame),
-      unwelcome: ({ error, detail }) => this.#say("denied", { detail: detail ?? error ?? "" }),
-      hear: (frame) => this.#hear(frame),
-      down: (reason) => this.#down(reason),
-    });
+      welcome: (/** @type {any} */ frame) => this.#up(frame),
+      unwelcome: (/** @type {any} */ { error, detail }) => this.#say("denied", { detail: detail ?? error ?? "" }),
+      hear: (/** @type {any} */ frame) => this.#hear(frame),
+      down: (/** @type {string} */ reason) => this.#down(reason),
+    };
+    this.#link =
+      this.#transport === "http"
+        ? new HttpLink(this.#url, this.#token, client)
+        : new Link(this.#url, this.#token, this.#socket, client);
     for (const early of this.#early.splice(0)) early(this.#monitor, this.#now());
     this.#commit();
   }

@@ -48,6 +48,10 @@ export type SentinelOptions = {
      * a WebSocket, where there is none, as in Node 20
      */
     socket?: new (url: string) => WebSocket;
+    /**
+     * `http` for networks that let no WebSocket through
+     */
+    transport?: "websocket" | "http";
 };
 export type SignalOptions = {
     /**
@@ -78,6 +82,7 @@ export type SignalOptions = {
  * @property {number} [heartbeat] promises the tower a sign of life every so many seconds
  * @property {string} [session] what is guarded, if one sentinel guards one thing after another
  * @property {new (url: string) => WebSocket} [socket] a WebSocket, where there is none, as in Node 20
+ * @property {"websocket"|"http"} [transport] `http` for networks that let no WebSocket through
  */
 /** @typedef {object} SignalOptions
  * @property {import("./policy.js").Severity} [severity] `warning` if not given
