@@ -2,14 +2,16 @@
 
     app.add_middleware(IdempotencyMiddleware, ledger="sqlite:///app.db")
 
-The response is held back until it is stored; what the application does after that (Starlette's background
-tasks) is no part of the request. A response that grows over the limit of its route is let through and not
-stored: a repeat hears that.
+The response is held back until it is stored. The application is not: what it does behind its response
+(Starlette's background tasks) is no part of the request. So its call is over, and what it held is free,
+while the response waits for the disk. A response that grows over the limit of its route is let through and
+not stored: a repeat hears that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
@@ -21,10 +23,10 @@ from duly.integrations.idempotency_key import (
     GuardedApplication,
     IdempotencyPolicy,
     RequestHead,
+    ResponseEnd,
     StoredResponse,
     caller_of,
     caller_with,
-    end,
     fail,
     response_of,
     too_large,
@@ -40,8 +42,6 @@ App: TypeAlias = Callable[..., Awaitable[None]]
 
 _BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 """Extensions by which a response would go around what stores it."""
-_READ: Final = frozenset({HEADER, b"content-length", b"authorization"})
-"""The headers that are read of every request."""
 
 
 class IdempotencyMiddleware(GuardedApplication):
@@ -61,8 +61,8 @@ class IdempotencyMiddleware(GuardedApplication):
             policy = self._guard.policy(scope["method"], scope["path"])
         if policy is None:
             return await self._app(scope, receive, send)
-        head = {name: value for name, value in scope["headers"] if name in _READ}
-        if HEADER not in head and not policy.required:
+        head = _KeyHeaders(scope["headers"])
+        if not head.keys and not policy.required:
             return await self._app(scope, receive, send)
         try:
             found = await self._message(scope, receive, policy, head)
@@ -80,11 +80,10 @@ class IdempotencyMiddleware(GuardedApplication):
         return await call.run(begun)
 
     async def _message(
-        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, head: Mapping[bytes, bytes]
+        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, head: _KeyHeaders
     ) -> tuple[Message, bytes] | StoredResponse:
         """Return what stands for the request, and its payload; or the response that refuses it."""
-        shown = [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER]
-        key = self.judge(policy, shown, head.get(b"content-length", b"").decode("latin-1"))
+        key = self.judge(policy, head.keys, head.length)
         if isinstance(key, StoredResponse):
             return key
         body = await _read_body(receive, policy.request_limit)
@@ -92,8 +91,7 @@ class IdempotencyMiddleware(GuardedApplication):
             return too_large(policy.request_limit)
         method, path = scope["method"], scope["path"]
         if self._caller_of is caller_of:  # which needs no other header
-            authorization = head.get(b"authorization")
-            caller = caller_with(None if authorization is None else authorization.decode("latin-1"))
+            caller = caller_with(head.authorization)
         else:
             caller = await self._named(scope)
         return self._guard.message(caller, key, method, path, scope.get("query_string", b""), body), body
@@ -103,6 +101,24 @@ class IdempotencyMiddleware(GuardedApplication):
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         caller = self._caller_of(RequestHead(scope["method"], scope["path"], headers, scope))
         return str(await caller if isawaitable(caller) else caller)
+
+
+class _KeyHeaders:
+    """The headers that are read of every request."""
+
+    __slots__ = ("authorization", "keys", "length")
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.keys: list[str] = []
+        self.length = ""
+        self.authorization: str | None = None
+        for name, value in headers:
+            if name == HEADER:
+                self.keys.append(value.decode("latin-1"))
+            elif name == b"content-length":
+                self.length = value.decode("latin-1")
+            elif name == b"authorization":
+                self.authorization = value.decode("latin-1")
 
 
 class _ClientGone(Exception):
@@ -123,22 +139,28 @@ class _Call:
         self._start: Event | None = None
         self._body = bytearray()
         self._run: Run | None = None
+        self._end: ResponseEnd | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._returned = False
         self._passing = False
-        self._complete = False
 
     async def run(self, run: Run) -> None:
         """Let the application answer; its response is stored before it is sent."""
         self._run = run
         try:
-            try:
-                await self._app(self._scope, self._receive, self._store_and_send)
-                if not self._complete:
-                    raise RuntimeError("the application returned without a complete response")
-            except BaseException as problem:
-                if not self._complete and not self._passing:
-                    run.leave()
-                    await fail(run, self.policy, problem)
-                raise
+            await self._app(self._scope, self._receive, self._store)
+            if self._end is None and not self._passing:
+                raise RuntimeError("the application returned without a complete response")
+        except BaseException as problem:
+            if self._end is None and not self._passing:
+                run.leave()
+                await fail(run, self.policy, problem)
+            elif self._end is not None and isinstance(problem, Exception):
+                await self._until_answered()
+            raise
+        else:
+            if self._end is not None:
+                await self._until_answered()
         finally:
             run.close()
 
@@ -159,31 +181,59 @@ class _Call:
         elif event["type"] == "http.response.body" and len(self._body) <= self.policy.response_limit:
             self._body += event.get("body", b"")
 
-    async def _store_and_send(self, event: Event) -> None:
-        type_ = event["type"]
-        if type_ == "http.response.start" and not self._passing:
-            self._start = event
-            return None
-        if type_ != "http.response.body" or self._passing:
+    async def _store(self, event: Event) -> None:
+        """Keep the response, and hand it to the ledger when it is complete."""
+        if self._passing:
             return await self.send(event)
-        self._body += event.get("body", b"")
-        too_much = len(self._body) > self.policy.response_limit
-        if event.get("more_body") and not too_much:
-            return None
-        response = self._response()
-        run = self._run
-        assert run is not None
-        run.leave()
-        self._complete = True
-        instead = await end(run, self.policy, None if too_much else response)
-        if instead is not None:
-            return await reply(self.send, instead)
+        if self._end is not None:
+            raise RuntimeError("the application sent something behind its complete response")
+        if event["type"] == "http.response.start":
+            self._start = event
+        elif event["type"] == "http.response.body":
+            self._body += event.get("body", b"")
+            if len(self._body) > self.policy.response_limit:
+                await self._pass_on(event)
+            elif not event.get("more_body"):
+                self._end = self._ending(self._response())
+                self._end.then(self._stored)
+        return None
+
+    def _ending(self, response: StoredResponse | None) -> ResponseEnd:
+        assert self._run is not None
+        self._run.leave()
+        return ResponseEnd(self._run, self.policy, response)
+
+    async def _pass_on(self, event: Event) -> None:
+        """Store that the response is too large to be stored; then send it on, as far as it has come."""
         self._passing = True
+        instead = await self._ending(None).instead()
+        if instead is not None:
+            await reply(self.send, instead)
+            self.send = _ignore
+            return
         assert self._start is not None
         await self.send(self._start)
-        event = {"type": "http.response.body", "body": bytes(self._body), "more_body": event.get("more_body")}
+        await self.send({**event, "body": bytes(self._body)})
         self._body = bytearray()
-        await self.send(event)
+
+    def _stored(self, _: object) -> None:
+        """Answer, if the application is still busy with what comes behind its response."""
+        if not self._returned:
+            self._answering = asyncio.ensure_future(self._answer())
+
+    async def _until_answered(self) -> None:
+        self._returned = True
+        await (self._answer() if self._answering is None else self._answering)
+
+    async def _answer(self) -> None:
+        """Send the response, once it is stored."""
+        assert self._end is not None
+        instead = await self._end.instead()
+        if instead is not None:
+            return await reply(self.send, instead)
+        assert self._start is not None
+        await self.send(self._start)
+        await self.send({"type": "http.response.body", "body": bytes(self._body), "more_body": False})
         return None
 
     def _response(self) -> StoredResponse:
@@ -195,6 +245,10 @@ async def reply(send: Send, response: StoredResponse) -> None:
     """Send a response."""
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+async def _ignore(event: Event) -> None:
+    """Send nothing: another response has been sent instead."""
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes | None:
@@ -227,7 +281,7 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 def _without_bypasses(scope: Scope) -> Scope:
     extensions = scope.get("extensions") or {}
-    if any(name in extensions for name in _BYPASSES):
+    if extensions and any(name in extensions for name in _BYPASSES):
         kept = {name: value for name, value in extensions.items() if name not in _BYPASSES}
         return {**scope, "extensions": kept}
     return {**scope}
