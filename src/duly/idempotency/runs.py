@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -26,6 +26,7 @@ from duly.core.operations import (
     DeliveryRef,
     Finish,
     Postpone,
+    Results,
     Take,
     Withdraw,
     Write,
@@ -186,9 +187,12 @@ class RunEnd:
 
     async def stored(self) -> bool:
         """Wait until it is stored; returns False if another attempt has taken over."""
-        (results,) = await self.flushed
+        return self.held(await self.flushed)
+
+    def held(self, results: Sequence[Results]) -> bool:
+        """Take in the results of the flush; returns False if another attempt has taken over."""
         _begun.discard(self._me)
-        return results.of(self._operation)
+        return results[0].of(self._operation)
 
 
 class Run:

@@ -61,28 +61,33 @@ class IdempotencyMiddleware(GuardedApplication):
             policy = self._guard.policy(scope["method"], scope["path"])
         if policy is None:
             return await self._app(scope, receive, send)
-        head = _KeyHeaders(scope["headers"])
-        if not head.keys and not policy.required:
-            return await self._app(scope, receive, send)
         try:
-            found = await self._message(scope, receive, policy, head)
+            found = await self._message(scope, receive, policy)
         except _ClientGone:
             return None  # in the middle of its payload: there is nothing to run, and no one to answer
+        if found is None:
+            return await self._app(scope, receive, send)
         if isinstance(found, StoredResponse):
             return await reply(send, found)
         message, body = found
-        call = _Call(self._app, scope, _replaying(body, receive), send, policy)
         if policy.effect == "exactly_once":
-            return await reply(send, await self._guard.transact(policy, message, call.collect))
+            inside = _CallInside(self._app, scope, _replaying(body, receive), policy)
+            return await reply(send, await self._guard.transact(policy, message, inside.collect))
         begun = await self._guard.begin(policy, message)
         if isinstance(begun, StoredResponse):
             return await reply(send, begun)
-        return await call.run(begun)
+        call = _Call(begun, send, policy)
+        application = _run(self._app, _without_bypasses(scope), _replaying(body, receive), call.store)
+        return await call.run(application)
 
     async def _message(
-        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, head: _KeyHeaders
-    ) -> tuple[Message, bytes] | StoredResponse:
-        """Return what stands for the request, and its payload; or the response that refuses it."""
+        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy
+    ) -> tuple[Message, bytes] | StoredResponse | None:
+        """Return what stands for the request, and its payload; or the response that refuses it. None: it has
+        no key, and needs none."""
+        head = _KeyHeaders(scope["headers"])
+        if not head.keys and not policy.required:
+            return None
         key = self.judge(policy, head.keys, head.length)
         if isinstance(key, StoredResponse):
             return key
@@ -125,126 +130,153 @@ class _ClientGone(Exception):
     """The connection ended before the whole payload was there."""
 
 
-class _Call:
-    """One request on its way through the application."""
+class _CallInside:
+    """One request on its way through the application, within a transaction."""
 
-    def __init__(
-        self, app: App, scope: Scope, receive: Receive, send: Send, policy: IdempotencyPolicy
-    ) -> None:
-        self.policy = policy
-        self.send = send
+    def __init__(self, app: App, scope: Scope, receive: Receive, policy: IdempotencyPolicy) -> None:
         self._app = app
         self._scope = _without_bypasses(scope)
         self._receive = receive
-        self._start: Event | None = None
-        self._body = bytearray()
-        self._run: Run | None = None
-        self._end: ResponseEnd | None = None
-        self._answering: asyncio.Task[None] | None = None
-        self._returned = False
-        self._passing = False
-
-    async def run(self, run: Run) -> None:
-        """Let the application answer; its response is stored before it is sent."""
-        self._run = run
-        try:
-            await self._app(self._scope, self._receive, self._store)
-            if self._end is None and not self._passing:
-                raise RuntimeError("the application returned without a complete response")
-        except BaseException as problem:
-            if self._end is None and not self._passing:
-                run.leave()
-                await fail(run, self.policy, problem)
-            elif self._end is not None and isinstance(problem, Exception):
-                await self._until_answered()
-            raise
-        else:
-            if self._end is not None:
-                await self._until_answered()
-        finally:
-            run.close()
+        self._limit = policy.response_limit
+        self._response = _KeptResponse()
 
     async def collect(self, tx: Transaction) -> StoredResponse | None:
         """Let the application answer within a transaction, and return its response; None if it is too
         large."""
         self._scope[TRANSACTION] = tx
         await self._app(self._scope, self._receive, self._keep)
-        if self._start is None:
+        response = self._response
+        if response.start is None:
             raise RuntimeError("the application returned without a response")
-        if len(self._body) > self.policy.response_limit:
-            return None
-        return self._response()
+        return None if len(response.body) > self._limit else response.stored()
 
     async def _keep(self, event: Event) -> None:
-        if event["type"] == "http.response.start":
-            self._start = event
-        elif event["type"] == "http.response.body" and len(self._body) <= self.policy.response_limit:
-            self._body += event.get("body", b"")
+        if len(self._response.body) <= self._limit:
+            self._response.add(event)
 
-    async def _store(self, event: Event) -> None:
-        """Keep the response, and hand it to the ledger when it is complete."""
+
+class _KeptResponse:
+    """A response that is held back."""
+
+    __slots__ = ("body", "start")
+
+    def __init__(self) -> None:
+        self.start: Event | None = None
+        self.body = bytearray()
+
+    def add(self, event: Event) -> None:
+        """Take in what the application sends."""
+        if event["type"] == "http.response.start":
+            self.start = event
+        elif event["type"] == "http.response.body":
+            self.body += event.get("body", b"")
+
+    def stored(self) -> StoredResponse:
+        """Return it as it is stored."""
+        assert self.start is not None
+        return response_of(self.start["status"], self.start.get("headers", ()), bytes(self.body))
+
+
+class _Call:
+    """One request on its way through the application.
+
+    Nothing of what the application was given is kept here: it is free when the application has returned.
+    """
+
+    __slots__ = ("_answering", "_end", "_passing", "_policy", "_response", "_returned", "_run", "_send")
+
+    def __init__(self, run: Run, send: Send, policy: IdempotencyPolicy) -> None:
+        self._run = run
+        self._send = send
+        self._policy = policy
+        self._response = _KeptResponse()
+        self._end: ResponseEnd | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._returned = False
+        self._passing = False
+
+    async def run(self, application: Awaitable[None]) -> None:
+        """Let the application answer; its response is stored before it is sent."""
+        try:
+            await application
+            if self._end is None and not self._passing:
+                raise RuntimeError("the application returned without a complete response")
+        except BaseException as problem:
+            if self._end is not None and isinstance(problem, Exception):
+                await self._until_answered()
+            elif self._end is None and not self._passing:
+                self._run.leave()
+                await fail(self._run, self._policy, problem)
+            raise
+        else:
+            if self._end is not None:
+                await self._until_answered()
+        finally:
+            self._run.close()
+
+    async def store(self, event: Event) -> None:
+        """Keep what the application sends, and hand it to the ledger when it is complete."""
         if self._passing:
-            return await self.send(event)
+            return await self._send(event)
         if self._end is not None:
             raise RuntimeError("the application sent something behind its complete response")
-        if event["type"] == "http.response.start":
-            self._start = event
-        elif event["type"] == "http.response.body":
-            self._body += event.get("body", b"")
-            if len(self._body) > self.policy.response_limit:
-                await self._pass_on(event)
-            elif not event.get("more_body"):
-                self._end = self._ending(self._response())
-                self._end.then(self._stored)
+        self._response.add(event)
+        if len(self._response.body) > self._policy.response_limit:
+            await self._pass_on(event)
+        elif event["type"] == "http.response.body" and not event.get("more_body"):
+            self._end = self._ending(self._response.stored())
+            self._end.then(self._stored)
         return None
 
     def _ending(self, response: StoredResponse | None) -> ResponseEnd:
-        assert self._run is not None
         self._run.leave()
-        return ResponseEnd(self._run, self.policy, response)
+        return ResponseEnd(self._run, self._policy, response)
 
     async def _pass_on(self, event: Event) -> None:
         """Store that the response is too large to be stored; then send it on, as far as it has come."""
         self._passing = True
+        response = self._response
         instead = await self._ending(None).instead()
         if instead is not None:
-            await reply(self.send, instead)
-            self.send = _ignore
+            await reply(self._send, instead)
+            self._send = _ignore
             return
-        assert self._start is not None
-        await self.send(self._start)
-        await self.send({**event, "body": bytes(self._body)})
-        self._body = bytearray()
+        assert response.start is not None
+        await self._send(response.start)
+        await self._send({**event, "body": bytes(response.body)})
+        self._response = _KeptResponse()
 
     def _stored(self, _: object) -> None:
         """Answer, if the application is still busy with what comes behind its response."""
         if not self._returned:
             self._answering = asyncio.ensure_future(self._answer())
 
-    async def _until_answered(self) -> None:
+    def _until_answered(self) -> Awaitable[None]:
         self._returned = True
-        await (self._answer() if self._answering is None else self._answering)
+        return self._answer() if self._answering is None else self._answering
 
     async def _answer(self) -> None:
         """Send the response, once it is stored."""
         assert self._end is not None
         instead = await self._end.instead()
         if instead is not None:
-            return await reply(self.send, instead)
-        assert self._start is not None
-        await self.send(self._start)
-        await self.send({"type": "http.response.body", "body": bytes(self._body), "more_body": False})
+            return await reply(self._send, instead)
+        start, body = self._response.start, self._response.body
+        assert start is not None
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": bytes(body), "more_body": False})
         return None
-
-    def _response(self) -> StoredResponse:
-        assert self._start is not None
-        return response_of(self._start["status"], self._start.get("headers", ()), bytes(self._body))
 
 
 async def reply(send: Send, response: StoredResponse) -> None:
     """Send a response."""
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the application."""
+    await app(scope, receive, send)
 
 
 async def _ignore(event: Event) -> None:

@@ -408,7 +408,7 @@ class ResponseEnd:
         try:
             if self._end is None:
                 return None if self._trouble is None else unavailable(self._trouble)
-            if await self._end.stored() or not self._stores:
+            if self._end.held(await self._end.flushed) or not self._stores:
                 return None
             # This process was thought dead, and the request was taken over: the outcome that stands is the
             # other.
