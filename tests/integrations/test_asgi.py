@@ -337,6 +337,17 @@ async def test_a_response_is_sent_when_it_is_stored_also_if_the_application_goes
     await first
 
 
+async def test_a_ledger_in_memory_is_enough_for_a_test_of_an_application() -> None:
+    bare = BareAsgi("memory:")
+    bare.go_on.set()
+    await bare.serve()
+    await bare.serve()
+    events = [bare.sent.get_nowait() for _ in range(4)]
+    assert [event["headers"] for event in events[::2]] == [[], [(b"idempotent-replayed", b"true")]]
+    assert [event["body"] for event in events[1::2]] == [b"paid", b"paid"]
+    await close_ledgers()
+
+
 @sqlite
 async def test_an_application_that_fails_behind_its_response_has_answered(ledger: str) -> None:
     bare = BareAsgi(ledger)

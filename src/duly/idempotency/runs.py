@@ -183,7 +183,12 @@ class RunEnd:
         self._me = me
         self._operation = operation
         self.flushed = ledger.commit(((operation,),))
-        """done when it is stored, or could not be"""
+        """gives the results when it is stored"""
+
+    def then(self, call: Callable[[object], object]) -> None:
+        """Call this once it is stored, or could not be; it is waited for at least once besides."""
+        self.flushed = done = asyncio.ensure_future(self.flushed)  # a ledger in memory gives no future
+        done.add_done_callback(call)
 
     async def stored(self) -> bool:
         """Wait until it is stored; returns False if another attempt has taken over."""

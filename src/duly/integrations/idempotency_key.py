@@ -401,7 +401,7 @@ class ResponseEnd:
     def then(self, call: Callable[[object], object]) -> None:
         """Call this once it is stored, or could not be."""
         if self._end is not None:
-            self._end.flushed.add_done_callback(call)
+            self._end.then(call)
 
     async def instead(self) -> StoredResponse | None:
         """Wait until it is stored; returns another response if that is what has to be sent instead."""
