@@ -79,7 +79,11 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "clients/node/tasks.py": (1, "the caller's own limit for its wait"),
     "idempotency/leases.py": (1, "renews the leases of all runs under way with one timer"),
     "idempotency/ledgers.py": (1, "opens a ledger for all callers that wait for it"),
-    "idempotency/runs.py": (1, "a write that a cancelled caller must not cut short"),
+    "idempotency/runs.py": (
+        2,
+        "a write that a cancelled caller must not cut short; one that its caller waits for later",
+    ),
+    "integrations/asgi.py": (1, "the answer to a request whose handler goes on; the request waits for it"),
     "runtime/backoff.py": (1, "the pause between two tries"),
     "runtime/engine.py": (4, "the task that drives the machines, and what it waits for"),
     "runtime/refusal_tally.py": (1, "the pause between two records, in a job of the supervisor"),

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from bench.__main__ import QUESTIONS
 from bench.measure import ROOT, Options, Report, figure
 from bench.record import Answer
 
@@ -29,6 +30,12 @@ def gateway(rate: float) -> Answer:
 
 def test_the_documents_say_what_the_record_says() -> None:
     assert document.stale() == [], "run 'python -m bench.document'"
+
+
+@pytest.mark.parametrize("path", document.DOCUMENTS.values())
+def test_a_document_says_of_every_question_what_it_asks(path: str) -> None:
+    introduction = (ROOT / path).read_text(encoding="utf-8").partition("<!-- generated")[0]
+    assert [name for name in QUESTIONS if f"| `{name}` |" not in introduction] == []
 
 
 def test_a_document_that_differs_from_the_record_is_noticed(copies: Path) -> None:

@@ -295,6 +295,82 @@ async def test_background_tasks_run_once_and_are_no_part_of_the_request(ledger: 
     assert shop.after == ["o-1"]
 
 
+class BareAsgi:
+    """An application without a framework, and what is sent to its client."""
+
+    def __init__(self, ledger: str) -> None:
+        self.app = IdempotencyMiddleware(self.answer, ledger=ledger)
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self.go_on = asyncio.Event()
+        self.behind: list[dict[str, Any]] = []
+        self.error: Exception | None = None
+
+    async def answer(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer, then do what comes behind the response."""
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"paid"})
+        await self.go_on.wait()
+        for event in self.behind:
+            await send(event)
+        if self.error is not None:
+            raise self.error
+
+    async def serve(self, key: bytes = b"k-1") -> None:
+        scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"idempotency-key", key)]}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        await self.app(scope, receive, self.sent.put)
+
+
+@sqlite
+async def test_a_response_is_sent_when_it_is_stored_also_if_the_application_goes_on(ledger: str) -> None:
+    bare = BareAsgi(ledger)
+    first = asyncio.create_task(bare.serve())
+    assert (await bare.sent.get())["status"] == 200
+    assert (await bare.sent.get())["body"] == b"paid"
+    assert not first.done()
+    await bare.serve()  # a repeat: it is stored
+    assert (b"idempotent-replayed", b"true") in (await bare.sent.get())["headers"]
+    bare.go_on.set()
+    await first
+
+
+async def test_a_ledger_in_memory_is_enough_for_a_test_of_an_application() -> None:
+    bare = BareAsgi("memory:")
+    bare.go_on.set()
+    await bare.serve()
+    await bare.serve()
+    events = [bare.sent.get_nowait() for _ in range(4)]
+    assert [event["headers"] for event in events[::2]] == [[], [(b"idempotent-replayed", b"true")]]
+    assert [event["body"] for event in events[1::2]] == [b"paid", b"paid"]
+    await close_ledgers()
+
+
+@sqlite
+async def test_an_application_that_fails_behind_its_response_has_answered(ledger: str) -> None:
+    bare = BareAsgi(ledger)
+    bare.error = RuntimeError("in a background task")
+    bare.go_on.set()
+    with pytest.raises(RuntimeError, match="background"):
+        await bare.serve()
+    assert [(await bare.sent.get())["type"], (await bare.sent.get())["body"]] == [
+        "http.response.start",
+        b"paid",
+    ]
+
+
+@sqlite
+async def test_what_an_application_sends_behind_its_complete_response_is_an_error(ledger: str) -> None:
+    bare = BareAsgi(ledger)
+    bare.behind = [{"type": "http.response.body", "body": b"twice"}]
+    bare.go_on.set()
+    with pytest.raises(RuntimeError, match="behind its complete response"):
+        await bare.serve()
+    assert bare.sent.qsize() == 2
+
+
 @sqlite
 async def test_a_key_is_forgotten_after_its_time(ledger: str) -> None:
     book = await duly.open_ledger(f"{ledger}?mode=shared")

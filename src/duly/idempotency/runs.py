@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Literal
 
@@ -26,6 +26,7 @@ from duly.core.operations import (
     DeliveryRef,
     Finish,
     Postpone,
+    Results,
     Take,
     Withdraw,
     Write,
@@ -91,7 +92,16 @@ class Runs:
                 # Not 1: a key that was freed is admitted anew, and a call that saw its
                 # former life must not pass for the owner of this one.
                 first = random.getrandbits(60) + 1
-                verdict = await self._admit(message, first, me)
+                now = ledger.clock.now()
+                deliver = Deliver(ref_of(message.key), now + self._lease, 0, first, me)
+                admit = self.admission(message, now, deliver)
+                try:
+                    (results,) = await ledger.commit(((admit,),))
+                except asyncio.CancelledError:
+                    # Admitted or not, it has not begun: it must not look like a run that was cut short.
+                    await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
+                    raise
+                verdict = results.of(admit)
                 if verdict.fresh:
                     ours = Run(self, message, first, me)
                 elif (
@@ -115,18 +125,6 @@ class Runs:
         """Wait until a message has ended; None if it has come to nothing."""
         record = await self.ledger.wait(message.key)
         return None if record is None else Verdict(VerdictKind.DUPLICATE, record.state, record.answer)
-
-    async def _admit(self, message: Message, first: int, me: str) -> Verdict:
-        now = self.ledger.clock.now()
-        deliver = Deliver(ref_of(message.key), now + self._lease, 0, first, me)
-        admit = self.admission(message, now, deliver)
-        try:
-            (results,) = await self.ledger.commit(((admit,),))
-            return results.of(admit)
-        except asyncio.CancelledError:
-            # Admitted or not, it has not begun: it must not look like a run that was cut short.
-            await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
-            raise
 
     async def _give_back(self, admit: Admit, first: int, me: str) -> None:
         ledger, key = self.ledger, admit.message.key
@@ -167,15 +165,39 @@ class Runs:
 
     async def end(self, me: str, end: Finish | Postpone) -> bool:
         """Store the end of an attempt; returns False if it was taken over."""
-        (results,) = await self.ledger.commit(((end,),))
-        _begun.discard(me)
-        return results.of(end)
+        return await RunEnd(self.ledger, me, end).stored()
 
 
 LOOK_SECONDS: Final = 0.2
 """How often a repeat that waits looks whether the process of the first run still lives."""
 RUNNING: Final = -1
 """No attempt: another process is at it."""
+
+
+class RunEnd:
+    """The end of an attempt, handed to the ledger's next flush."""
+
+    __slots__ = ("_me", "_operation", "flushed")
+
+    def __init__(self, ledger: Ledger, me: str, operation: Finish | Postpone) -> None:
+        self._me = me
+        self._operation = operation
+        self.flushed = ledger.commit(((operation,),))
+        """gives the results when it is stored"""
+
+    def then(self, call: Callable[[object], object]) -> None:
+        """Call this once it is stored, or could not be; it is waited for at least once besides."""
+        self.flushed = done = asyncio.ensure_future(self.flushed)  # a ledger in memory gives no future
+        done.add_done_callback(call)
+
+    async def stored(self) -> bool:
+        """Wait until it is stored; returns False if another attempt has taken over."""
+        return self.held(await self.flushed)
+
+    def held(self, results: Sequence[Results]) -> bool:
+        """Take in the results of the flush; returns False if another attempt has taken over."""
+        _begun.discard(self._me)
+        return results[0].of(self._operation)
 
 
 class Run:
@@ -198,17 +220,24 @@ class Run:
         """Stop renewing the lease: the effect has happened, or will not."""
         self._runs.leases.remove(self._message.key)
 
+    def ended(self, state: State, answer: Answer) -> RunEnd:
+        """Hand over how it ended."""
+        runs = self._runs
+        return RunEnd(runs.ledger, self._me, runs.finish(self._message, self._attempt, state, answer))
+
+    def freed(self, reason: str) -> RunEnd:
+        """Hand over that it came to nothing: the key may be used again."""
+        key = self._message.key
+        free = Finish(ref_of(key), self._attempt, State.FAILED, reason, (Withdraw(key),))
+        return RunEnd(self._runs.ledger, self._me, free)
+
     async def end(self, state: State, answer: Answer) -> bool:
         """Store how it ended; returns False if another attempt has taken over."""
-        runs = self._runs
-        return await runs.end(self._me, runs.finish(self._message, self._attempt, state, answer))
+        return await self.ended(state, answer).stored()
 
     async def free(self, reason: str) -> None:
         """Store that it came to nothing: the key may be used again."""
-        free = (Withdraw(self._message.key),)
-        await self._runs.end(
-            self._me, Finish(ref_of(self._message.key), self._attempt, State.FAILED, reason, free)
-        )
+        await self.freed(reason).stored()
 
     async def interrupted(self) -> None:
         """Store that it was cut short in the middle: the same as a crash, only that it can still be said."""

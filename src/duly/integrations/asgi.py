@@ -2,14 +2,16 @@
 
     app.add_middleware(IdempotencyMiddleware, ledger="sqlite:///app.db")
 
-The response is held back until it is stored; what the application does after that (Starlette's background
-tasks) is no part of the request. A response that grows over the limit of its route is let through and not
-stored: a repeat hears that.
+The response is held back until it is stored. The application is not: what it does behind its response
+(Starlette's background tasks) is no part of the request. So its call is over, and what it held is free,
+while the response waits for the disk. A response that grows over the limit of its route is let through and
+not stored: a repeat hears that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
@@ -21,10 +23,10 @@ from duly.integrations.idempotency_key import (
     GuardedApplication,
     IdempotencyPolicy,
     RequestHead,
+    ResponseEnd,
     StoredResponse,
     caller_of,
     caller_with,
-    end,
     fail,
     response_of,
     too_large,
@@ -40,8 +42,6 @@ App: TypeAlias = Callable[..., Awaitable[None]]
 
 _BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 """Extensions by which a response would go around what stores it."""
-_READ: Final = frozenset({HEADER, b"content-length", b"authorization"})
-"""The headers that are read of every request."""
 
 
 class IdempotencyMiddleware(GuardedApplication):
@@ -61,30 +61,34 @@ class IdempotencyMiddleware(GuardedApplication):
             policy = self._guard.policy(scope["method"], scope["path"])
         if policy is None:
             return await self._app(scope, receive, send)
-        head = {name: value for name, value in scope["headers"] if name in _READ}
-        if HEADER not in head and not policy.required:
-            return await self._app(scope, receive, send)
         try:
-            found = await self._message(scope, receive, policy, head)
+            found = await self._message(scope, receive, policy)
         except _ClientGone:
             return None  # in the middle of its payload: there is nothing to run, and no one to answer
+        if found is None:
+            return await self._app(scope, receive, send)
         if isinstance(found, StoredResponse):
             return await reply(send, found)
         message, body = found
-        call = _Call(self._app, scope, _replaying(body, receive), send, policy)
         if policy.effect == "exactly_once":
-            return await reply(send, await self._guard.transact(policy, message, call.collect))
+            inside = _CallInside(self._app, scope, _replaying(body, receive), policy)
+            return await reply(send, await self._guard.transact(policy, message, inside.collect))
         begun = await self._guard.begin(policy, message)
         if isinstance(begun, StoredResponse):
             return await reply(send, begun)
-        return await call.run(begun)
+        call = _Call(begun, send, policy)
+        application = _run(self._app, _without_bypasses(scope), _replaying(body, receive), call.store)
+        return await call.run(application)
 
     async def _message(
-        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy, head: Mapping[bytes, bytes]
-    ) -> tuple[Message, bytes] | StoredResponse:
-        """Return what stands for the request, and its payload; or the response that refuses it."""
-        shown = [value.decode("latin-1") for name, value in scope["headers"] if name == HEADER]
-        key = self.judge(policy, shown, head.get(b"content-length", b"").decode("latin-1"))
+        self, scope: Scope, receive: Receive, policy: IdempotencyPolicy
+    ) -> tuple[Message, bytes] | StoredResponse | None:
+        """Return what stands for the request, and its payload; or the response that refuses it. None: it has
+        no key, and needs none."""
+        head = _KeyHeaders(scope["headers"])
+        if not head.keys and not policy.required:
+            return None
+        key = self.judge(policy, head.keys, head.length)
         if isinstance(key, StoredResponse):
             return key
         body = await _read_body(receive, policy.request_limit)
@@ -92,8 +96,7 @@ class IdempotencyMiddleware(GuardedApplication):
             return too_large(policy.request_limit)
         method, path = scope["method"], scope["path"]
         if self._caller_of is caller_of:  # which needs no other header
-            authorization = head.get(b"authorization")
-            caller = caller_with(None if authorization is None else authorization.decode("latin-1"))
+            caller = caller_with(head.authorization)
         else:
             caller = await self._named(scope)
         return self._guard.message(caller, key, method, path, scope.get("query_string", b""), body), body
@@ -105,96 +108,179 @@ class IdempotencyMiddleware(GuardedApplication):
         return str(await caller if isawaitable(caller) else caller)
 
 
+class _KeyHeaders:
+    """The headers that are read of every request."""
+
+    __slots__ = ("authorization", "keys", "length")
+
+    def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        self.keys: list[str] = []
+        self.length = ""
+        self.authorization: str | None = None
+        for name, value in headers:
+            if name == HEADER:
+                self.keys.append(value.decode("latin-1"))
+            elif name == b"content-length":
+                self.length = value.decode("latin-1")
+            elif name == b"authorization":
+                self.authorization = value.decode("latin-1")
+
+
 class _ClientGone(Exception):
     """The connection ended before the whole payload was there."""
 
 
-class _Call:
-    """One request on its way through the application."""
+class _CallInside:
+    """One request on its way through the application, within a transaction."""
 
-    def __init__(
-        self, app: App, scope: Scope, receive: Receive, send: Send, policy: IdempotencyPolicy
-    ) -> None:
-        self.policy = policy
-        self.send = send
+    def __init__(self, app: App, scope: Scope, receive: Receive, policy: IdempotencyPolicy) -> None:
         self._app = app
         self._scope = _without_bypasses(scope)
         self._receive = receive
-        self._start: Event | None = None
-        self._body = bytearray()
-        self._run: Run | None = None
-        self._passing = False
-        self._complete = False
-
-    async def run(self, run: Run) -> None:
-        """Let the application answer; its response is stored before it is sent."""
-        self._run = run
-        try:
-            try:
-                await self._app(self._scope, self._receive, self._store_and_send)
-                if not self._complete:
-                    raise RuntimeError("the application returned without a complete response")
-            except BaseException as problem:
-                if not self._complete and not self._passing:
-                    run.leave()
-                    await fail(run, self.policy, problem)
-                raise
-        finally:
-            run.close()
+        self._limit = policy.response_limit
+        self._response = _KeptResponse()
 
     async def collect(self, tx: Transaction) -> StoredResponse | None:
         """Let the application answer within a transaction, and return its response; None if it is too
         large."""
         self._scope[TRANSACTION] = tx
         await self._app(self._scope, self._receive, self._keep)
-        if self._start is None:
+        response = self._response
+        if response.start is None:
             raise RuntimeError("the application returned without a response")
-        if len(self._body) > self.policy.response_limit:
-            return None
-        return self._response()
+        return None if len(response.body) > self._limit else response.stored()
 
     async def _keep(self, event: Event) -> None:
-        if event["type"] == "http.response.start":
-            self._start = event
-        elif event["type"] == "http.response.body" and len(self._body) <= self.policy.response_limit:
-            self._body += event.get("body", b"")
+        if len(self._response.body) <= self._limit:
+            self._response.add(event)
 
-    async def _store_and_send(self, event: Event) -> None:
-        type_ = event["type"]
-        if type_ == "http.response.start" and not self._passing:
-            self._start = event
-            return None
-        if type_ != "http.response.body" or self._passing:
-            return await self.send(event)
-        self._body += event.get("body", b"")
-        too_much = len(self._body) > self.policy.response_limit
-        if event.get("more_body") and not too_much:
-            return None
-        response = self._response()
-        run = self._run
-        assert run is not None
-        run.leave()
-        self._complete = True
-        instead = await end(run, self.policy, None if too_much else response)
-        if instead is not None:
-            return await reply(self.send, instead)
-        self._passing = True
-        assert self._start is not None
-        await self.send(self._start)
-        event = {"type": "http.response.body", "body": bytes(self._body), "more_body": event.get("more_body")}
-        self._body = bytearray()
-        await self.send(event)
+
+class _KeptResponse:
+    """A response that is held back."""
+
+    __slots__ = ("body", "start")
+
+    def __init__(self) -> None:
+        self.start: Event | None = None
+        self.body = bytearray()
+
+    def add(self, event: Event) -> None:
+        """Take in what the application sends."""
+        if event["type"] == "http.response.start":
+            self.start = event
+        elif event["type"] == "http.response.body":
+            self.body += event.get("body", b"")
+
+    def stored(self) -> StoredResponse:
+        """Return it as it is stored."""
+        assert self.start is not None
+        return response_of(self.start["status"], self.start.get("headers", ()), bytes(self.body))
+
+
+class _Call:
+    """One request on its way through the application.
+
+    Nothing of what the application was given is kept here: it is free when the application has returned.
+    """
+
+    __slots__ = ("_answering", "_end", "_passing", "_policy", "_response", "_returned", "_run", "_send")
+
+    def __init__(self, run: Run, send: Send, policy: IdempotencyPolicy) -> None:
+        self._run = run
+        self._send = send
+        self._policy = policy
+        self._response = _KeptResponse()
+        self._end: ResponseEnd | None = None
+        self._answering: asyncio.Task[None] | None = None
+        self._returned = False
+        self._passing = False
+
+    async def run(self, application: Awaitable[None]) -> None:
+        """Let the application answer; its response is stored before it is sent."""
+        try:
+            await application
+            if self._end is None and not self._passing:
+                raise RuntimeError("the application returned without a complete response")
+        except BaseException as problem:
+            if self._end is not None and isinstance(problem, Exception):
+                await self._until_answered()
+            elif self._end is None and not self._passing:
+                self._run.leave()
+                await fail(self._run, self._policy, problem)
+            raise
+        else:
+            if self._end is not None:
+                await self._until_answered()
+        finally:
+            self._run.close()
+
+    async def store(self, event: Event) -> None:
+        """Keep what the application sends, and hand it to the ledger when it is complete."""
+        if self._passing:
+            return await self._send(event)
+        if self._end is not None:
+            raise RuntimeError("the application sent something behind its complete response")
+        self._response.add(event)
+        if len(self._response.body) > self._policy.response_limit:
+            await self._pass_on(event)
+        elif event["type"] == "http.response.body" and not event.get("more_body"):
+            self._end = self._ending(self._response.stored())
+            self._end.then(self._stored)
         return None
 
-    def _response(self) -> StoredResponse:
-        assert self._start is not None
-        return response_of(self._start["status"], self._start.get("headers", ()), bytes(self._body))
+    def _ending(self, response: StoredResponse | None) -> ResponseEnd:
+        self._run.leave()
+        return ResponseEnd(self._run, self._policy, response)
+
+    async def _pass_on(self, event: Event) -> None:
+        """Store that the response is too large to be stored; then send it on, as far as it has come."""
+        self._passing = True
+        response = self._response
+        instead = await self._ending(None).instead()
+        if instead is not None:
+            await reply(self._send, instead)
+            self._send = _ignore
+            return
+        assert response.start is not None
+        await self._send(response.start)
+        await self._send({**event, "body": bytes(response.body)})
+        self._response = _KeptResponse()
+
+    def _stored(self, _: object) -> None:
+        """Answer, if the application is still busy with what comes behind its response."""
+        if not self._returned:
+            self._answering = asyncio.ensure_future(self._answer())
+
+    def _until_answered(self) -> Awaitable[None]:
+        self._returned = True
+        return self._answer() if self._answering is None else self._answering
+
+    async def _answer(self) -> None:
+        """Send the response, once it is stored."""
+        assert self._end is not None
+        instead = await self._end.instead()
+        if instead is not None:
+            return await reply(self._send, instead)
+        start, body = self._response.start, self._response.body
+        assert start is not None
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": bytes(body), "more_body": False})
+        return None
 
 
 async def reply(send: Send, response: StoredResponse) -> None:
     """Send a response."""
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
+
+
+async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+    """Run the application."""
+    await app(scope, receive, send)
+
+
+async def _ignore(event: Event) -> None:
+    """Send nothing: another response has been sent instead."""
 
 
 async def _read_body(receive: Receive, limit: int) -> bytes | None:
@@ -227,7 +313,7 @@ def _replaying(body: bytes, receive: Receive) -> Receive:
 
 def _without_bypasses(scope: Scope) -> Scope:
     extensions = scope.get("extensions") or {}
-    if any(name in extensions for name in _BYPASSES):
+    if extensions and any(name in extensions for name in _BYPASSES):
         kept = {name: value for name, value in extensions.items() if name not in _BYPASSES}
         return {**scope, "extensions": kept}
     return {**scope}

@@ -25,7 +25,7 @@ from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
-from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, Runs
+from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs
 from duly.storage.ledger import Ledger, Transaction
 
 DAY: Final = 86_400.0
@@ -257,8 +257,7 @@ class IdempotencyGuard:
     def message(self, caller: str, key: str, method: str, path: str, query: bytes, body: bytes) -> Message:
         """Return the message that stands for a request; all but the caller and the key is what must be the
         same in a repeat."""
-        parts = (method.encode(), path.encode(errors="surrogatepass"), query, body)
-        same = b"".join([piece for part in parts for piece in (_SIZE(len(part)), part)])
+        same = _request_line(method, path, query) + _SIZE(len(body)) + body
         return Message(_scope(self._name, caller), key, KIND, "run", blake2b(same, digest_size=16).digest())
 
     async def runs(self, policy: IdempotencyPolicy) -> Runs:
@@ -318,6 +317,13 @@ _SIZE: Final = struct.Struct(">Q").pack
 
 
 @lru_cache(maxsize=1024)
+def _request_line(method: str, path: str, query: bytes) -> bytes:
+    """Return what a request has in common with others of its address, each part behind its size."""
+    parts = (method.encode(), path.encode(errors="surrogatepass"), query)
+    return b"".join([piece for part in parts for piece in (_SIZE(len(part)), part)])
+
+
+@lru_cache(maxsize=1024)
 def _scope(name: str, caller: str) -> str:
     """Return the scope of a caller's keys."""
     scope = f"{name}/{caller}"
@@ -371,21 +377,51 @@ class _RolledBack(Exception):
         self.response = response
 
 
+class ResponseEnd:
+    """The response of a request, handed to the ledger's next flush, before it is sent; None: it is too large
+    to be stored."""
+
+    __slots__ = ("_end", "_run", "_stores", "_trouble")
+
+    def __init__(self, run: Run, policy: IdempotencyPolicy, response: StoredResponse | None) -> None:
+        self._run = run
+        self._stores = response is None or policy.stores(response.status)
+        self._end: RunEnd | None = None
+        self._trouble: LedgerError | None = None
+        try:
+            if response is None:
+                self._end = run.ended(State.DONE, Answer(UNSTORABLE))
+            elif self._stores:
+                self._end = run.ended(State.DONE, stored_answer(response))
+            else:
+                self._end = run.freed(f"HTTP status {response.status}")
+        except LedgerError as trouble:
+            self._trouble = trouble
+
+    def then(self, call: Callable[[object], object]) -> None:
+        """Call this once it is stored, or could not be."""
+        if self._end is not None:
+            self._end.then(call)
+
+    async def instead(self) -> StoredResponse | None:
+        """Wait until it is stored; returns another response if that is what has to be sent instead."""
+        try:
+            if self._end is None:
+                return None if self._trouble is None else unavailable(self._trouble)
+            if self._end.held(await self._end.flushed) or not self._stores:
+                return None
+            # This process was thought dead, and the request was taken over: the outcome that stands is the
+            # other.
+            outcome = await self._run.outcome()
+        except LedgerError as trouble:
+            return unavailable(trouble)
+        return UNKNOWN if outcome is None else answer_to(outcome)
+
+
 async def end(run: Run, policy: IdempotencyPolicy, response: StoredResponse | None) -> StoredResponse | None:
     """Store the response of a request, before it is sent; None: it is too large. Returns another response if
     that is what has to be sent instead."""
-    try:
-        if response is not None and not policy.stores(response.status):
-            await run.free(f"HTTP status {response.status}")
-            return None
-        answer = Answer(UNSTORABLE) if response is None else stored_answer(response)
-        if await run.end(State.DONE, answer):
-            return None
-        # This process was thought dead, and the request was taken over: the outcome that stands is the other.
-        outcome = await run.outcome()
-    except LedgerError as trouble:
-        return unavailable(trouble)
-    return UNKNOWN if outcome is None else answer_to(outcome)
+    return await ResponseEnd(run, policy, response).instead()
 
 
 async def fail(run: Run, policy: IdempotencyPolicy, problem: BaseException) -> None:

@@ -35,14 +35,18 @@ class Footprint:
         for operation in group:
             if type(operation) is w.Admit:  # asked first: these four are most of what there is
                 self.admits.setdefault(operation.message.key, operation)
-                self._add(operation.then)
-                self._add(operation.otherwise)
+                if operation.then:
+                    self._add(operation.then)
+                if operation.otherwise:
+                    self._add(operation.otherwise)
             elif type(operation) is w.Advance:
                 self.moves.add(operation.key)
             elif type(operation) is w.Finish:
                 self.refs.add(operation.ref)
-                self._add(operation.then)
-                self._add(operation.otherwise)
+                if operation.then:
+                    self._add(operation.then)
+                if operation.otherwise:
+                    self._add(operation.otherwise)
             elif type(operation) is w.Deliver:
                 self.refs.add(operation.ref)
             else:

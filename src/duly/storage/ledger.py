@@ -149,7 +149,9 @@ class Ledger(LedgerQueries):
         known = self.recall(message, now)
         if known is not None:
             return known
-        return await self.apply(_admission(message, horizon, now, listed))
+        admission = _admission(message, horizon, now, listed)
+        (results,) = await self.commit(((admission,),))
+        return results.of(admission)
 
     async def admit_many(
         self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
@@ -181,7 +183,8 @@ class Ledger(LedgerQueries):
 
     async def apply(self, operation: Operation[R], *also: Write) -> R:
         """Commit one operation, with others in the same group; return what the first one did."""
-        results = await self.write(cast("Write", operation), *also)  # every operation is one of that union
+        group = (cast("Write", operation), *also)  # every operation is one of that union
+        (results,) = await self.commit((group,))
         return results.of(operation)
 
     @abstractmethod

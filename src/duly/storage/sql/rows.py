@@ -27,6 +27,7 @@ STATE_NUMBERS: Final = {state: int(state) for state in State}
 """States as columns hold them; looking one up is five times cheaper than converting it."""
 
 _KINDS: Final = tuple(DeliveryKind)
+_KIND_NUMBERS: Final = {kind: int(kind) for kind in DeliveryKind}
 
 
 # ── values to rows ───────────────────────────────────────────────────────────────────────────────
@@ -78,9 +79,10 @@ def names(ref: DeliveryRef) -> tuple[bytes, str, str, int]:
 
 def row_of(d: Delivery) -> tuple[Any, ...]:
     """Return the row of a delivery."""
-    state = STATE_NUMBERS[d.state]
-    error, kind = plain(d.error), int(d.ref.kind)
-    return (*names(d.ref), state, d.attempt, d.due, d.expires, d.worker, error, kind, d.in_doubt)
+    ref, error = d.ref, d.error and plain(d.error)
+    kind, state = _KIND_NUMBERS[ref.kind], STATE_NUMBERS[d.state]
+    name = (ref.key, ref.channel, ref.recipient, ref.round)
+    return (*name, state, d.attempt, d.due, d.expires, d.worker, error, kind, d.in_doubt)
 
 
 def floor_row(floor: Floor) -> tuple[int, int, int, int, int, int]:

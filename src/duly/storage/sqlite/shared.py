@@ -21,6 +21,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -133,6 +134,9 @@ class SharedSqliteLedger(SqlLedger):
         """Return None: what this process remembers, another one may have changed."""
         return None
 
+    def _remember(self, committed: Iterable[w.Results]) -> None:
+        """Remember nothing, for the same reason."""
+
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, batches: list[CommitBatch]) -> None:
@@ -157,9 +161,9 @@ class SharedSqliteLedger(SqlLedger):
             with translated(self.path), self._writer.used() as db:
                 db.execute("BEGIN IMMEDIATE")
                 try:
-                    results = iter(flush(db.execute, [group for batch in batches for group in batch.groups]))
+                    results = flush(db.execute, [group for batch in batches for group in batch.groups])
                     for batch in batches:
-                        batch.results = [next(results) for _ in batch.groups]
+                        batch.results = list(islice(results, len(batch.groups)))
                     self._file.check_in_place()
                     db.execute("COMMIT")
                 except BaseException:

@@ -7,7 +7,7 @@ lock and takes it again, and a busy event loop makes it wait for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any, Final, TypeAlias, TypeVar
@@ -39,14 +39,13 @@ Run: TypeAlias = Callable[[str, Row], Iterable[Row]]
 """Runs a statement on a connection and gives its rows."""
 
 
-def flush(run: Run, groups: Sequence[w.Group]) -> list[w.Results]:
-    """Carry groups out in order, within the transaction that is open."""
+def flush(run: Run, groups: Sequence[w.Group]) -> Iterator[w.Results]:
+    """Carry groups out in order, within the transaction that is open; returns their results."""
     work = _SharedFlush(run, Footprint(groups))
     work.load()
-    interpreter = Interpreter(work.rows)
-    results = [interpreter.execute(group) for group in groups]
+    results = list(map(Interpreter(work.rows).execute, groups))
     work.store()
-    return results
+    return iter(results)
 
 
 class _SharedFlush:
@@ -126,14 +125,18 @@ class _SharedFlush:
         new: list[Row] = []
         moved: list[Row] = []
         for key, row in held.messages.items():
-            answer = None if row.answer is None else pack_answer(row.answer)
-            if row.admit is not None:
-                columns = list(rows.admission_row(row.admit))
-                if row.moved_at is not None:
-                    columns[_STATE], columns[_MOVED_AT] = int(row.state), row.moved_at
-                new.append((*columns, answer))
-            elif row.moved_at is not None:
-                moved.append((key, int(row.state), answer, row.moved_at))
+            admit, moved_at = row.admit, row.moved_at
+            if admit is not None and moved_at is None:
+                new.append((*rows.admission_row(admit), None))
+            elif moved_at is not None:
+                answer, state = row.answer, rows.STATE_NUMBERS[row.state]
+                packed = None if answer is None else pack_answer(answer)
+                if admit is None:
+                    moved.append((key, state, packed, moved_at))
+                else:
+                    columns = list(rows.admission_row(admit))
+                    columns[_STATE], columns[_MOVED_AT] = state, moved_at
+                    new.append((*columns, packed))
         self._many("put_messages", new)
         self._many("move_messages", moved)
 
