@@ -22,7 +22,7 @@ from duly.storage import file_url
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
-SECTIONS: Final = frozenset({"sentinel"})
+SECTIONS: Final = frozenset({"sentinel", "home_assistant"})
 """Tables of `duly.toml` that do not belong to the hub."""
 
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
