@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -277,7 +277,7 @@ class HomeAssistantBridge:
 
     def _report(self, report: CommandReport) -> None:
         at = self._clock.now() // MS
-        attributes: dict[str, Any] = {
+        attributes: dict[str, object] = {
             "last_command": report.command,
             "outcome": report.outcome,
             "reason": report.reason,
