@@ -11,7 +11,7 @@ import asyncio
 
 import duly
 from bench.measure import Options, Report, batches, figure, folder, messages, rounds, spread
-from duly import Word
+from duly import VerdictKind
 
 
 async def run(options: Options) -> Report:
@@ -31,7 +31,7 @@ async def run(options: Options) -> Report:
                 return await spread(latest, 200, ledger.admit)
 
             async def hot() -> float:
-                assert (await ledger.admit(latest[0])).word is Word.DUPLICATE
+                assert (await ledger.admit(latest[0])).kind is VerdictKind.DUPLICATE
                 return await spread(latest, 200, ledger.admit)
 
             async def cold() -> float:

@@ -31,10 +31,10 @@ async def refuse_what_is_too_old() -> None:
         minted = clock.now() // 1_000
         first = duly.Message("app-1", f"{minted}_1", "unlock", "lock-1", b"{}", time=clock.now())
         late = duly.Message("app-1", f"{minted}_2", "unlock", "lock-1", b"{}", time=clock.now())
-        print("first time:", (await ledger.admit(first, horizon=day)).word.value)
-        print("a repeat:", (await ledger.admit(first, horizon=day)).word.value)
+        print("first time:", (await ledger.admit(first, horizon=day)).kind.value)
+        print("a repeat:", (await ledger.admit(first, horizon=day)).kind.value)
         clock.advance(25 * HOUR)
-        print("a day late:", (await ledger.admit(late, horizon=day)).word.value)
+        print("a day late:", (await ledger.admit(late, horizon=day)).kind.value)
 
 
 began = time.perf_counter()

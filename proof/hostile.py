@@ -14,7 +14,7 @@ from random import Random
 from typing import Final
 
 from duly.errors import DulyError
-from duly.storage.sqlite.journal import entries_of, flushes_in
+from duly.storage.sqlite.journal_format import entries_of, flushes_in
 from duly.storage.sqlite.tables import TableChanges
 from duly.transports.mqtt import packets
 from duly.wire import fd, frames

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from duly.clients.sentinel import Sentinel
     from duly.core.horizon import Horizon
     from duly.core.lifecycle import State
-    from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
+    from duly.core.messages import Answer, Message, Mode, Order, Verdict, VerdictKind
     from duly.core.monitor.signals import SentinelPolicy
     from duly.core.retry import RetryPolicy
     from duly.run_block import once_block
@@ -98,7 +98,7 @@ _MODULE_OF = {
     "Task": "duly.clients.node.tasks",
     "Transaction": "duly.storage.ledger",
     "Verdict": "duly.core.messages",
-    "Word": "duly.core.messages",
+    "VerdictKind": "duly.core.messages",
     "once": "duly.run_once",
     "once_block": "duly.run_block",
     "open_ledger": "duly.storage",
@@ -141,7 +141,7 @@ __all__ = [
     "Unknown",
     "Unstorable",
     "Verdict",
-    "Word",
+    "VerdictKind",
     "errors",
     "once",
     "once_block",

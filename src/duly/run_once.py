@@ -28,7 +28,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, o
 import msgspec
 
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, Word, key_of
+from duly.core.messages import Message, Verdict, VerdictKind, key_of
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import (
@@ -375,11 +375,11 @@ class OnceFunction:
 def unpack(message: Message, verdict: Verdict, results: ResultCodec) -> object:
     """Return what a repeat gets, the first one's result; or raise its error."""
     where = f"{message.scope}/{message.id}"
-    if verdict.word is Word.CONFLICT:
+    if verdict.kind is VerdictKind.CONFLICT:
         raise Conflict(
             f"{where} was called before with other arguments; nothing was run. Use a new key for a new call"
         )
-    if verdict.word is not Word.DUPLICATE:
+    if verdict.kind is not VerdictKind.DUPLICATE:
         raise Stale(f"{where}: {verdict.reason}")
     answer = verdict.answer
     if answer is None:

@@ -453,6 +453,22 @@ async def test_a_full_disk_is_forgotten_when_there_is_room_again(tmp_path: Path)
             await until(lambda: b"room" in hub.heard)
 
 
+async def test_a_stop_that_is_cancelled_leaves_no_process_and_no_lock(tmp_path: Path) -> None:
+    """A hub gives each of its parts a time to stop, and cancels what takes longer."""
+    broker = EmbeddedBroker(tmp_path)
+    await broker.start()
+    pid = broker.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)  # it does not end when it is asked to
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await broker.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    async with running(EmbeddedBroker(tmp_path)):
+        pass
+
+
 async def test_users_set_while_it_is_down_are_in_force_after(broker: EmbeddedBroker) -> None:
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGKILL)

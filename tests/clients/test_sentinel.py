@@ -103,7 +103,7 @@ class Observer(UncongestedSession):
         self.look(tower)
 
     def look(self, tower: LocalHub) -> None:
-        tower.hub.audit.watchers.append(self)
+        tower.hub.activity.watchers.append(self)
 
     def push(self, frame: OutgoingFrame) -> None:
         seen = json.loads(encode(frame))["data"]

@@ -12,7 +12,7 @@ from duly.core.horizon import Horizon
 from duly.core.ids import SeqIds
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, Word
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, VerdictKind
 from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
@@ -64,7 +64,7 @@ def done(message: Message, attempt: int = 1) -> Answered:
 
 
 def words(effects: list[Effect]) -> list[str]:
-    return [reply.verdict.word.value for reply in only(Reply, effects)]
+    return [reply.verdict.kind.value for reply in only(Reply, effects)]
 
 
 def test_a_message_is_stored_then_answered_then_run() -> None:
@@ -79,7 +79,11 @@ def test_its_end_is_told_to_whoever_asked() -> None:
     inbox.give(Arrived(message(), "c1"))
     (repeat,) = inbox.give(Arrived(message(), "c2"))
     assert isinstance(repeat, Reply)
-    assert (repeat.origin, repeat.verdict.word, repeat.verdict.state) == ("c2", Word.DUPLICATE, State.SENT)
+    assert (repeat.origin, repeat.verdict.kind, repeat.verdict.state) == (
+        "c2",
+        VerdictKind.DUPLICATE,
+        State.SENT,
+    )
     assert inbox.give(done(message())) == [
         ReportOutcome(message().key, State.DONE, Answer(0, b"open"), ("c1", "c2"), "lock")
     ]
@@ -118,7 +122,7 @@ def test_two_repeats_before_the_first_is_stored_hear_only_when_it_is() -> None:
     first = inbox.machine.handle(Arrived(message(), "c1"), now)
     assert inbox.machine.handle(Arrived(message(), "c2"), now) == []
     inbox.carry_out(first)
-    assert [(r.origin, r.verdict.word.value) for r in only(Reply, inbox.effects)] == [
+    assert [(r.origin, r.verdict.kind.value) for r in only(Reply, inbox.effects)] == [
         ("c1", "fresh"),
         ("c2", "duplicate"),
     ]
@@ -255,7 +259,7 @@ def test_a_recipient_that_comes_back_gets_what_it_has_not_answered_at_once() -> 
 
 
 def test_the_application_may_refuse_what_is_new_but_not_a_repeat() -> None:
-    offline = Verdict(Word.REFUSED, reason="the lock is offline; try later", cause="offline")
+    offline = Verdict(VerdictKind.REFUSED, reason="the lock is offline; try later", cause="offline")
     away = False
     gateway = hub(refuse=lambda event, now: offline if away else None)
     gateway.give(Arrived(message(0)))
@@ -401,7 +405,7 @@ class AnyHistory(RuleBasedStateMachine):
                     self._answer(key, state, answer)
                 case Reply(message=m, verdict=v) if v.state is not None and v.state.terminal:
                     self._answer(m.key, v.state, v.answer or Answer())
-                case Reply(message=m, verdict=v) if v.word is Word.FRESH:
+                case Reply(message=m, verdict=v) if v.kind is VerdictKind.FRESH:
                     assert m.key not in self.arrived, "accepted twice"
                     self.arrived.add(m.key)
 

@@ -20,7 +20,7 @@ from duly.core.messages import (
     Mode,
     Order,
     Verdict,
-    Word,
+    VerdictKind,
     key_of,
     names_in,
     pack_answer,
@@ -144,10 +144,10 @@ def test_made_is_the_ids_time_before_the_stated_one() -> None:
     [
         (CONFLICT, errors.Conflict),
         (FORGOTTEN, errors.Stale),
-        (Verdict(Word.EXPIRED, reason="late"), errors.Expired),
-        (Verdict(Word.REFUSED, reason="clock", cause="future"), errors.FromTheFuture),
-        (Verdict(Word.REFUSED, reason="no"), errors.SenderError),
-        (Verdict(Word.REFUSED, reason="full", retry=True), errors.LedgerUnavailable),
+        (Verdict(VerdictKind.EXPIRED, reason="late"), errors.Expired),
+        (Verdict(VerdictKind.REFUSED, reason="clock", cause="future"), errors.FromTheFuture),
+        (Verdict(VerdictKind.REFUSED, reason="no"), errors.SenderError),
+        (Verdict(VerdictKind.REFUSED, reason="full", retry=True), errors.LedgerUnavailable),
     ],
 )
 def test_a_verdict_can_be_turned_into_its_error(verdict: Verdict, error: type[errors.DulyError]) -> None:
@@ -158,7 +158,7 @@ def test_a_verdict_can_be_turned_into_its_error(verdict: Verdict, error: type[er
 
 def test_a_message_that_was_taken_raises_nothing() -> None:
     assert FRESH.require() is FRESH
-    assert Verdict(Word.DUPLICATE, State.DONE).require().state is State.DONE
+    assert Verdict(VerdictKind.DUPLICATE, State.DONE).require().state is State.DONE
 
 
 @given(st.integers(-(2**31), 2**31), st.binary(), st.text(st.characters(exclude_categories=["Cs"])))

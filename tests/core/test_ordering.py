@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from duly.core import chains, ordering
+from duly.core.flow_control import FlowWindow
 from duly.core.high_water import mark_name
 from duly.core.lane import Move, Release, Supersede
 from duly.core.messages import Message, Mode, Order
 from duly.core.ordering import LanePolicy, Lanes
 from duly.core.units import HOUR, MS, SECOND
-from duly.core.window import Window
 from duly.errors import Malformed
 
 T = 1_700_000_000 * SECOND
@@ -223,7 +223,7 @@ def test_a_message_that_wants_no_order_runs_at_once_and_its_number_leaves_no_gap
 
 
 @pytest.mark.parametrize(
-    "bad", [{"window": -1}, {"drift": -1}, {"width": 0}, {"serial": True, "ahead": Window()}]
+    "bad", [{"window": -1}, {"drift": -1}, {"width": 0}, {"serial": True, "ahead": FlowWindow()}]
 )
 def test_a_nonsensical_policy_cannot_be_made(bad: dict[str, Any]) -> None:
     with pytest.raises(Malformed):
@@ -422,7 +422,7 @@ def test_a_sender_that_has_only_time_is_sorted_in_each_of_its_lanes() -> None:
 
 def test_a_recipient_has_room_unless_its_window_is_full() -> None:
     assert Lanes().has_room("lamp")
-    lanes = Lanes(LanePolicy(ahead=Window(frames=1)))
+    lanes = Lanes(LanePolicy(ahead=FlowWindow(frames=1)))
     assert lanes.has_room("lamp")
     lanes.offer(message(0), T)
     assert not lanes.has_room("lamp")

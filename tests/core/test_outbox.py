@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from duly.core.lifecycle import State
-from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, VerdictKind
 from duly.core.outbox import UNABLE, Outbox, OutboxPolicy, heard, unable
 from duly.core.retry import RetryPolicy
 from duly.core.steps import (
@@ -70,7 +70,7 @@ def test_the_same_message_again_is_not_sent_twice() -> None:
     out.give(Arrived(message()))
     (reply,) = out.give(Arrived(message()))
     assert isinstance(reply, Reply)
-    assert reply.verdict.word is Word.DUPLICATE
+    assert reply.verdict.kind is VerdictKind.DUPLICATE
 
 
 def test_it_is_repeated_every_three_seconds_three_times_with_the_same_id() -> None:
@@ -249,12 +249,15 @@ def test_one_that_had_not_begun_is_run_after_a_crash_whatever_was_declared() -> 
     ("verdict", "event"),
     [
         (FRESH, Received(b"k")),
-        (Verdict(Word.DUPLICATE, State.SENT), Received(b"k")),
-        (Verdict(Word.DUPLICATE, State.DONE, Answer(0, b"x")), Answered(b"k", State.DONE, Answer(0, b"x"))),
+        (Verdict(VerdictKind.DUPLICATE, State.SENT), Received(b"k")),
+        (
+            Verdict(VerdictKind.DUPLICATE, State.DONE, Answer(0, b"x")),
+            Answered(b"k", State.DONE, Answer(0, b"x")),
+        ),
         (CONFLICT, Answered(b"k", State.FAILED, Answer(2, b"", CONFLICT.reason))),
         (FORGOTTEN, Answered(b"k", State.UNKNOWN, Answer(2, b"", FORGOTTEN.reason))),
-        (Verdict(Word.EXPIRED, reason="late"), Answered(b"k", State.EXPIRED, Answer(2, b"", "late"))),
-        (Verdict(Word.REFUSED, reason="no"), Answered(b"k", State.FAILED, Answer(2, b"", "no"))),
+        (Verdict(VerdictKind.EXPIRED, reason="late"), Answered(b"k", State.EXPIRED, Answer(2, b"", "late"))),
+        (Verdict(VerdictKind.REFUSED, reason="no"), Answered(b"k", State.FAILED, Answer(2, b"", "no"))),
         (UNABLE, None),
     ],
 )
@@ -323,7 +326,7 @@ def test_what_is_nothing_to_a_sender_changes_nothing(event: Event) -> None:
 
 
 def test_a_repeat_of_what_has_ended_gets_the_verdict_that_memory_holds() -> None:
-    verdict = Verdict(Word.DUPLICATE, State.DONE, Answer(0))
+    verdict = Verdict(VerdictKind.DUPLICATE, State.DONE, Answer(0))
     machine = Outbox(OVER_THE_NETWORK, "me")
     assert machine.repeated(message(), verdict, "c1", 0) == [Reply("c1", message(), verdict)]
     assert machine.unable(Arrived(message(), "c1")) == unable(Arrived(message(), "c1"))

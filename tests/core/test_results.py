@@ -6,7 +6,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import FRESH, Answer, Message, Word
+from duly.core.messages import FRESH, Answer, Message, VerdictKind
 from duly.errors import ProgramError
 from duly.storage.memory import MemoryLedger
 
@@ -40,7 +40,7 @@ def test_a_kind_is_asked_for_its_first_result() -> None:
     results = ledger.execute((w.Admit(MESSAGE, 1 << 60, 1, then=(w.AppendEntry("log", b"x", 1),)),))
     verdict = results.first(w.Admit)
     assert verdict is not None
-    assert verdict.word is Word.DUPLICATE
+    assert verdict.kind is VerdictKind.DUPLICATE
     assert results.first(w.AppendEntry) is None
 
 

@@ -67,7 +67,7 @@ def sent(effects: list[Effect]) -> list[bytes]:
 
 
 def words(effects: list[Effect]) -> list[str]:
-    return [reply.verdict.word.value for reply in only(Reply, effects)]
+    return [reply.verdict.kind.value for reply in only(Reply, effects)]
 
 
 def done(m: Message) -> Answered:
@@ -241,7 +241,7 @@ def test_what_waits_in_the_ledger_is_not_overtaken_when_it_arrives_at_its_worker
     b.give(Arrived(message(0), "b"))
     first = a.give(Arrived(message(0), "a"))
     assert [effect.message.id for effect in only(Transmit, first)] == [message(0).id]
-    assert [effect.verdict.word.value for effect in only(Reply, first)] == ["duplicate"]
+    assert [effect.verdict.kind.value for effect in only(Reply, first)] == ["duplicate"]
     second = a.give(Arrived(message(1), "a"))
     assert [effect.message.id for effect in only(Transmit, second)] == [message(1).id]
     assert not only(Transmit, a.look("lock"))

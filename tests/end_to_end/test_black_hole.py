@@ -17,7 +17,7 @@ import pytest
 from asyncpg.transaction import Transaction
 
 from duly.core import operations as w
-from duly.core.messages import Verdict, Word
+from duly.core.messages import Verdict, VerdictKind
 from duly.errors import LedgerUnavailable
 from duly.storage.postgres.flush import PostgresConnection
 from duly.storage.postgres.ledger import PostgresLedger
@@ -293,7 +293,7 @@ async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked
         assert await ledger.find(message(1).key) is None, "it landed after we had looked"
         verdict = await ledger.apply(admit(message(1)))
         assert isinstance(verdict, Verdict)
-        assert verdict.word is Word.FRESH
+        assert verdict.kind is VerdictKind.FRESH
 
 
 async def turned_away(peer: Peer) -> tuple[Json, str]:

@@ -117,5 +117,6 @@ async def test_a_status_that_says_nothing_is_refused(tmp_path: Path, mosquitto_s
         assert not hub.gateway.online(lock)
         async with asyncio.timeout(10):
             while not (refused := [one for one in await hub.ledger.refusals() if one.scope == lock]):
+                await hub.activity.settle()
                 await asyncio.sleep(0.05)
         assert [one.word for one in refused] == ["malformed"]

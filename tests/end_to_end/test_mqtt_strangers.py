@@ -93,6 +93,7 @@ class HubWithBroker:
         """Until a refusal with these words is recorded; its scope."""
         async with asyncio.timeout(20):
             while True:
+                await self.hub.activity.settle()
                 for refusal in await self.hub.ledger.refusals():
                     said = f"{refusal.scope} {refusal.id} {refusal.word} {refusal.reason}"
                     if all(word in said for word in words):

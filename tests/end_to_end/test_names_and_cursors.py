@@ -154,7 +154,7 @@ async def test_an_account_that_was_called_mqtt_before_sees_no_refusals_of_mqtt(l
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(account_names, "UNUSED", frozenset())
         token = await local.hub.accounts.add(Role.USER, "mqtt")
-    await local.hub.audit.refuse(HUB, "nodes/x/status", "malformed", "of today")
+    await local.hub.activity.refuse(HUB, "nodes/x/status", "malformed", "of today")
     assert (await get(local, "/v1/refusals", token))["refusals"] == []
     everything = (await get(local, "/v1/refusals", local.tokens["root"]))["refusals"]
     assert {one["scope"] for one in everything} == {"mqtt", HUB}

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from argon2 import PasswordHasher
 
 from duly.core.operations import PutItem
 from duly.core.units import MINUTE
@@ -20,14 +19,13 @@ from duly.storage import open_ledger
 from duly.storage.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
 
-CHEAP = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 PASSWORD = "correct horse"
 
 
 async def people_of(ledger: Any, *, open_: bool = True) -> People:
     accounts = Accounts(ledger)
     await accounts.refresh()
-    return People(ledger, accounts, LoginGuard(), open_=open_, hasher=CHEAP)
+    return People(ledger, accounts, LoginGuard(), open_=open_)
 
 
 @pytest.fixture

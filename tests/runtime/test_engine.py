@@ -13,7 +13,7 @@ import pytest
 from duly.core import operations as w
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Word
+from duly.core.messages import Answer, Message, VerdictKind
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Todo, Transmit
@@ -87,7 +87,7 @@ class Rig:
         await self.engine.stop()
 
     def words(self) -> list[str]:
-        return [e.verdict.word.value for e in self.effects if isinstance(e, Reply)]
+        return [e.verdict.kind.value for e in self.effects if isinstance(e, Reply)]
 
     def ends(self) -> list[State]:
         return [e.state for e in self.effects if isinstance(e, ReportOutcome)]
@@ -272,7 +272,7 @@ def test_if_the_ledger_fails_senders_are_told_and_nothing_has_happened() -> None
             await asyncio.sleep(1)
             (reply,) = rig.effects
             assert isinstance(reply, Reply)
-            assert (reply.verdict.word, reply.verdict.retry) == (Word.REFUSED, True)
+            assert (reply.verdict.kind, reply.verdict.retry) == (VerdictKind.REFUSED, True)
             down = rig.engine.down
             assert down is not None
             await rig.engine.put(Arrived(message(1)))

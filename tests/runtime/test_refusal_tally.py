@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.refusal_tally import KINDS, REASONS, RefusalTally
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
@@ -12,7 +12,7 @@ from duly.testing import ManualClock
 
 async def test_alike_refusals_become_one_row_that_says_how_many() -> None:
     ledger = MemoryLedger()
-    tally = RefusalTally(AuditLog(ledger), period=60)
+    tally = RefusalTally(ActivityLog(ledger), period=60)
     tally.note("bad", "nodes/hub/ack", "forged", "no")
     async with asyncio.timeout(5):
         while not await ledger.refusals():
@@ -30,21 +30,21 @@ async def test_alike_refusals_become_one_row_that_says_how_many() -> None:
 async def test_what_is_counted_is_recorded_before_it_is_shown_with_its_own_time() -> None:
     clock = ManualClock(1_000)
     ledger = MemoryLedger(clock)
-    audit = AuditLog(ledger)
-    tally = RefusalTally(audit, period=60)
+    activity = ActivityLog(ledger)
+    tally = RefusalTally(activity, period=60)
     tally.note("bad", "1", "forged", "no")
     await asyncio.sleep(0.01)
     clock.set(1_005)
     tally.note("bad", "2", "forged", "no")
     clock.set(1_010)
-    await audit.settle()
+    await activity.settle()
     assert [(one.id, one.at) for one in await ledger.refusals()] == [("2", 1_005), ("1", 1_000)]
     await tally.stop()
 
 
 async def test_a_flood_of_kinds_is_bounded_and_the_rest_counted_together() -> None:
     ledger = MemoryLedger()
-    tally = RefusalTally(AuditLog(ledger), period=60)
+    tally = RefusalTally(ActivityLog(ledger), period=60)
     for n in range(10_000):
         tally.note(f"bad-{n}", "x", "forged", "no")
     await tally.stop()
@@ -55,7 +55,7 @@ async def test_a_flood_of_kinds_is_bounded_and_the_rest_counted_together() -> No
 
 async def test_different_reasons_of_one_kind_are_told_apart_and_bounded() -> None:
     ledger = MemoryLedger()
-    tally = RefusalTally(AuditLog(ledger), period=60)
+    tally = RefusalTally(ActivityLog(ledger), period=60)
     for act in ("publish", "subscribe", "publish"):
         tally.note("bad", "nodes/lock/pending", "not_allowed", f"may not {act}")
     await tally.stop()

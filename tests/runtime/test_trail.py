@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from duly.core.lifecycle import State
-from duly.core.messages import CONFLICT, FRESH, Message, Verdict, Word
+from duly.core.messages import CONFLICT, FRESH, Message, Verdict, VerdictKind
 from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, MS, SECOND
 from duly.errors import LedgerUnavailable
@@ -51,7 +51,7 @@ def run(trail: Trail, one: Message) -> None:
 async def test_the_hops_of_a_message_come_in_order_with_reasons(ledger: MemoryLedger) -> None:
     trail, one = Trail(ledger), message(1)
     run(trail, one)
-    trail.said(one, Verdict(Word.DUPLICATE, State.DONE))
+    trail.said(one, Verdict(VerdictKind.DUPLICATE, State.DONE))
     trail.said(one, CONFLICT)
     hops = await trail.of(one.key, 0)
     assert [(hop.what, hop.attempt) for hop in hops] == [
@@ -70,7 +70,7 @@ async def test_hops_are_found_after_a_restart(ledger: MemoryLedger) -> None:
             await first.flush()
     await first.flush()
     second = Trail(ledger, Telemetry("a"))
-    second.said(wanted, Verdict(Word.DUPLICATE, State.DONE))
+    second.said(wanted, Verdict(VerdictKind.DUPLICATE, State.DONE))
     hops = await second.of(wanted.key, BEGIN * MS)
     assert [hop.what for hop in hops] == ["fresh", "sent", "done", "duplicate"]
     assert {hop.hub for hop in hops} == {""}
@@ -206,7 +206,7 @@ def test_hops_are_counted_by_kind_outcome_and_stage(ledger: MemoryLedger) -> Non
     trail.sent(message(2), 2)
     trail.ended(message(2).key, State.UNKNOWN)
     trail.ended(message(2).key, State.DONE)
-    trail.said(message(3), Verdict(Word.REFUSED, cause="offline"))
+    trail.said(message(3), Verdict(VerdictKind.REFUSED, cause="offline"))
     trail.fold()
     counted = {labels: cell.value for metric, labels, cell in telemetry.cells() if len(labels) == 2}
     assert counted == {

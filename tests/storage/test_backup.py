@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Word
+from duly.core.messages import Message, VerdictKind
 from duly.core.trusted_time import Floor
 from duly.core.units import DAY, FOREVER, YEAR
 from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, SecretKeyMissing
@@ -158,9 +158,9 @@ async def test_postgres_is_backed_up_to_a_file_and_restored_into_postgres(
     assert (tmp_path / "elsewhere" / FILE).exists()
     async with await open_ledger(new) as ledger:
         lost = Message("app-1", f"{done.stale_before // 1_000 - 10}_7", "k", "lock-1")
-        assert (await ledger.admit(lost)).word is Word.STALE
+        assert (await ledger.admit(lost)).kind is VerdictKind.STALE
         fresh = replace(lost, id=f"{done.stale_before // 1_000 + 10}_7")
-        assert (await ledger.admit(fresh)).word is Word.FRESH
+        assert (await ledger.admit(fresh)).kind is VerdictKind.FRESH
     with pytest.raises(LedgerError, match="not empty"):
         await restore(settings(tmp_path, ledger=new), file)
 

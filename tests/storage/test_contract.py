@@ -13,7 +13,18 @@ import pytest
 from duly.core import operations as w
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State, can_move
-from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Mode, Order, Verdict, Word, key_of
+from duly.core.messages import (
+    CONFLICT,
+    FORGOTTEN,
+    FRESH,
+    Answer,
+    Message,
+    Mode,
+    Order,
+    Verdict,
+    VerdictKind,
+    key_of,
+)
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
 from duly.storage.ledger import OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
@@ -29,7 +40,7 @@ async def test_a_new_message_is_fresh_and_found_again_whole(ledger: Ledger, stor
     m = message(
         expires=store.clock.now() + HOUR, time=5, order=Order("power", Mode.LATEST, 3, 2), body=b"\x00\xff"
     )
-    assert (await ledger.admit(m)).word is Word.FRESH
+    assert (await ledger.admit(m)).kind is VerdictKind.FRESH
     record = await ledger.outcome("app-1", m.id)
     assert record is not None
     assert record.message == m
@@ -44,10 +55,14 @@ async def test_a_repeat_is_a_duplicate_with_state_and_answer(ledger: Ledger) -> 
     m = message()
     await ledger.admit(m)
     first = await ledger.admit(m)
-    assert (first.word, first.state, first.answer) == (Word.DUPLICATE, State.ACCEPTED, None)
+    assert (first.kind, first.state, first.answer) == (VerdictKind.DUPLICATE, State.ACCEPTED, None)
     await ledger.write(w.Advance(m.key, State.DONE, 2, Answer(0, b"opened")))
     second = await ledger.admit(m)
-    assert (second.word, second.state, second.answer) == (Word.DUPLICATE, State.DONE, Answer(0, b"opened"))
+    assert (second.kind, second.state, second.answer) == (
+        VerdictKind.DUPLICATE,
+        State.DONE,
+        Answer(0, b"opened"),
+    )
 
 
 async def test_a_repeat_is_still_a_duplicate_after_reopening(store: Store) -> None:
@@ -57,8 +72,8 @@ async def test_a_repeat_is_still_a_duplicate_after_reopening(store: Store) -> No
     await ledger.write(w.Advance(m.key, State.FAILED, 2, Answer(3, b"", "jammed")))
     ledger = await store.reopen()
     verdict = await ledger.admit(m)
-    assert (verdict.word, verdict.state, verdict.answer) == (
-        Word.DUPLICATE,
+    assert (verdict.kind, verdict.state, verdict.answer) == (
+        VerdictKind.DUPLICATE,
         State.FAILED,
         Answer(3, b"", "jammed"),
     )
@@ -72,7 +87,7 @@ async def test_the_same_id_with_other_content_is_a_conflict_and_recorded(
 ) -> None:
     await ledger.admit(message())
     for _ in range(2):
-        assert (await ledger.admit(message(**change))).word is Word.CONFLICT
+        assert (await ledger.admit(message(**change))).kind is VerdictKind.CONFLICT
     assert [r.word for r in await ledger.refusals()] == ["conflict", "conflict"]
     record = await ledger.outcome("app-1", message().id)
     assert record is not None
@@ -89,24 +104,24 @@ async def test_a_batch_gets_a_verdict_per_message(ledger: Ledger) -> None:
     verdicts = await ledger.admit_many(
         [message(0), message(1), message(1, body=b"x"), message(2), message(2)]
     )
-    assert [v.word for v in verdicts] == [
-        Word.FRESH,
-        Word.DUPLICATE,
-        Word.CONFLICT,
-        Word.FRESH,
-        Word.DUPLICATE,
+    assert [v.kind for v in verdicts] == [
+        VerdictKind.FRESH,
+        VerdictKind.DUPLICATE,
+        VerdictKind.CONFLICT,
+        VerdictKind.FRESH,
+        VerdictKind.DUPLICATE,
     ]
 
 
 async def test_a_hundred_callers_with_one_id_are_one_admission(ledger: Ledger) -> None:
     verdicts = await asyncio.gather(*(ledger.admit(message()) for _ in range(100)))
-    assert [v.word for v in verdicts].count(Word.FRESH) == 1
-    assert [v.word for v in verdicts].count(Word.DUPLICATE) == 99
+    assert [v.kind for v in verdicts].count(VerdictKind.FRESH) == 1
+    assert [v.kind for v in verdicts].count(VerdictKind.DUPLICATE) == 99
 
 
 async def test_a_message_older_than_the_horizon_is_stale_and_recorded(ledger: Ledger, store: Store) -> None:
     store.clock.set(1_700_000_000 * SECOND + DAY)
-    assert (await ledger.admit(message())).word is Word.STALE
+    assert (await ledger.admit(message())).kind is VerdictKind.STALE
     assert [r.word for r in await ledger.refusals()] == ["stale"]
     assert await ledger.outcome("app-1", message().id) is None
 
@@ -118,7 +133,7 @@ async def test_an_expired_message_is_refused_but_the_repeat_of_a_known_one_gets_
     known, unknown = message(0, expires=soon), message(1, expires=soon)
     await ledger.write(admit(known), w.Advance(known.key, State.DONE, 2, Answer(0)))
     store.clock.advance(60)
-    assert (await ledger.admit(unknown)).word is Word.EXPIRED
+    assert (await ledger.admit(unknown)).kind is VerdictKind.EXPIRED
     assert (await ledger.admit(known)).answer == Answer(0)
 
 
@@ -126,7 +141,7 @@ async def test_a_message_from_the_future_is_refused_and_its_id_is_not_burned(
     ledger: Ledger, store: Store
 ) -> None:
     later = message(ms=store.clock.now() // MS + 6 * 60_000)
-    assert (await ledger.admit(later)).word is Word.REFUSED
+    assert (await ledger.admit(later)).kind is VerdictKind.REFUSED
     assert [r.word for r in await ledger.refusals()] == ["future"], "under its cause, not just as refused"
     store.clock.advance(6 * 60)
     assert (await ledger.admit(later)).fresh
@@ -614,11 +629,11 @@ async def test_a_forgotten_id_is_stale_even_if_the_clock_is_set_back(store: Stor
     await ledger.write(w.Advance(m.key, State.DONE, 1))
     store.clock.advance(25 * 3600)
     await ledger.prune()
-    assert (await ledger.admit(m)).word is Word.STALE
+    assert (await ledger.admit(m)).kind is VerdictKind.STALE
     store.clock.advance(-25 * 3600)
-    assert (await ledger.admit(m)).word is Word.STALE
+    assert (await ledger.admit(m)).kind is VerdictKind.STALE
     ledger = await store.reopen()
-    assert (await ledger.admit(m)).word is Word.STALE
+    assert (await ledger.admit(m)).kind is VerdictKind.STALE
 
 
 async def test_pruning_goes_in_steps(ledger: Ledger, store: Store) -> None:
@@ -636,7 +651,7 @@ async def test_a_short_horizon_forgets_sooner(ledger: Ledger, store: Store) -> N
     await ledger.write(w.Advance(m.key, State.DONE, 1))
     store.clock.advance(61 * 60)  # a new ledger trusts its clock after an hour
     assert await ledger.prune() == 1
-    assert (await ledger.admit(m, horizon=short)).word is Word.STALE
+    assert (await ledger.admit(m, horizon=short)).kind is VerdictKind.STALE
 
 
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
@@ -685,13 +700,17 @@ async def test_a_message_that_ends_in_an_entry_tells_its_repeats_the_number(stor
     assert [each.values for each in committed] == [
         [FRESH, 1],
         [FRESH, 2],
-        [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"1"))],
+        [Verdict(VerdictKind.DUPLICATE, State.DONE, Answer(data=b"1"))],
     ]
     assert (await ledger.extent("chat")).last == 2
     ledger = await store.reopen()
-    assert (await ledger.write(second)).values == [Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))]
+    assert (await ledger.write(second)).values == [
+        Verdict(VerdictKind.DUPLICATE, State.DONE, Answer(data=b"2"))
+    ]
     if store.kind != "shared":  # which remembers nothing
-        assert ledger.recall(second.message, 2) == Verdict(Word.DUPLICATE, State.DONE, Answer(data=b"2"))
+        assert ledger.recall(second.message, 2) == Verdict(
+            VerdictKind.DUPLICATE, State.DONE, Answer(data=b"2")
+        )
 
 
 async def test_an_entry_can_be_rewritten_until_it_is_erased(ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ import asyncpg
 import pytest
 
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Word
+from duly.core.messages import Message, VerdictKind
 from duly.errors import LedgerTooNew
 from duly.server.ledger_check import check_invariants
 from duly.settings import Settings
@@ -49,11 +49,11 @@ async def holds_everything(url: str, folder: Path) -> None:
     async with await open_ledger(url, clock=clock) as ledger:
         assert (await ledger.describe()).schema == newest
         repeat = await ledger.admit(done)
-        assert (repeat.word, repeat.state) == (Word.DUPLICATE, State.DONE)
+        assert (repeat.kind, repeat.state) == (VerdictKind.DUPLICATE, State.DONE)
         assert repeat.answer is not None
         assert (repeat.answer.data, repeat.answer.reason) == (b"7", "opened")
         other = Message("app-1", done.id, "lock_control", "lock-1", b"{}")
-        assert (await ledger.admit(other)).word is Word.CONFLICT
+        assert (await ledger.admit(other)).kind is VerdictKind.CONFLICT
         assert [one.message.id for one in await ledger.open_deliveries("device")] == [f"{MADE_MS + 1}_2"]
         (alert,) = await ledger.of_kind("alert_event")
         (told,) = await ledger.deliveries(alert.message.key)
@@ -64,7 +64,7 @@ async def holds_everything(url: str, folder: Path) -> None:
         assert [refusal.id for refusal in await ledger.refusals()][-1] == "x"
         assert await ledger.bucket("notes") in ({}, {"a": b"b"}), "the first schema had no items"
         fresh = Message("app-1", f"{MADE_MS + 2}_3", "lock_control", "lock-1")
-        assert (await ledger.admit(fresh)).word is Word.FRESH
+        assert (await ledger.admit(fresh)).kind is VerdictKind.FRESH
     report = await check_invariants(Settings(data=str(folder)), url=url)
     assert report.ok, [finding for finding in report.invariants if finding.holds is False]
 
@@ -165,8 +165,8 @@ async def test_the_previous_version_goes_on_beside_this_one_and_is_refused_when_
 
     assert await ask("write") == "fresh None 0"
     async with await open_ledger(url, clock=ManualClock(MADE_MS * 1_000)) as new:
-        assert (await new.admit(Message("new", f"{MADE_MS}_1", "k", "r"))).word is Word.FRESH
+        assert (await new.admit(Message("new", f"{MADE_MS}_1", "k", "r"))).kind is VerdictKind.FRESH
         assert await ask("write") == "fresh accepted 0", "it sees and writes what it did before"
-        assert (await new.admit(Message("old", f"{MADE_MS}_11", "k", "r"))).word is Word.DUPLICATE
+        assert (await new.admit(Message("old", f"{MADE_MS}_11", "k", "r"))).kind is VerdictKind.DUPLICATE
         assert "LedgerTooNew" in await ask("again")
     await old.wait()

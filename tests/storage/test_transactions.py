@@ -10,7 +10,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import Verdict, Word
+from duly.core.messages import Verdict, VerdictKind
 from duly.errors import ProgramError, Stopped
 from duly.storage.ledger import Ledger
 from tests.storage.conftest import Store
@@ -94,7 +94,7 @@ async def test_using_the_ledger_or_a_second_transaction_inside_is_a_program_erro
             await ledger.close()
         assert await ledger.find(message().key) is None, "reading is harmless"
         await tx.write(admit(message()))
-    assert (await ledger.admit(message())).word is Word.DUPLICATE
+    assert (await ledger.admit(message())).kind is VerdictKind.DUPLICATE
 
 
 async def test_a_task_started_inside_may_use_the_ledger_afterwards(ledger: Ledger) -> None:
@@ -207,7 +207,9 @@ async def test_what_was_handed_over_is_finished_by_closing_and_then_nothing_is_t
         with pytest.raises(Stopped):
             await refused
     again = await store.open()
-    assert [v.word for v in await again.admit_many([message(n) for n in range(50)])] == [Word.DUPLICATE] * 50
+    assert [v.kind for v in await again.admit_many([message(n) for n in range(50)])] == [
+        VerdictKind.DUPLICATE
+    ] * 50
 
 
 async def test_whoever_waits_when_the_ledger_is_closed_hears_it(ledger: Ledger) -> None:

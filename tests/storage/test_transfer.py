@@ -11,9 +11,9 @@ import pytest
 
 from duly.errors import LedgerError, LedgerInUse, LedgerTooNew, LedgerUnavailable, Malformed
 from duly.storage import file_url, open_ledger, open_snapshot
+from duly.storage.bulk_load import fill
 from duly.storage.copy import copy_ledger, empty_ledger
 from duly.storage.export import ExportReader, export_lines
-from duly.storage.load import fill
 from duly.storage.snapshot import Summaries, summarize
 from duly.testing import ManualClock
 from tests import servers

@@ -21,7 +21,7 @@ from duly.core.chains import EVERY_GAP, Chain
 from duly.core.inbox import Inbox
 from duly.core.lane import Release
 from duly.core.lifecycle import State
-from duly.core.messages import FRESH, Message, Verdict, Word
+from duly.core.messages import FRESH, Message, Verdict, VerdictKind
 from duly.core.ordering import Lanes
 from duly.core.outbox import Outbox
 from duly.core.steps import Answered, Arrived, DeliveriesFound, Reply, Step, Todo
@@ -96,7 +96,7 @@ def wrong_scope(patch: Patch) -> None:
     def known(self: Interpreter, message: Message) -> Verdict | None:
         for record in self._rows.messages.values():  # type: ignore[attr-defined]  # a memory ledger's disk
             if record.message.id == message.id:
-                return Verdict(Word.DUPLICATE, record.state, record.answer)
+                return Verdict(VerdictKind.DUPLICATE, record.state, record.answer)
         return None
 
     patch.setattr(Interpreter, "_known", known)
@@ -131,7 +131,7 @@ def no_fingerprint(patch: Patch) -> None:
 
     def known(self: Interpreter, message: Message) -> Verdict | None:
         record = self._rows.message(message.key)
-        return None if record is None else Verdict(Word.DUPLICATE, record.state, record.answer)
+        return None if record is None else Verdict(VerdictKind.DUPLICATE, record.state, record.answer)
 
     patch.setattr(Interpreter, "_known", known)
 
@@ -143,7 +143,7 @@ def newest_content_wins(patch: Patch) -> None:
 
     def naive(self: Interpreter, message: Message) -> Verdict | None:
         verdict = known(self, message)
-        return None if verdict is not None and verdict.word is Word.CONFLICT else verdict
+        return None if verdict is not None and verdict.kind is VerdictKind.CONFLICT else verdict
 
     patch.setattr(Interpreter, "_known", naive)
     patch.setattr(Inbox, "_attach", lambda self, live, origin: [])
@@ -191,7 +191,9 @@ def silence_for_duplicates(patch: Patch) -> None:
 
     def mute(self: Inbox, live: Any, verdict: Verdict, now: int) -> list[Todo]:
         todo = perform(self, live, verdict, now)
-        return [t for t in todo if not isinstance(t, Reply)] if verdict.word is Word.DUPLICATE else todo
+        return (
+            [t for t in todo if not isinstance(t, Reply)] if verdict.kind is VerdictKind.DUPLICATE else todo
+        )
 
     patch.setattr(Inbox, "_not_fresh", mute)
     patch.setattr(Inbox, "repeated", lambda self, message, verdict, origin, now: [])

@@ -9,11 +9,11 @@ import pytest
 from duly.apps.gateway import pushes as hub_pushes
 from duly.apps.gateway.presence import ONLINE, DevicePresence
 from duly.clients import pushes as device_pushes
+from duly.core.flow_control import Outstanding
 from duly.core.inbox import Inbox
 from duly.core.messages import FRESH, Verdict
 from duly.core.ordering import Lanes
 from duly.core.steps import Effect, Transmit
-from duly.core.window import Outstanding
 from duly.wire.frames import DEVICE_STATUS, Frame, ServerCode
 from tests.testing.planting import breaks, planted
 

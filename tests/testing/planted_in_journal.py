@@ -10,7 +10,7 @@ import pytest
 
 from duly.core.lifecycle import State
 from duly.storage.sql import rows
-from duly.storage.sqlite import journal, replay
+from duly.storage.sqlite import journal_format, replay
 from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.file import LedgerFile
 from duly.storage.sqlite.flushes import Flushes
@@ -28,7 +28,7 @@ def tables_before_journal(patch: Patch) -> None:
 
     def add(self: SqliteWriter, bodies: Sequence[bytes]) -> None:
         changes = TableChanges()
-        for flush in journal.flushes_in(enumerate(bodies)):
+        for flush in journal_format.flushes_in(enumerate(bodies)):
             changes.update(TableChanges.unpack(flush))
         self.write_tables(list(changes.statements()), self.n)
 
@@ -130,10 +130,10 @@ def a_torn_row_is_accepted(patch: Patch) -> None:
     def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         for _, body in entries:
             try:
-                TableChanges.unpack(body[journal._HEAD + 1 :])
+                TableChanges.unpack(body[journal_format._HEAD + 1 :])
             except msgspec.DecodeError:
                 break
-            yield body[journal._HEAD + 1 :]
+            yield body[journal_format._HEAD + 1 :]
 
     patch.setattr(replay, "flushes_in", flushes_in)
 

@@ -15,7 +15,7 @@ from duly.apps.gateway.mqtt_devices import MqttDevices
 from duly.apps.gateway.mqtt_presence import MqttPresence
 from duly.clients.mqtt_link import MqttDeviceLink
 from duly.core import acl
-from duly.core.acl import PENDING, AccountClass, Act, Rule, Whose
+from duly.core.acl import PENDING, AccountClass, Act, Rule, TopicOwner
 from duly.core.messages import key_of
 from duly.identity.accounts import Principal, Role
 from duly.runtime.fair_reader import FairReader
@@ -50,7 +50,7 @@ def an_ack_is_its_commands_device(patch: Patch) -> None:
 @breaks("wanted")
 def devices_may_command(patch: Patch) -> None:
     """The broker lets a device publish tasks, as it lets a node."""
-    wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, Whose.ANY, PENDING))
+    wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, TopicOwner.ANY, PENDING))
     patch.setitem(acl.RULES, AccountClass.DEVICE, wider)
 
 

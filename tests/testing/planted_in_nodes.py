@@ -9,7 +9,7 @@ import pytest
 from duly.clients.node.incoming import Incoming
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.outgoing import Outgoing
-from duly.core.messages import Word
+from duly.core.messages import VerdictKind
 from duly.core.steps import Arrived
 from duly.wire import fd
 from duly.wire.fd import FdKind
@@ -45,7 +45,7 @@ def a_repeat_gets_no_answer(patch: Patch) -> None:
     reply = Incoming._reply
 
     def silent(self: Incoming, message: Any, verdict: Any) -> None:
-        if verdict.word is not Word.DUPLICATE:
+        if verdict.kind is not VerdictKind.DUPLICATE:
             reply(self, message, verdict)
 
     patch.setattr(Incoming, "_reply", silent)

@@ -28,17 +28,14 @@ def test_a_seed_that_once_failed_passes(seed: int) -> None:
 def test_the_same_seed_gives_the_same_run_in_another_process(worlds: list[str]) -> None:
     """Byte for byte: the digest covers the whole log. Hash randomisation must not matter. A process runs
     two worlds, since it spends as much time on its imports as on a world."""
-    runs = [(seed, world) for world in worlds for seed in (3, 8, 11)]
+    runs = [(seed, world) for world in worlds for seed in (3, 11)]
     program = f"from duly.testing.sim import run_seed\nfor run in {runs}: print(run_seed(*run).digest)"
-    others = [
-        subprocess.Popen(
-            [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            stdout=subprocess.PIPE, text=True,
-        )
-        for hash_seed in ("1", "2")
-    ]  # fmt: skip
+    other = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": "1"},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     here = [run_seed(*run).digest for run in runs]
-    assert [other.communicate()[0].split() for other in others] == [here, here]
+    assert other.communicate()[0].split() == here
 
 
 @pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 429, 462, 690])

@@ -29,7 +29,7 @@ async def ledgers() -> None:
     message = duly.Message("app-1", "1_1", "unlock", "lock-1", b"{}", time=0)
     verdict = await ledger.admit(message, horizon=duly.Horizon(keep=1))
     assert_type(verdict, duly.Verdict)
-    assert_type(verdict.word, duly.Word)
+    assert_type(verdict.kind, duly.VerdictKind)
     assert_type(verdict.answer, duly.Answer | None)
     assert_type(await ledger.prune(), int)
 

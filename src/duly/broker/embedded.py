@@ -228,18 +228,22 @@ class EmbeddedBroker:
         self._counting = self._tasks.every("broker rates", WATCH_EVERY, self._check)
 
     async def stop(self) -> None:
-        """Stop the broker and wait until it has closed its files."""
+        """Stop the broker and wait until it has closed its files. A stop that is cancelled kills it."""
         self._stopping.set()
-        if self._watching is not None:
-            await self._watching.finish()
-            self._watching = None
-        for work in (self._counting, self._soon):
-            if work is not None:
-                await work.stop()
-        self._counting = self._soon = None
-        await self._end_child()
-        self.clients.keep(self._folder / CLIENT_IDS)
-        self._release()
+        try:
+            if self._watching is not None:
+                await self._watching.finish()
+                self._watching = None
+            for work in (self._counting, self._soon):
+                if work is not None:
+                    await work.stop()
+            self._counting = self._soon = None
+        finally:
+            try:
+                await self._end_child()
+            finally:
+                self.clients.keep(self._folder / CLIENT_IDS)
+                self._release()
 
     @property
     def refused(self) -> Counter[str]:
@@ -385,20 +389,23 @@ class EmbeddedBroker:
         return BrokerError(f"the broker ended while starting: {line or 'without a message'}; see nats.log")
 
     async def _end_child(self) -> None:
+        """End the child. If this is cancelled, the child is killed and not waited for any longer."""
         await self.clients.callout.stop()
         process, self._process = self._process, None
-        if process is not None:
-            if process.returncode is None:
+        try:
+            if process is not None and process.returncode is None:
                 _signal(process, signal.SIGTERM)
-                try:
+                with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(STOP_WITHIN):
                         await process.wait()
-                except TimeoutError:
+        finally:
+            if process is not None:
+                if process.returncode is None:
                     _signal(process, signal.SIGKILL)
                     await process.wait()
-            if self._reading is not None:
-                await self._reading.finish()
-        (self._folder / "nats.pid").unlink(missing_ok=True)
+                if self._reading is not None:
+                    await self._reading.finish()
+            (self._folder / "nats.pid").unlink(missing_ok=True)
 
     # ── the folder ───────────────────────────────────────────────────────────────────────────────
 

@@ -25,7 +25,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from duly.core.acl import ANSWERS, HUB, AccountClass, Act, Rule, Whose, allowed
+from duly.core.acl import ANSWERS, HUB, AccountClass, Act, Rule, TopicOwner, allowed
 from duly.errors import Malformed
 from duly.wire.fd import PREFIX, check_prefix, check_username
 
@@ -127,7 +127,7 @@ def _mosquitto_user(wanted: RulesRequest, name: str, of: AccountClass) -> list[s
     denials."""
     topics = [f"topic {_MOSQUITTO[act]} {each}" for act in Act for each in wanted.allows(act, name, of)]
     if of is AccountClass.NODE:
-        answers = (Rule(Act.PUBLISH, Whose.HUB, kind) for kind in ANSWERS)
+        answers = (Rule(Act.PUBLISH, TopicOwner.HUB, kind) for kind in ANSWERS)
         topics += [f"topic deny {each}" for rule in answers for each in rule.topics(wanted.prefix, name)]
     return [f"user {name}", *topics]
 

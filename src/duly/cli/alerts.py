@@ -13,6 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
+from duly.cli.alert_outcome import URGENT_SECONDS, AlertOutcome, wait_until_told, waited
 from duly.cli.common import (
     CommandFailed,
     Exit,
@@ -27,7 +28,6 @@ from duly.cli.common import (
     tint,
 )
 from duly.cli.options import HubOptions, Json, LedgerOptions, Limit, MessageId, grouped, length
-from duly.cli.told import URGENT_SECONDS, Told, wait_until_told, waited
 
 alert = typer.Typer(help="Report, show and close alerts.", no_args_is_help=True)
 deliveries = typer.Typer(help="Show the messages about alerts, and send them again.", no_args_is_help=True)
@@ -185,7 +185,7 @@ def trigger(
         say(f"{word}: {id_}")
         if ack is not None:
             say(f"{tint(ack['state'])}{': ' + ack['detail'] if ack.get('detail') else ''}")
-    found: Told | None = None
+    found: AlertOutcome | None = None
     if about.severity == "critical":
         found = wait_until_told(hub, id_, 0 if wait else URGENT_SECONDS)
     elif wait:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duly.cli.alert_outcome import URGENT_SECONDS, AlertOutcome, wait_until_told
 from duly.cli.common import (
     CommandFailed,
     Exit,
@@ -35,7 +36,6 @@ from duly.cli.common import (
 )
 from duly.cli.options import DataFolder, Json, Token, Url, grouped, length
 from duly.cli.temporary_token import access_source, check_account, roles
-from duly.cli.told import URGENT_SECONDS, Told, wait_until_told
 from duly.errors import DulyError, Malformed
 
 if TYPE_CHECKING:
@@ -269,12 +269,12 @@ async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wai
     raise CommandFailed(Exit.UNKNOWN, f"the tower has not answered; {kept}")
 
 
-def _told(hub: HubClient, event: str) -> Told:
+def _told(hub: HubClient, event: str) -> AlertOutcome:
     """Whether a person was told of a critical event that the tower has."""
     try:
         return wait_until_told(hub, event, URGENT_SECONDS)
     except CommandFailed as problem:
-        return Told(None, f"the tower has it; whether a person was told is not known: {problem}")
+        return AlertOutcome(None, f"the tower has it; whether a person was told is not known: {problem}")
 
 
 async def _first_try(watcher: Sentinel, event: str) -> tuple[Exit, str]:

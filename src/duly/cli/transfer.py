@@ -97,9 +97,9 @@ def import_(file: ExportFile = "-", *, at: StoreOptions, json: Json = False) -> 
 async def _import(settings: Settings, lines: IO[bytes], progress: Callable[[int], None]) -> CheckReport:
     from duly.runtime.files import private_folder
     from duly.server.ledger_check import check_invariants
+    from duly.storage.bulk_load import fill
     from duly.storage.copy import empty_ledger
     from duly.storage.export import ExportReader
-    from duly.storage.load import fill
 
     reader = ExportReader(lines)
     if not settings.ledger:

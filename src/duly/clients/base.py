@@ -20,7 +20,7 @@ from typing import ClassVar, Final, Protocol, Self, TypeVar
 from duly.clients.local_ledger import minted_ids, open_store
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import PutItem
 from duly.core.outbox import Outbox
 from duly.core.steps import Effect, Event, Reply, ReportOutcome, Transmit
@@ -298,7 +298,7 @@ class OutboxClient(Client):
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal:
                     self._end(message.key, verdict.state, verdict.answer or Answer())
-                elif verdict.word not in (Word.FRESH, Word.DUPLICATE):
+                elif verdict.kind not in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
                     self._not_stored(message, verdict)
 
     @abstractmethod

@@ -24,7 +24,7 @@ from duly.clients.websocket_link import Access
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Word, names_in
+from duly.core.messages import Answer, Message, VerdictKind, names_in
 from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.signing import Keyring
@@ -219,8 +219,11 @@ class Device(Client):
             case Reply(message=message, verdict=verdict):
                 if verdict.state is not None and verdict.state.terminal and verdict.answer is not None:
                     self._report(message.key, verdict.state, verdict.answer)
-                elif verdict.word in (Word.CONFLICT, Word.EXPIRED, Word.REFUSED) and not verdict.retry:
-                    late = verdict.word is Word.EXPIRED
+                elif (
+                    verdict.kind in (VerdictKind.CONFLICT, VerdictKind.EXPIRED, VerdictKind.REFUSED)
+                    and not verdict.retry
+                ):
+                    late = verdict.kind is VerdictKind.EXPIRED
                     code = DeviceCode.TIMEOUT if late else DeviceCode.BAD_PARAMETERS
                     state = State.EXPIRED if late else State.FAILED
                     self._answer(message.scope, message.id, Answer(code, b"", verdict.reason), state)

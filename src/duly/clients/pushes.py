@@ -16,10 +16,11 @@ from typing import Final
 from duly.clients.base import fail, offer, settle
 from duly.clients.local_ledger import MINTED, minted_ids
 from duly.core.backlog import Backlog, BacklogPolicy
+from duly.core.flow_control import FlowWindow
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Word, key_of
+from duly.core.messages import Answer, Message, Mode, Order, VerdictKind, key_of
 from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
@@ -35,7 +36,6 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import DAY, FOREVER, SECOND
-from duly.core.window import Window
 from duly.errors import DulyError, LedgerUnavailable, RateLimited, Refused, Stopped
 from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger
@@ -49,7 +49,7 @@ HUB: Final = "hub"
 OURS: Final = "push"
 """The scope of the device's own ids, in its own ledger."""
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 60 * SECOND)
-AHEAD: Final = Window(frames=64, bytes=512 * 1024)
+AHEAD: Final = FlowWindow(frames=64, bytes=512 * 1024)
 KEPT: Final = BacklogPolicy()
 HORIZON: Final = Horizon(keep=DAY, skew=36_500 * DAY)
 """The device's clock may be set while a push waits: a push of its own is never too old or too new."""
@@ -172,7 +172,10 @@ class PushOutbox:
                 push = self._under_way.pop(key, None)
                 if push is not None:
                     push.end()
-            case Reply(message=message, verdict=verdict) if verdict.word not in (Word.FRESH, Word.DUPLICATE):
+            case Reply(message=message, verdict=verdict) if verdict.kind not in (
+                VerdictKind.FRESH,
+                VerdictKind.DUPLICATE,
+            ):
                 LOG.error("a push could not be stored, and is lost: %s", verdict.reason)
                 push = self._under_way.pop(message.key, None)
                 if push is not None:

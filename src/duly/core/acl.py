@@ -62,7 +62,7 @@ class AccountClass(Enum):
     HUB = "hub"
 
 
-class Whose(Enum):
+class TopicOwner(Enum):
     """The account under whose name a topic lies."""
 
     OWN = "own"
@@ -76,43 +76,43 @@ class Rule(Struct, frozen=True):
     """Allows an account of some class to do this with topics of this kind."""
 
     act: Act
-    whose: Whose
+    whose: TopicOwner
     kind: str
 
     def topics(self, prefix: str, me: str, peers: Sequence[str] | None = None) -> list[str]:
         """Return the topic filters this rule allows; `me` may be a broker's own placeholder for the
         username."""
         match self.whose:
-            case Whose.OWN:
+            case TopicOwner.OWN:
                 names: Sequence[str] = (me,)
-            case Whose.PEERS:
+            case TopicOwner.PEERS:
                 names = (EVERY_NAME,) if peers is None else peers
-            case Whose.ANY:
+            case TopicOwner.ANY:
                 names = (EVERY_NAME,)
-            case Whose.HUB:  # pragma: no branch
+            case TopicOwner.HUB:  # pragma: no branch
                 names = (HUB,)
         return [f"{prefix}/{name}/{self.kind}" for name in names]
 
 
-_LETTERBOX: Final = tuple(Rule(Act.SUBSCRIBE, Whose.OWN, kind) for kind in LETTERS)
+_LETTERBOX: Final = tuple(Rule(Act.SUBSCRIBE, TopicOwner.OWN, kind) for kind in LETTERS)
 
 RULES: Final[dict[AccountClass, tuple[Rule, ...]]] = {
     AccountClass.NODE: (
         *_LETTERBOX,
-        *(Rule(Act.PUBLISH, Whose.PEERS, kind) for kind in LETTERS),
-        Rule(Act.PUBLISH, Whose.OWN, STATUS),
-        Rule(Act.SUBSCRIBE, Whose.ANY, STATUS),
+        *(Rule(Act.PUBLISH, TopicOwner.PEERS, kind) for kind in LETTERS),
+        Rule(Act.PUBLISH, TopicOwner.OWN, STATUS),
+        Rule(Act.SUBSCRIBE, TopicOwner.ANY, STATUS),
     ),
     AccountClass.DEVICE: (
         *_LETTERBOX,
-        *(Rule(Act.PUBLISH, Whose.HUB, kind) for kind in ANSWERS),
-        Rule(Act.PUBLISH, Whose.OWN, STATUS),
-        Rule(Act.SUBSCRIBE, Whose.OWN, STATUS),
+        *(Rule(Act.PUBLISH, TopicOwner.HUB, kind) for kind in ANSWERS),
+        Rule(Act.PUBLISH, TopicOwner.OWN, STATUS),
+        Rule(Act.SUBSCRIBE, TopicOwner.OWN, STATUS),
     ),
     AccountClass.HUB: (
-        *(Rule(Act.SUBSCRIBE, Whose.HUB, kind) for kind in ANSWERS),
-        Rule(Act.SUBSCRIBE, Whose.ANY, STATUS),
-        *(Rule(Act.PUBLISH, Whose.ANY, kind) for kind in (PENDING, "ack", "failed")),
+        *(Rule(Act.SUBSCRIBE, TopicOwner.HUB, kind) for kind in ANSWERS),
+        Rule(Act.SUBSCRIBE, TopicOwner.ANY, STATUS),
+        *(Rule(Act.PUBLISH, TopicOwner.ANY, kind) for kind in (PENDING, "ack", "failed")),
     ),
 }
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.core.messages import Message, Verdict, Word
+from duly.core.messages import Message, Verdict, VerdictKind
 from duly.core.units import DAY, FOREVER, MINUTE, show
 from duly.errors import Malformed
 
@@ -74,7 +74,7 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
     made = message.made
     if made > now + horizon.skew and not (message.expires and horizon.lapse is not None):
         return Verdict(
-            Word.REFUSED,
+            VerdictKind.REFUSED,
             reason=f"its time is {show(made - now)} in the future, {show(horizon.skew)} are allowed; "
             "set the sender's clock",
             cause="future",
@@ -82,7 +82,7 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
     if message.expires:
         if message.expires + horizon.grace <= now:
             return Verdict(
-                Word.EXPIRED,
+                VerdictKind.EXPIRED,
                 reason=f"it expired {show(now - message.expires)} ago; send a new one if it is still wanted",
             )
         return None
@@ -90,14 +90,14 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
         oldest = horizon.fresh or horizon.keep
         if made + oldest <= now:
             return Verdict(
-                Word.STALE,
+                VerdictKind.STALE,
                 reason=f"it is {show(now - made)} old, {show(oldest)} are allowed; "
                 "send it again with a new id",
             )
         return None
     if not horizon.ageless:
         return Verdict(
-            Word.REFUSED,
+            VerdictKind.REFUSED,
             reason="it says neither how old it is nor when it expires; add one of them",
             cause="ageless",
         )

@@ -23,7 +23,7 @@ from duly.core.backlog import Backlog
 from duly.core.horizon import Horizon
 from duly.core.lane import Move, Release, Supersede
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
     Admit,
     Advance,
@@ -76,7 +76,7 @@ from duly.core.units import FOREVER, MS
 _ACCEPTED: Final = State.ACCEPTED  # reading a member from its class takes nine times as long
 _SENT: Final = State.SENT
 _SUPERSEDED: Final = State.SUPERSEDED
-_FRESH: Final = Word.FRESH
+_FRESH: Final = VerdictKind.FRESH
 
 
 class _Live(Struct, eq=False, gc=False):
@@ -333,7 +333,7 @@ class Inbox:
         if not live.committed:
             return []  # it hears with the first, once that is stored
         state = self.outbox.transmissions.state(live.message.key) or State.ACCEPTED
-        return [Reply(origin, live.message, Verdict(Word.DUPLICATE, state))]
+        return [Reply(origin, live.message, Verdict(VerdictKind.DUPLICATE, state))]
 
     def _count(self, message: Message, now: int) -> list[Todo]:
         """Note that a refused number has arrived, so that no message waits for it."""
@@ -385,8 +385,8 @@ class Inbox:
         message, origins = live.message, live.origins
         # What had to be so was not: then only what is known of the message was asked.
         verdict = (results.first(Recall) if live.given else None) or results.of(admit)
-        if verdict.word is not _FRESH:
-            waits = self._adopt and verdict.word is Word.DUPLICATE and verdict.state is State.ACCEPTED
+        if verdict.kind is not _FRESH:
+            waits = self._adopt and verdict.kind is VerdictKind.DUPLICATE and verdict.state is State.ACCEPTED
             if not waits or live.away or (adopt is None and move is not None):
                 return self._not_fresh(live, verdict, now)
             live.committed = True
@@ -405,7 +405,9 @@ class Inbox:
         else:
             here = _ACCEPTED
         if len(origins) > 1:
-            todo[1:1] = [Reply(origin, message, Verdict(Word.DUPLICATE, here)) for origin in origins[1:]]
+            todo[1:1] = [
+                Reply(origin, message, Verdict(VerdictKind.DUPLICATE, here)) for origin in origins[1:]
+            ]
         return todo
 
     def _not_fresh(self, live: _Live, verdict: Verdict, now: int) -> list[Todo]:
@@ -576,7 +578,7 @@ def _supersede(message: Message, reason: str, now: int) -> Advance:
 
 
 REVOKED: Final = Verdict(
-    Word.REFUSED,
+    VerdictKind.REFUSED,
     reason="you may not do that (any more); ask for a grant, or log in again",
     cause="not_allowed",
 )

@@ -206,8 +206,8 @@ unpack_answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer
 """Returns the answer in stored bytes."""
 
 
-class Word(StrEnum):
-    """What admission says."""
+class VerdictKind(StrEnum):
+    """What admission says of a message."""
 
     FRESH = "fresh"
     DUPLICATE = "duplicate"
@@ -217,14 +217,14 @@ class Word(StrEnum):
     REFUSED = "refused"
 
 
-_WORDS: Final = {word: word.value for word in Word}
+_NAMES: Final = {kind: kind.value for kind in VerdictKind}
 """An enum works its values out anew every time."""
 
 
 class Verdict(Struct, frozen=True, gc=False):
     """What admission said of one message. A duplicate carries how far the first one has come."""
 
-    word: Word
+    kind: VerdictKind
     state: State | None = None
     answer: Answer | None = None
     reason: str = ""
@@ -243,38 +243,38 @@ class Verdict(Struct, frozen=True, gc=False):
         Traceback (most recent call last):
         duly.errors.Conflict: this id was used before for something else; nothing was run; use a new id
         """
-        match self.word:
-            case Word.FRESH | Word.DUPLICATE:
+        match self.kind:
+            case VerdictKind.FRESH | VerdictKind.DUPLICATE:
                 return self
-            case Word.CONFLICT:
+            case VerdictKind.CONFLICT:
                 raise Conflict(self.reason)
-            case Word.STALE:
+            case VerdictKind.STALE:
                 raise Stale(self.reason)
-            case Word.EXPIRED:
+            case VerdictKind.EXPIRED:
                 raise Expired(self.reason)
-            case Word.REFUSED if self.retry:
+            case VerdictKind.REFUSED if self.retry:
                 raise LedgerUnavailable(self.reason)
-            case Word.REFUSED:  # pragma: no branch
+            case VerdictKind.REFUSED:  # pragma: no branch
                 raise (FromTheFuture if self.cause == "future" else SenderError)(self.reason)
 
     @property
     def fresh(self) -> bool:
         """Whether the message was admitted just now."""
-        return self.word is Word.FRESH
+        return self.kind is VerdictKind.FRESH
 
     @property
     def named(self) -> str:
         """The word under which a refusal is counted and recorded."""
-        return self.cause or _WORDS[self.word]
+        return self.cause or _NAMES[self.kind]
 
 
-FRESH: Final = Verdict(Word.FRESH)
+FRESH: Final = Verdict(VerdictKind.FRESH)
 
 CONFLICT: Final = Verdict(
-    Word.CONFLICT,
+    VerdictKind.CONFLICT,
     reason="this id was used before for something else; nothing was run; use a new id",
 )
 
 FORGOTTEN: Final = Verdict(
-    Word.STALE, reason="its id may have been forgotten already; send it again with a new id"
+    VerdictKind.STALE, reason="its id may have been forgotten already; send it again with a new id"
 )

@@ -34,12 +34,12 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.chains import CHAINS_KEPT, EVERY_GAP, Chain, Chains, HeldMessage
+from duly.core.flow_control import FlowWindow, Outstanding
 from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
 from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
 from duly.core.messages import Message, Mode, Order
 from duly.core.operations import OpenDelivery
 from duly.core.units import MS, SECOND
-from duly.core.window import Outstanding, Window
 from duly.errors import Malformed
 
 LATE: Final = "a later one took effect, or is under way, before it arrived"
@@ -63,7 +63,7 @@ class LanePolicy(Struct, frozen=True):
     """recipients come and go: a lane moves only while its recipient is reachable"""
     width: int | None = None
     """how many messages without order a recipient has under way at once; None: as many as come"""
-    ahead: Window | None = None
+    ahead: FlowWindow | None = None
     """how much may be on its way to a recipient before it acknowledges; None: as much as comes"""
 
     def __post_init__(self) -> None:

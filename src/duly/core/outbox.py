@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
     Admit,
     Advance,
@@ -429,18 +429,18 @@ def heard(key: bytes, verdict: Verdict) -> Event | None:
     `stale` is no refusal to a sender that has sent before: an earlier transmission may have taken effect and
     been forgotten since.
     """
-    match verdict.word:
-        case Word.FRESH:
+    match verdict.kind:
+        case VerdictKind.FRESH:
             return Received(key)
-        case Word.DUPLICATE if verdict.state is not None and verdict.state.terminal:
+        case VerdictKind.DUPLICATE if verdict.state is not None and verdict.state.terminal:
             return Answered(key, verdict.state, verdict.answer or Answer())
-        case Word.DUPLICATE:
+        case VerdictKind.DUPLICATE:
             return Received(key)
-        case Word.STALE:
+        case VerdictKind.STALE:
             return Answered(key, State.UNKNOWN, Answer(REFUSED, b"", verdict.reason))
-        case Word.EXPIRED:
+        case VerdictKind.EXPIRED:
             return Answered(key, State.EXPIRED, Answer(REFUSED, b"", verdict.reason))
-        case Word.CONFLICT | Word.REFUSED:  # pragma: no branch
+        case VerdictKind.CONFLICT | VerdictKind.REFUSED:  # pragma: no branch
             return (
                 None if verdict.retry else Answered(key, State.FAILED, Answer(REFUSED, b"", verdict.reason))
             )
@@ -462,7 +462,7 @@ SILENT: Final = Answer(
 )
 EXPIRED: Final = Answer(TIMED_OUT, b"", "it expired before it could be done")
 UNABLE: Final = Verdict(
-    Word.REFUSED,
+    VerdictKind.REFUSED,
     reason="it was not stored just now, or that is not known; send it again with the same id, which is safe",
     retry=True,
 )

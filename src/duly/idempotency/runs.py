@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Final, Literal
 
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
     Admit,
     Advance,
@@ -94,7 +94,11 @@ class Runs:
                 verdict = await self._admit(message, first, me)
                 if verdict.fresh:
                     ours = Run(self, message, first, me)
-                elif verdict.word is not Word.DUPLICATE or verdict.state is None or verdict.state.terminal:
+                elif (
+                    verdict.kind is not VerdictKind.DUPLICATE
+                    or verdict.state is None
+                    or verdict.state.terminal
+                ):
                     return verdict
                 else:
                     attempt = await self._take_over(message, me, wait)
@@ -110,7 +114,7 @@ class Runs:
     async def outcome(self, message: Message) -> Verdict | None:
         """Wait until a message has ended; None if it has come to nothing."""
         record = await self.ledger.wait(message.key)
-        return None if record is None else Verdict(Word.DUPLICATE, record.state, record.answer)
+        return None if record is None else Verdict(VerdictKind.DUPLICATE, record.state, record.answer)
 
     async def _admit(self, message: Message, first: int, me: str) -> Verdict:
         now = self.ledger.clock.now()

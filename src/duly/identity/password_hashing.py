@@ -1,4 +1,4 @@
-"""Computes password hashes in threads, a few at a time.
+"""Hashes and checks passwords with argon2id, in threads, a few at a time.
 
 A hash costs 64 MB and a tenth of a second, so only a few are computed at once and only so many wait;
 further callers are asked to come back. Callers who have logged in before have a thread and a queue of
@@ -9,13 +9,17 @@ have only a few hashes waiting among those of strangers.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
+from argon2 import PasswordHasher
+from argon2.exceptions import InvalidHashError, VerificationError
+
 from duly.core.units import SECOND
-from duly.errors import Overloaded
+from duly.errors import Malformed, Overloaded
 
 AT_ONCE: Final = 3
 RESERVED: Final = 1
@@ -24,6 +28,9 @@ WAITING: Final = 64
 """Hashes that may wait in each of the two queues."""
 PER_NETWORK: Final = 4
 """Hashes of strangers from one network that may wait or be under way."""
+
+PASSWORD_LEAST: Final = 8
+PASSWORD_MOST: Final = 1_024
 
 T = TypeVar("T")
 
@@ -38,6 +45,8 @@ class PasswordHashing:
         waiting: int = WAITING,
         per_network: int = PER_NETWORK,
     ) -> None:
+        self._hasher = PasswordHasher()
+        self._decoy = ""
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="duly-argon2")
         self._free = at_once
         self._reserved = reserved
@@ -50,6 +59,24 @@ class PasswordHashing:
     def close(self) -> None:
         """Drop what waits; hashes under way end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def hash(self, password: str, network: str, *, first: bool = False) -> str:
+        """The hash of a password, to be stored. `first`: the caller has logged in before."""
+        return await self.run(lambda: self._hasher.hash(password), network, first=first)
+
+    async def matches(self, stored: str, password: str, network: str, *, first: bool = False) -> bool:
+        """Whether this is the password of that hash. An empty hash, of a name that is unknown, takes as long
+        as any: the time would reveal which names exist."""
+        return await self.run(lambda: self._matches(stored, password), network, first=first)
+
+    def _matches(self, stored: str, password: str) -> bool:
+        if not self._decoy:
+            self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
+        try:
+            self._hasher.verify(stored or self._decoy, password[:PASSWORD_MOST])
+            return bool(stored)
+        except (VerificationError, InvalidHashError):
+            return False
 
     async def run(self, work: Callable[[], T], network: str, *, first: bool = False) -> T:
         """Run `work` in a thread and return its result. `first`: the caller has logged in before."""
@@ -98,6 +125,12 @@ class PasswordHashing:
                 if not turn.done():
                     self._free -= 1
                     turn.set_result(None)
+
+
+def check_password(password: str) -> None:
+    """Raise `Malformed` if a new password is too short or too long."""
+    if not PASSWORD_LEAST <= len(password) <= PASSWORD_MOST:
+        raise Malformed(f"a password has {PASSWORD_LEAST} to {PASSWORD_MOST} characters; choose another")
 
 
 def _overloaded(why: str) -> Overloaded:

@@ -18,22 +18,18 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
-from argon2 import PasswordHasher
-from argon2.exceptions import InvalidHashError, VerificationError
 from msgspec import Struct
 from msgspec.structs import replace
 
 from duly.core.networks import network_of
 from duly.core.operations import CheckItem, DropItem, PutItem, Write
-from duly.errors import Conflict, DulyError, Malformed, NotAllowed, NotAuthenticated
+from duly.errors import Conflict, DulyError, NotAllowed, NotAuthenticated
 from duly.identity.account_names import NAME, check_account_name
 from duly.identity.accounts import NETWORKS, PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
 from duly.identity.login_guard import LoginGuard, pair_of
-from duly.identity.password_hashing import PasswordHashing
+from duly.identity.password_hashing import PasswordHashing, check_password
 from duly.storage.ledger import Ledger
 
-PASSWORD_LEAST: Final = 8
-PASSWORD_MOST: Final = 1_024
 SESSIONS_KEPT: Final = 50
 """Sessions of one person; the oldest ends when there are more."""
 NETWORKS_KEPT: Final = 50
@@ -63,20 +59,17 @@ class People:
         guard: LoginGuard,
         *,
         open_: bool,
-        hasher: PasswordHasher | None = None,
         ended: Callable[[str, str], None] = lambda name, device: None,
     ) -> None:
         self._ledger = ledger
         self._accounts = accounts
         self._guard = guard
         self._open = open_
-        self._hasher = hasher or PasswordHasher()
         self._hashing = PasswordHashing()
         self._ended = ended
         self._version: bytes | None = None
         self._known: dict[bytes, Principal] = {}
         """sessions that were shown here; where several hubs write the ledger each one is read again"""
-        self._decoy = ""
 
     def close(self) -> None:
         """Stop computing password hashes."""
@@ -92,13 +85,13 @@ class People:
                 "this hub does not let users register themselves; ask its operator for an account"
             )
         check_account_name(name)
-        _check_password(password)
+        check_password(password)
         network = network_of(address)
         if not trusted:
             self._guard.register(network, self._now())
         if await self._accounts.find_role(name, f"register {network}") is not None:
             raise Conflict(f"the name {name!r} is taken; choose another")
-        hashed = await self._hashing.run(lambda: self._hasher.hash(password), network, first=trusted)
+        hashed = await self._hashing.hash(password, network, first=trusted)
         await self._accounts.register(name, hashed)
 
     async def log_in(self, name: str, password: str, address: str, device: str = "") -> str:
@@ -119,11 +112,11 @@ class People:
 
     async def change_password(self, name: str, old: str, new: str, address: str) -> None:
         """Give a user another password. All sessions end, since the old password may have been stolen."""
-        _check_password(new)
+        check_password(new)
         network = network_of(address)
         if await self._judge(name, old, network, known=True) is None:
             raise NotAuthenticated("the password is wrong")
-        hashed = await self._hashing.run(lambda: self._hasher.hash(new), network, first=True)
+        hashed = await self._hashing.hash(new, network, first=True)
         await self._accounts.set_password(name, hashed)
         await self._clear(name)
 
@@ -151,7 +144,7 @@ class People:
             if NAME.fullmatch(name):
                 await self._accounts.confirmed(name)
             row, stored = self._accounts.unchanged(name), self._accounts.password_of(name)
-            right = await self._hashing.run(lambda: self._is(stored, password), network, first=known)
+            right = await self._hashing.matches(stored, password, network, first=known)
         except DulyError:
             give_back()  # the password was not checked
             raise
@@ -160,17 +153,6 @@ class People:
         else:
             self._guard.failures += 1
         return row if right else None
-
-    def _is(self, stored: str, password: str) -> bool:
-        """Whether this is the password; runs in a thread. An unknown name costs as much time as a known
-        one, or the time would reveal which names exist."""
-        if not self._decoy:
-            self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
-        try:
-            self._hasher.verify(stored or self._decoy, password[:PASSWORD_MOST])
-            return bool(stored)
-        except (VerificationError, InvalidHashError):
-            return False
 
     async def _enter(self, name: str, row: CheckItem, device: str, pair: str = "") -> str:
         """Begin a session if the account has not changed since it was checked."""
@@ -281,8 +263,3 @@ def _device(key: str) -> str:
 def _new_version() -> PutItem:
     """The write that tells other hubs that sessions have ended."""
     return PutItem(*_VERSION, secrets.token_bytes(8))
-
-
-def _check_password(password: str) -> None:
-    if not PASSWORD_LEAST <= len(password) <= PASSWORD_MOST:
-        raise Malformed(f"a password has {PASSWORD_LEAST} to {PASSWORD_MOST} characters; choose another")

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, Word
+from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, VerdictKind
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
@@ -406,9 +406,9 @@ def stored_answer(response: StoredResponse) -> Answer:
 
 def answer_to(verdict: Verdict) -> StoredResponse:
     """Return the response that a repeat gets."""
-    if verdict.word is Word.CONFLICT:
+    if verdict.kind is VerdictKind.CONFLICT:
         return REUSED
-    if verdict.word is not Word.DUPLICATE:
+    if verdict.kind is not VerdictKind.DUPLICATE:
         return FORGOTTEN
     if verdict.state is None or not verdict.state.terminal:
         return RUNNING

@@ -3,7 +3,7 @@
 Every refusal is counted, and its kind is recorded with its reasons [P5]. A flood of refusals fills no disk
 and delays nothing: it becomes about `KINDS` rows in `PERIOD` seconds, each with the time at which it last
 happened and the number of times. Before refusals are shown, those that were counted are recorded
-(`AuditLog.settle`).
+(`ActivityLog.settle`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 from duly.core.acl import HUB
 from duly.errors import DulyError
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
 
 PERIOD: Final = 5.0
@@ -29,13 +29,15 @@ REST: Final = "(others)"
 class RefusalTally:
     """Records refusals in the background; those of one kind and reason become one row."""
 
-    def __init__(self, audit: AuditLog, tasks: Supervisor | None = None, *, period: float = PERIOD) -> None:
-        self._audit = audit
+    def __init__(
+        self, activity: ActivityLog, tasks: Supervisor | None = None, *, period: float = PERIOD
+    ) -> None:
+        self._activity = activity
         self._period = period
         self._tasks = tasks or Supervisor()
         self._counts: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}
         """how often each reason was given, and when last, by scope, id and word"""
-        audit.unrecorded.append(self._write)
+        activity.unrecorded.append(self._write)
         self._rows = 0
         self._task: asyncio.Task[None] | None = None
         self.total = 0
@@ -44,7 +46,7 @@ class RefusalTally:
         """Count a refusal. It is recorded at once if nothing was refused just before, and else within
         `period`."""
         self.total += 1
-        self._count((scope, id_, word), reason, 1, self._audit.now())
+        self._count((scope, id_, word), reason, 1, self._activity.now())
         if self._task is None or self._task.done():
             self._task = self._tasks.do("record of refusals", self._record())
 
@@ -80,7 +82,7 @@ class RefusalTally:
                 counted = f"{reason} ({times:,} times)" if times > 1 else reason
                 try:
                     if times:
-                        await self._audit.refuse(*kind, counted, at)
+                        await self._activity.refuse(*kind, counted, at)
                 except DulyError:  # the ledger cannot be used: it is recorded later
                     self._count(kind, reason, times, at)
                     return

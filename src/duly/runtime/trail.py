@@ -17,11 +17,11 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from duly.core.flow_control import next_page
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, names_in
 from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
-from duly.core.window import next_page
 from duly.runtime.hop_counts import (
     ENDED,
     HOP_WIDTH,

@@ -19,7 +19,7 @@ import msgspec
 from duly.errors import LedgerError, Stopped
 
 if TYPE_CHECKING:
-    from duly.apps.gateway.control import ControlPolicy
+    from duly.apps.gateway.control_policy import ControlPolicy
     from duly.cluster.notifier import Notifier
     from duly.settings import Settings
     from duly.storage.ledger import Ledger

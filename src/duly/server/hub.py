@@ -30,7 +30,7 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
 from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
 from duly.runtime.time_series import ChartStep
@@ -134,7 +134,7 @@ class Hub:
         self.floor = FloorWatch(self.ledger, floor_tolerance(settings))
         await self.floor.refresh()
         await self._open_accounts(box)
-        self.audit = AuditLog(self.ledger)
+        self.activity = ActivityLog(self.ledger)
         self.figures = HubFigures(self)
         self.telemetry = self.figures.telemetry
         shutdown.add("figures", self.figures.stop)
@@ -146,7 +146,7 @@ class Hub:
             from duly.server.mqtt_service import MqttService
 
             self.mqtt = MqttService(settings, self.tasks, shutdown)
-            await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.audit)
+            await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.activity)
             self.mqtt_url, self.mqtt_websocket_url = self.mqtt.url, self.mqtt.websocket_url
         self.dashboard = Dashboard(self, box, self.login_guard)
         shutdown.call("logins to the dashboard", self.dashboard.access.close)
@@ -183,19 +183,21 @@ class Hub:
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
 
     async def _start_applications(self, box: SecretBox) -> None:
-        settings, ledger, accounts, audit = self.settings, self.ledger, self.accounts, self.audit
+        settings, ledger, accounts, activity = self.settings, self.ledger, self.accounts, self.activity
         trail = self.figures.trail
-        self.gateway = GatewayService(ledger, accounts, audit, gateway_policy(settings), self.notifier, trail)
+        self.gateway = GatewayService(
+            ledger, accounts, activity, gateway_policy(settings), self.notifier, trail
+        )
         self.chat = ChatService(
-            ledger, accounts, audit, ChatPolicy(settings.friends_only), self.notifier, trail
+            ledger, accounts, activity, ChatPolicy(settings.friends_only), self.notifier, trail
         )
         self.alerts = AlertService(
-            ledger, audit, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
+            ledger, activity, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
             known=self._may_report, trail=trail,
         )  # fmt: skip
         self.archive = archive_of(settings)
         self.applications = (self.gateway, self.chat, self.alerts)
-        self.router = Router(audit, self.applications)
+        self.router = Router(activity, self.applications)
         for application in self.applications:
             await application.start()
             self._shutdown.add(application.name, application.stop)

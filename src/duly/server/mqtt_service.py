@@ -23,7 +23,7 @@ from duly.core.acl import HUB
 from duly.core.units import seconds
 from duly.errors import DulyError
 from duly.identity.accounts import Accounts
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
 from duly.server.shutdown import Shutdown
 from duly.settings import Settings
@@ -54,11 +54,16 @@ class MqttService:
         """what the embedded broker has refused since the start"""
 
     async def start(
-        self, ledger: Ledger, box: SecretBox, accounts: Accounts, gateway: GatewayService, audit: AuditLog
+        self,
+        ledger: Ledger,
+        box: SecretBox,
+        accounts: Accounts,
+        gateway: GatewayService,
+        activity: ActivityLog,
     ) -> None:
         """Start the embedded broker unless an outside one is set, and connect to the broker."""
         ids = TaskIds(await shared_secret(ledger, box, _TASKS, SECRET_SIZE))
-        devices = MqttDevices(gateway, accounts, audit, ids, self._tasks, on_rush=self._hurry)
+        devices = MqttDevices(gateway, accounts, activity, ids, self._tasks, on_rush=self._hurry)
         self.devices = devices
         await devices.start()
         gateway.remote.poll(self._tasks, "look at MQTT devices of other hubs", devices.claim_orphaned)

@@ -7,7 +7,7 @@ from pathlib import Path
 from duly.apps.alerts.archive import Archive
 from duly.apps.alerts.operations import CHANNEL
 from duly.apps.gateway.admission import CHUNK_HORIZON
-from duly.apps.gateway.control import ControlPolicy
+from duly.apps.gateway.control_policy import ControlPolicy
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.core.backlog import BacklogPolicy
 from duly.core.fanout.plan import FanoutPolicy

@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Final, Protocol
 
-from duly.core.messages import Verdict, Word
+from duly.core.messages import Verdict, VerdictKind
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
 from duly.identity.accounts import Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
 from duly.wire.outgoing import ServerAck
@@ -66,8 +66,8 @@ class RoutedApp(Protocol):
 class Router:
     """Routes the frames and connections of one hub."""
 
-    def __init__(self, audit: AuditLog, applications: Iterable[RoutedApp]) -> None:
-        self._audit = audit
+    def __init__(self, activity: ActivityLog, applications: Iterable[RoutedApp]) -> None:
+        self._activity = activity
         self._applications = list(applications)
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
@@ -85,8 +85,8 @@ class Router:
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         """The connection of a client has ended."""
-        if session in self._audit.watchers:
-            self._audit.watchers.remove(session)
+        if session in self._activity.watchers:
+            self._activity.watchers.remove(session)
         await self._by_role[who.role].disconnected(session, who)
 
     def dismiss(self, name: str) -> None:
@@ -161,7 +161,7 @@ class Router:
             raise Malformed(f"there is no frame type {frame.type[:80]!r} for {who.role.with_article}")
         if who.role is not Role.ADMIN:
             raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
-        self._audit.watchers.append(session)
+        self._activity.watchers.append(session)
         session.push(_TAKEN)  # from now on it is told everything
         return True
 
@@ -183,12 +183,12 @@ class Router:
     async def _refuse(
         self, session: Session, who: Principal, seq_id: str | float | None, problem: SenderError
     ) -> bool:
-        verdict = Verdict(Word.REFUSED, reason=str(problem), cause=problem.word)
+        verdict = Verdict(VerdictKind.REFUSED, reason=str(problem), cause=problem.word)
         note = getattr(self._by_role.get(who.role), "refused", None)
         if note is not None and isinstance(seq_id, str):
             note(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
-        await self._audit.refuse(who.name, known, problem.word, str(problem))
+        await self._activity.refuse(who.name, known, problem.word, str(problem))
         session.push(outgoing.server_ack(seq_id, verdict))
         return True
 

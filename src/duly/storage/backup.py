@@ -25,8 +25,8 @@ from duly.core.units import MS
 from duly.errors import LedgerDamaged, LedgerError
 from duly.storage import file_url, open_snapshot, secret_box
 from duly.storage import snapshot as tables
+from duly.storage.bulk_load import fill
 from duly.storage.ledger import Ledger
-from duly.storage.load import fill
 from duly.storage.new_file import new_ledger_file
 from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, Summaries, summarize
 from duly.storage.sql import rows

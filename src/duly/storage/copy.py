@@ -9,8 +9,8 @@ from urllib.parse import unquote, urlsplit
 
 from duly.errors import LedgerDamaged, LedgerUnavailable
 from duly.storage import open_ledger, open_snapshot
+from duly.storage.bulk_load import fill
 from duly.storage.ledger import Ledger
-from duly.storage.load import fill
 from duly.storage.new_file import new_ledger_file
 from duly.storage.snapshot import Snapshot, Summaries, summarize
 

@@ -14,13 +14,13 @@ from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import SOURCES, State
-from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, VerdictKind
 from duly.core.trusted_time import Floor
 
 _ACCEPTED: Final = State.ACCEPTED  # reading a member from its class takes nine times as long
 _SENT: Final = State.SENT
 _DONE: Final = State.DONE
-_DUPLICATE: Final = Word.DUPLICATE
+_DUPLICATE: Final = VerdictKind.DUPLICATE
 _BRANCHING: Final = w.BRANCHING
 _NO_MESSAGE: Final = w.Advanced(False, None)
 
@@ -199,7 +199,7 @@ class Interpreter:
 
     def _told(self, message: Message, verdict: Verdict, at: int) -> Verdict:
         """Return the verdict, and record it if it is a refusal."""
-        if verdict.word is not _DUPLICATE:
+        if verdict.kind is not _DUPLICATE:
             self._rows.refuse(w.refusal_of(message, verdict, at))
         return verdict
 

@@ -23,10 +23,10 @@ from typing import Any, Final, Protocol, Self, cast
 from msgspec import Struct
 
 from duly.core import horizon as horizons
+from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
-from duly.core.id_window import TimeWindow
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
     Admit,
     Advance,
@@ -331,7 +331,7 @@ class Ledger(LedgerQueries):
 
     def _admitted(self, admit: Admit, verdict: Verdict) -> None:
         message = admit.message
-        if verdict.word is Word.FRESH:
+        if verdict.kind is VerdictKind.FRESH:
             if self.sole:
                 self._hot.put(
                     message.key, _RecentMessage(message.fingerprint, admit.state, None), admit.until
@@ -357,7 +357,7 @@ class Ledger(LedgerQueries):
             self._wake(key)
 
 
-_REPEATS: Final = {state: Verdict(Word.DUPLICATE, state) for state in State}
+_REPEATS: Final = {state: Verdict(VerdictKind.DUPLICATE, state) for state in State}
 """What a repeat is told of a message that was just admitted."""
 
 
@@ -366,7 +366,9 @@ def repeat_of(message: Message, known: MessageRow | None) -> Verdict | None:
     if known is None or known.fingerprint != message.fingerprint:
         return None
     return (
-        _REPEATS[known.state] if known.answer is None else Verdict(Word.DUPLICATE, known.state, known.answer)
+        _REPEATS[known.state]
+        if known.answer is None
+        else Verdict(VerdictKind.DUPLICATE, known.state, known.answer)
     )
 
 

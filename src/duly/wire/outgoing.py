@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.units import MS
 from duly.errors import Malformed, RateLimited
 from duly.wire.fields import MORE, NOTHING, Fields, unpack
@@ -257,11 +257,11 @@ def payload_of(command: CommandFrame, fields: Fields) -> bytes:
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────
 
 _ACCEPTED: Final = int(ServerCode.ACCEPTED)
-_FRESH: Final = Word.FRESH
+_FRESH: Final = VerdictKind.FRESH
 _WORDS: Final = {
-    Word.CONFLICT: "id_conflict",
-    Word.STALE: "stale",
-    Word.EXPIRED: "expired",
+    VerdictKind.CONFLICT: "id_conflict",
+    VerdictKind.STALE: "stale",
+    VerdictKind.EXPIRED: "expired",
 }
 _CAUSES: Final = {
     "offline": ServerCode.OFFLINE,
@@ -275,17 +275,17 @@ _CAUSES: Final = {
 
 def server_ack(seq_id: str | float | None, verdict: Verdict) -> ServerAck:
     """What the hub says of a message, by the verdict on it."""
-    if verdict.word is _FRESH:  # most of them
+    if verdict.kind is _FRESH:  # most of them
         return ServerAck(seq_id, _ACCEPTED)
-    match verdict.word:
-        case Word.DUPLICATE:
+    match verdict.kind:
+        case VerdictKind.DUPLICATE:
             state = verdict.state.word if verdict.state is not None else None
             return ServerAck(seq_id, ServerCode.DUPLICATE, state)
-        case Word.REFUSED if verdict.retry:
+        case VerdictKind.REFUSED if verdict.retry:
             return trouble(seq_id, ServerCode.INTERNAL, "internal", verdict.reason)
         case _:
             code = _CAUSES.get(verdict.cause, ServerCode.BAD_PARAMETERS)
-            error = verdict.cause or _WORDS.get(verdict.word, verdict.word.value)
+            error = verdict.cause or _WORDS.get(verdict.kind, verdict.kind.value)
             return trouble(seq_id, code, error, verdict.reason, verdict.wait)
 
 

@@ -12,7 +12,7 @@ from duly.apps.gateway.presence import GRACE, PRESENT, RETRY_SECONDS, DevicePres
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.core import operations as w
 from duly.errors import LedgerUnavailable
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.storage.memory import MemoryLedger
 from duly.testing.loops import VirtualLoop
 
@@ -29,7 +29,7 @@ class FailingLedger(MemoryLedger):
 
 
 def presence_on(ledger: MemoryLedger) -> DevicePresence:
-    return DevicePresence(ledger, PushService(ledger, AuditLog(ledger), lambda _: (), lambda _: None))
+    return DevicePresence(ledger, PushService(ledger, ActivityLog(ledger), lambda _: (), lambda _: None))
 
 
 async def told(ledger: MemoryLedger) -> list[bool]:

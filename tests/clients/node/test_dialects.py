@@ -14,7 +14,7 @@ import pytest
 
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import Task
-from duly.core.budget import Budget
+from duly.core.id_budget import IdBudget
 from duly.errors import TaskFailed
 from tests.clients.node.nodes import Brokered, until
 
@@ -162,7 +162,7 @@ async def test_nonsense_on_every_topic_is_counted_and_recorded_and_harms_nobody(
 async def test_ids_that_are_kept_for_long_have_a_budget(
     at: Brokered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Budget.__init__, "__defaults__", (3,))
+    monkeypatch.setattr(IdBudget.__init__, "__defaults__", (3,))
     async with echo(at) as b, at.peer(at.a) as peer:
         for n in range(5):
             peer.ask(at.b, f"{n}", "echo")

@@ -28,7 +28,7 @@ from duly.core.fanout.plan import (
 from duly.core.fanout.recipient_queue import RecipientPolicy
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import Deliver, DeliveryKind, DeliveryRef, OpenDelivery, PutItem
 from duly.core.retry import RetryPolicy
 from duly.core.steps import (
@@ -129,7 +129,7 @@ def batches(effects: list[Effect]) -> list[StartAttempt]:
 
 
 def verdicts(effects: list[Effect]) -> list[str]:
-    return [reply.verdict.word.value for reply in only(Reply, effects)]
+    return [reply.verdict.kind.value for reply in only(Reply, effects)]
 
 
 def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None:
@@ -165,8 +165,8 @@ def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> Non
     first = tower.fanout.handle(Arrived(message, "a"), now)
     assert tower.fanout.handle(Arrived(message, "b"), now) == []
     tower.driver.carry_out(first)
-    said = {reply.origin: reply.verdict.word for reply in only(Reply, tower.driver.effects)}
-    assert said == {"a": Word.FRESH, "b": Word.DUPLICATE}
+    said = {reply.origin: reply.verdict.kind for reply in only(Reply, tower.driver.effects)}
+    assert said == {"a": VerdictKind.FRESH, "b": VerdictKind.DUPLICATE}
     assert len(batches(tower.driver.effects)) == 1
 
 
@@ -409,7 +409,7 @@ def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
     assert (report.state, report.answer.reason) == (State.FAILED, "there is no such profile")
     assert tower.disk.messages[tower.event().key].answer == report.answer
     (repeat,) = only(Reply, tower.report())
-    assert repeat.verdict == Verdict(Word.DUPLICATE, State.FAILED, report.answer)
+    assert repeat.verdict == Verdict(VerdictKind.DUPLICATE, State.FAILED, report.answer)
 
 
 def test_ten_thousand_events_in_a_minute_are_a_few_batches_and_ten_thousand_ends() -> None:
@@ -499,7 +499,7 @@ def test_it_says_what_is_open_and_answers_repeats_from_memory() -> None:
     tower.report()
     assert tower.fanout.keys == [tower.event().key]
     assert tower.driver.give(Reachable("mail")) == [], "recipients do not connect"
-    verdict = Verdict(Word.DUPLICATE, State.DONE, Answer())
+    verdict = Verdict(VerdictKind.DUPLICATE, State.DONE, Answer())
     assert tower.fanout.repeated(tower.event(), verdict, "c1", 0) == [Reply("c1", tower.event(), verdict)]
     (reply,) = tower.fanout.unable(Arrived(tower.event(), "c1"))
     assert isinstance(reply, Reply)
@@ -570,14 +570,14 @@ def test_a_repeat_of_what_some_have_heard_says_that_it_was_delivered() -> None:
     first, _ = batches(tower.report())
     tower.went(first)
     (reply,) = only(Reply, tower.report())
-    assert (reply.verdict.word, reply.verdict.state) == (Word.DUPLICATE, State.DELIVERED)
+    assert (reply.verdict.kind, reply.verdict.state) == (VerdictKind.DUPLICATE, State.DELIVERED)
 
 
 def test_an_amendment_that_comes_too_late_is_refused() -> None:
     tower = FanoutTower("mail")
     old = Message("gate", "change-1", "alert_change", "home", b"{}", tower.clock.now() - 40 * DAY)
     (reply,) = only(Reply, tower.driver.give(MachineEvent(Amendment(old, "c1", ()))))
-    assert reply.verdict.word is Word.STALE
+    assert reply.verdict.kind is VerdictKind.STALE
 
 
 def test_a_delivery_that_was_ended_in_the_ledger_ends_its_message_when_its_attempt_fails() -> None:

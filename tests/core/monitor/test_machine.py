@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of
 from duly.core.monitor.devices import DEVICES
 from duly.core.monitor.machine import event_in
 from duly.core.monitor.messages import SCOPE
@@ -589,7 +589,7 @@ def test_repeats_are_answered_from_memory_and_what_cannot_be_stored_is_refused()
     watch = Watch(AT_ONCE)
     watch.signal()
     (event,) = watch.sent()
-    verdict = Verdict(Word.DUPLICATE, State.DONE, Answer())
+    verdict = Verdict(VerdictKind.DUPLICATE, State.DONE, Answer())
     assert watch.monitor.repeated(event, verdict, "c1", 0) == [Reply("c1", event, verdict)]
     (reply,) = watch.monitor.unable(Arrived(event, "c1"))
     assert isinstance(reply, Reply)

@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from duly.core.fanout.plan import AttemptResult
-from duly.core.messages import Message, Word
+from duly.core.messages import Message, VerdictKind
 from duly.core.monitor.signals import DeviceBack, SentinelPolicy, SignalRuling
 from duly.core.monitor.suppression import Ruling
 from duly.core.operations import Admit, Deliver, DeliveryRef
@@ -77,10 +77,10 @@ async def test_2_b_the_unique_key_refuses_a_second_row_of_an_event_and_of_a_deli
         now = ledger.clock.now()
         message = Message("gate", "event-1", "alert_event", "home", b"{}", now)
         delivery = Deliver(DeliveryRef(message.key, "alert", "mail", 0), now, now + DAY)
-        for word in (Word.FRESH, Word.DUPLICATE):
+        for word in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             admit = Admit(message, now + DAY, now, then=(delivery, delivery))
             verdict = await ledger.apply(admit)
-            assert verdict.word is word
+            assert verdict.kind is word
         assert len(await ledger.deliveries(message.key)) == 1
 
 
@@ -89,8 +89,8 @@ async def test_2_c_concurrent_uploads_of_one_event_are_one_event(tmp_path: Path)
         now = ledger.clock.now()
         message = Message("gate", "event-1", "alert_event", "home", b"{}", now)
         found = await asyncio.gather(*(ledger.apply(Admit(message, now + DAY, now)) for _ in range(100)))
-        words = [verdict.word for verdict in found]
-        assert (words.count(Word.FRESH), words.count(Word.DUPLICATE)) == (1, 99)
+        words = [verdict.kind for verdict in found]
+        assert (words.count(VerdictKind.FRESH), words.count(VerdictKind.DUPLICATE)) == (1, 99)
 
 
 # ── 3: 重试机制验证 ───────────────────────────────────────────────────────────────────────────────

@@ -15,7 +15,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import FORGOTTEN, Answer, Message, Word
+from duly.core.messages import FORGOTTEN, Answer, Message, VerdictKind
 from duly.core.units import HOUR
 from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed, MissingExtra, Stopped
 from duly.storage import open_ledger, sql
@@ -168,8 +168,8 @@ async def test_an_id_sent_to_both_hubs_is_fresh_once(hubs: Hubs) -> None:
     verdicts = await asyncio.gather(*sent)
     for batch in await asyncio.gather(*backwards):
         verdicts += batch
-    assert [v.word for v in verdicts].count(Word.FRESH) == 200
-    assert {v.word for v in verdicts} == {Word.FRESH, Word.DUPLICATE}
+    assert [v.kind for v in verdicts].count(VerdictKind.FRESH) == 200
+    assert {v.kind for v in verdicts} == {VerdictKind.FRESH, VerdictKind.DUPLICATE}
 
 
 async def test_numbers_have_no_gaps_when_both_append(hubs: Hubs) -> None:
@@ -252,7 +252,7 @@ async def test_a_floor_raised_by_one_hub_is_seen_by_the_other(hubs: Hubs, clock:
     clock.advance(25 * 3600)
     assert await hubs[0].prune() == 1
     clock.advance(-25 * 3600)
-    assert (await hubs[1].admit(m)).word is Word.STALE
+    assert (await hubs[1].admit(m)).kind is VerdictKind.STALE
     assert await hubs[1].find(m.key) is None
 
 
@@ -354,7 +354,7 @@ async def test_a_server_killed_under_load_loses_nothing_it_acknowledged(
 
     await asyncio.to_thread(mortal.start)
     repeated = await ledger.admit_many(acknowledged)
-    assert {v.word for v in repeated} == {Word.DUPLICATE}
+    assert {v.kind for v in repeated} == {VerdictKind.DUPLICATE}
     assert (await ledger.admit(message())).fresh
     async with ledger.transaction() as tx:
         assert await tx.fetch("SELECT 1") == [(1,)]
@@ -395,7 +395,7 @@ async def test_a_connection_lost_in_the_commit_is_told_as_what_it_is(hubs: Hubs,
     assert "same ids" in str(caught.value)
     await admin.execute("SELECT pg_advisory_unlock(7)")
     await admin.close()
-    assert (await ledger.admit(message(1))).word in (Word.FRESH, Word.DUPLICATE)
+    assert (await ledger.admit(message(1))).kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE)
 
 
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────

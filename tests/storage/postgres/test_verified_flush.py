@@ -13,7 +13,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import FORGOTTEN, FRESH, Answer, Message, Verdict, Word
+from duly.core.messages import FORGOTTEN, FRESH, Answer, Message, Verdict, VerdictKind
 from duly.core.trusted_time import Floor
 from duly.core.units import DAY, HOUR
 from duly.storage.memory import MemoryLedger
@@ -138,7 +138,7 @@ async def test_an_id_that_the_other_hub_has_admitted_is_a_duplicate(hubs: Hubs, 
     await hubs[0].write(*command(clock, 2))
     results = await hubs[1].commit([command(clock, 3), command(clock, 2), command(clock, 4)])
     told = [each.values[1] for each in results]
-    assert told == [FRESH, Verdict(Word.DUPLICATE, State.SENT), FRESH]
+    assert told == [FRESH, Verdict(VerdictKind.DUPLICATE, State.SENT), FRESH]
     assert [len(await hubs[0].deliveries(message(n).key)) for n in (2, 3, 4)] == [1, 1, 1]
 
 

@@ -23,10 +23,10 @@ from duly.core.messages import Answer, Message
 from duly.errors import DulyError, LedgerDamaged, LedgerTooNew, LedgerUnavailable, ProgramError
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
-from duly.storage.sqlite import cached_rows, flushes, journal
+from duly.storage.sqlite import cached_rows, flushes, journal_format
 from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.flushes import Flushes
-from duly.storage.sqlite.journal import VERSION, entries_of
+from duly.storage.sqlite.journal_format import VERSION, entries_of
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.pending_changes import PendingChanges
 from duly.storage.sqlite.tables import Statement, TableChanges
@@ -93,7 +93,7 @@ class Crashes:
         """where, and how many flushes it holds: at least, at most"""
         self.states: list[list[object]] = []
         monkeypatch.setattr(flushes, "CHANGES_BEHIND", 12)
-        monkeypatch.setattr(journal, "ENTRY_BYTES", 400)  # so that many flushes have several entries
+        monkeypatch.setattr(journal_format, "ENTRY_BYTES", 400)  # so that many flushes have several entries
         monkeypatch.setattr(CachedRows, "rows_kept", 6)
         add, write = SqliteWriter.add_to_journal, SqliteWriter.write_tables
 

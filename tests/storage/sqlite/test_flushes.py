@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import FRESH, Answer, Message, Verdict, Word
+from duly.core.messages import FRESH, Answer, Message, Verdict, VerdictKind
 from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
 from duly.storage.sqlite.ledger import SqliteLedger
@@ -66,7 +66,7 @@ def reach(n: int, conv: str = "c", reader: str = "ann") -> w.Group:
     return (w.MoveCursor(conv, reader, n),)
 
 
-REFUSED = Verdict(Word.REFUSED, reason="not here", cause="not_allowed")
+REFUSED = Verdict(VerdictKind.REFUSED, reason="not here", cause="not_allowed")
 convs = st.sampled_from(["c", "d"])
 numbers = st.integers(0, 7)
 groups = st.one_of(
@@ -151,4 +151,4 @@ async def test_a_repeat_is_not_recalled_before_the_first_is_on_the_disk(tmp_path
         await asyncio.sleep(0)
         assert ledger.recall(message(1), AT) is None
         await first
-        assert ledger.recall(message(1), AT) == Verdict(Word.DUPLICATE, State.SENT)
+        assert ledger.recall(message(1), AT) == Verdict(VerdictKind.DUPLICATE, State.SENT)

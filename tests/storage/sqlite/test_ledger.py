@@ -17,7 +17,7 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Word
+from duly.core.messages import Message, VerdictKind
 from duly.errors import (
     LedgerDamaged,
     LedgerError,
@@ -330,7 +330,9 @@ async def test_a_full_disk_stores_nothing_half_and_is_over_when_there_is_room(pa
         assert (await ledger.size()).messages == 0
         assert (await ledger.extent("log")).last == 0
         db.pragma("max_page_count", room)
-        assert {v.word for v in await ledger.admit_many([message(n) for n in range(20)])} == {Word.FRESH}
+        assert {v.kind for v in await ledger.admit_many([message(n) for n in range(20)])} == {
+            VerdictKind.FRESH
+        }
 
 
 async def test_the_log_does_not_fill_a_small_disk(tmp_path: Path) -> None:
@@ -395,7 +397,7 @@ async def test_a_process_killed_while_admitting_loses_nothing_it_acknowledged(pa
         ]
     async with await SqliteLedger.open(path) as ledger:
         verdicts = await ledger.admit_many([Message(scope, id_, "k", "r") for scope, id_ in acknowledged])
-    assert {v.word for v in verdicts} == {Word.DUPLICATE}
+    assert {v.kind for v in verdicts} == {VerdictKind.DUPLICATE}
 
 
 INSIDE = """
@@ -470,7 +472,7 @@ async def test_a_caller_that_gave_up_is_carried_out_and_remembered(path: Path) -
         await asyncio.sleep(0)
         gave_up.cancel()
         await until(lambda: ledger.recall(message(), 0) is not None)
-        assert (await ledger.admit(message())).word is Word.DUPLICATE
+        assert (await ledger.admit(message())).kind is VerdictKind.DUPLICATE
 
 
 async def test_a_cancelled_opening_lets_go_of_the_file(path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import duly
-from duly.core.messages import Message, Word
+from duly.core.messages import Message, VerdictKind
 from duly.core.operations import Admit
 from duly.core.units import FOREVER
 from duly.errors import LedgerDamaged, LedgerInUse, LedgerUnavailable, Malformed
@@ -43,8 +43,8 @@ def message(n: int = 1) -> Message:
     return Message("s", f"id-{n}", "k", "r")
 
 
-async def admit(ledger: Ledger, n: int = 1) -> Word:
-    return (await ledger.apply(Admit(message(n), FOREVER, 1))).word
+async def admit(ledger: Ledger, n: int = 1) -> VerdictKind:
+    return (await ledger.apply(Admit(message(n), FOREVER, 1))).kind
 
 
 @pytest.fixture
@@ -66,17 +66,19 @@ async def test_of_many_processes_that_admit_the_same_ids_one_gets_each(url: str)
 
 async def test_two_ledgers_of_one_process_see_what_the_other_writes(url: str) -> None:
     async with await open_ledger(url) as one, await open_ledger(url) as two:
-        assert await admit(one) is Word.FRESH
-        assert await admit(two) is Word.DUPLICATE
+        assert await admit(one) is VerdictKind.FRESH
+        assert await admit(two) is VerdictKind.DUPLICATE
     async with await open_ledger(url) as again:
-        assert await admit(again) is Word.DUPLICATE
+        assert await admit(again) is VerdictKind.DUPLICATE
 
 
 async def test_what_an_owner_has_left_is_there_and_the_other_way_round(url: str, tmp_path: Path) -> None:
     owned = f"sqlite:///{tmp_path}/app.db"
     for n, place in enumerate((owned, url, owned, url)):
         async with await open_ledger(place) as ledger:
-            assert [await admit(ledger, k) for k in range(n + 1)] == [Word.DUPLICATE] * n + [Word.FRESH]
+            assert [await admit(ledger, k) for k in range(n + 1)] == [VerdictKind.DUPLICATE] * n + [
+                VerdictKind.FRESH
+            ]
 
 
 async def test_what_an_owner_had_committed_when_it_was_killed_is_there(url: str, tmp_path: Path) -> None:
@@ -85,7 +87,7 @@ async def test_what_an_owner_had_committed_when_it_was_killed_is_there(url: str,
     died = await asyncio.create_subprocess_exec(sys.executable, "-c", program, owned, "20")
     assert await died.wait() == 9
     async with await open_ledger(url) as ledger:
-        assert {await admit(ledger, n) for n in range(20)} == {Word.DUPLICATE}
+        assert {await admit(ledger, n) for n in range(20)} == {VerdictKind.DUPLICATE}
 
 
 async def test_an_owner_and_sharers_exclude_each_other(
@@ -117,7 +119,7 @@ async def test_another_process_hears_of_an_end(url: str) -> None:
 
 async def test_a_ledger_goes_on_after_a_fork_and_the_child_opens_its_own(url: str) -> None:
     async with await open_ledger(url) as ledger:
-        assert await admit(ledger, 1) is Word.FRESH
+        assert await admit(ledger, 1) is VerdictKind.FRESH
         here, there = multiprocessing.Pipe()
         pid = os.fork()
         if not pid:
@@ -128,7 +130,11 @@ async def test_a_ledger_goes_on_after_a_fork_and_the_child_opens_its_own(url: st
         assert here.poll(20)
         assert here.recv() == ["duplicate", "fresh"]
         await asyncio.to_thread(os.waitpid, pid, 0)
-        assert [await admit(ledger, n) for n in (1, 2, 3)] == [Word.DUPLICATE, Word.DUPLICATE, Word.FRESH]
+        assert [await admit(ledger, n) for n in (1, 2, 3)] == [
+            VerdictKind.DUPLICATE,
+            VerdictKind.DUPLICATE,
+            VerdictKind.FRESH,
+        ]
 
 
 async def _in_child(url: str) -> list[str]:
@@ -145,7 +151,7 @@ async def test_a_file_that_is_replaced_under_a_ledger_is_noticed(url: str, tmp_p
         with pytest.raises(LedgerDamaged):
             ledger.check()
         (tmp_path / "moved.db").rename(tmp_path / "app.db")
-        assert await admit(ledger, 2) is Word.FRESH
+        assert await admit(ledger, 2) is VerdictKind.FRESH
 
 
 async def test_a_cancelled_transaction_leaves_nothing_and_lets_others_write(url: str) -> None:
@@ -165,8 +171,8 @@ async def test_a_cancelled_transaction_leaves_nothing_and_lets_others_write(url:
         next_one.cancel()
         task.cancel()
         await asyncio.gather(task, next_one, return_exceptions=True)
-        assert await admit(other, 1) is Word.FRESH
-        assert await admit(ledger, 2) is Word.FRESH
+        assert await admit(other, 1) is VerdictKind.FRESH
+        assert await admit(ledger, 2) is VerdictKind.FRESH
 
 
 async def test_a_missing_folder_and_an_unknown_mode_are_told(tmp_path: Path) -> None:

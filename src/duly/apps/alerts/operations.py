@@ -49,7 +49,7 @@ from duly.core.operations import (
 )
 from duly.core.units import DAY, MS
 from duly.errors import Malformed
-from duly.runtime.audit import ID_SHOWN
+from duly.runtime.activity_log import ID_SHOWN
 from duly.storage.ledger import NEWEST, Ledger, Record
 
 CHANNEL: Final = "alert"

@@ -24,7 +24,7 @@ from msgspec import structs
 from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
-from duly.apps.alerts.held_back import HeldBackCounts, HeldBackReport
+from duly.apps.alerts.held_back_counts import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.model import (
     NAMED,
     NOTHING_SAID,
@@ -55,7 +55,7 @@ from duly.core.fanout.plan import (
     StartAttempt,
 )
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word, key_of, names_in
+from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of, names_in
 from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE
 from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
 from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
@@ -69,7 +69,7 @@ from duly.errors import (
     Overloaded,
 )
 from duly.identity.accounts import Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
 from duly.runtime.outages import Outages
 from duly.runtime.tasks import Supervisor
@@ -106,7 +106,7 @@ class AlertService:
     def __init__(
         self,
         ledger: Ledger,
-        audit: AuditLog,
+        activity: ActivityLog,
         policy: FanoutPolicy | None = None,
         *,
         private: bool = False,
@@ -115,13 +115,13 @@ class AlertService:
         trail: Trail | None = None,
     ) -> None:
         self._ledger = ledger
-        self._audit = audit
+        self._activity = activity
         self._trail = Trail(ledger) if trail is None else trail
         self.profiles = Profiles(ledger, private=private, box=box)
         self.operations = AlertOperations(ledger, self.profiles, self._changed)
         self.planner = AlertPlanner(self.profiles)
         self.configuration = AlertConfiguration(ledger, self.profiles, self.operations, self.planner)
-        self._unnotified = UnnotifiedAlerts(ledger, self.operations, audit)
+        self._unnotified = UnnotifiedAlerts(ledger, self.operations, activity)
         self._fanout = Fanout(
             policy or FanoutPolicy(CHANNEL),
             ledger.worker,
@@ -369,8 +369,8 @@ class AlertService:
             case ReportOutcome(key, state, answer, origins):
                 scope, id_ = names_in(key)
                 self._trail.ended(key, state, answer.reason)
-                if self._audit.watchers:
-                    self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+                if self._activity.watchers:
+                    self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
                 if state in DEAD:
                     self._spawn(self._unnotified.notify(key))
                 frame = outgoing.ack(id_, "tower", state, answer)
@@ -387,12 +387,14 @@ class AlertService:
 
     def _reply(self, origin: Session | None, message: Message, verdict: Verdict) -> None:
         self._trail.said(message, verdict)
-        if self._audit.watchers:
-            self._audit.see("said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind)
+        if self._activity.watchers:
+            self._activity.see(
+                "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind
+            )
         if origin is None:
             return
         origin.push(outgoing.server_ack(message.id, verdict))
-        if verdict.word is Word.DUPLICATE and verdict.state is not None and verdict.state.terminal:
+        if verdict.kind is VerdictKind.DUPLICATE and verdict.state is not None and verdict.state.terminal:
             ended = outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer())
             origin.push(ended)
 
@@ -459,9 +461,9 @@ class AlertService:
         for item in attempt.items:
             self._trail.note(item.message.key, sent.result.value, item.attempt, why)
         self._note_channel(attempt.recipient, sent)
-        if self._audit.watchers:
+        if self._activity.watchers:
             for item in attempt.items:
-                self._audit.see(
+                self._activity.see(
                     "told",
                     scope=item.message.scope,
                     id=item.message.id,

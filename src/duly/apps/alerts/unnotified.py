@@ -18,7 +18,7 @@ from duly.core.messages import key_of
 from duly.core.monitor.signals import Severity
 from duly.core.operations import DropItem, Group, PutItem
 from duly.errors import DulyError
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.storage.ledger import Ledger
 
 _LOG = logging.getLogger("duly.alerts")
@@ -38,10 +38,10 @@ def notes(key: bytes, state: State, *, urgent: bool) -> Group:
 class UnnotifiedAlerts:
     """The critical alerts without a notified recipient, at one hub."""
 
-    def __init__(self, ledger: Ledger, operations: AlertOperations, audit: AuditLog) -> None:
+    def __init__(self, ledger: Ledger, operations: AlertOperations, activity: ActivityLog) -> None:
         self._ledger = ledger
         self._operations = operations
-        self._audit = audit
+        self._activity = activity
         self.count = 0
         """how many there were since the start"""
 
@@ -61,7 +61,7 @@ class UnnotifiedAlerts:
             _LOG.error(
                 "no recipient was told of the critical alert %s/%s: %s", message.scope, message.id, reason
             )
-            self._audit.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
+            self._activity.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
 
     async def is_noted(self, key: bytes) -> bool:
         """Whether the recipients of the default profile are still to be notified of this alert: it has ended,

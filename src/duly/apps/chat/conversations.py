@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from duly.core.horizon import Horizon
-from duly.core.messages import Message, Verdict, Word, names_in
+from duly.core.messages import Message, Verdict, VerdictKind, names_in
 from duly.core.operations import Admit, AppendEntry, CheckItem, Recall, Write
 from duly.core.units import DAY, FOREVER, MS
 from duly.errors import Malformed, NotAllowed, TooLarge
@@ -188,7 +188,7 @@ def begins_for(name: str) -> str:
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 NOT_YOURS: Final = Verdict(
-    Word.REFUSED,
+    VerdictKind.REFUSED,
     reason="there is no such conversation or person, or you may not do that there",
     cause="not_allowed",
 )
@@ -196,7 +196,7 @@ NOT_YOURS: Final = Verdict(
 
 
 REVOKED: Final = Verdict(
-    Word.REFUSED, reason="your login is no longer valid; log in again", cause="not_allowed"
+    VerdictKind.REFUSED, reason="your login is no longer valid; log in again", cause="not_allowed"
 )
 
 

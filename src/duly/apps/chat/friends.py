@@ -13,13 +13,15 @@ from msgspec import Struct
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.conversations import NOT_YOURS, Precondition, Request
-from duly.core.messages import Verdict, Word
+from duly.core.messages import Verdict, VerdictKind
 from duly.core.operations import CheckItem, DropItem, PutItem
 from duly.errors import NotAllowed
 from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame
 
-ALREADY: Final = Verdict(Word.REFUSED, reason="you have asked already, or are friends", cause="already")
+ALREADY: Final = Verdict(
+    VerdictKind.REFUSED, reason="you have asked already, or are friends", cause="already"
+)
 
 FRIENDS: Final = frozenset({"friend_ask", "friend_accept", "friend_remove", "block", "unblock"})
 

@@ -18,7 +18,7 @@ from msgspec import Raw, Struct
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.conversations import NOT_YOURS, GroupInfo, HistoryPolicy, Precondition, Rank, Request
-from duly.core.messages import Verdict, Word
+from duly.core.messages import Verdict, VerdictKind
 from duly.core.operations import AppendEntry, DropItem, MoveCursor, PutItem, Write
 from duly.errors import Malformed, NotAllowed, TooLarge
 from duly.storage.ledger import Ledger
@@ -29,9 +29,11 @@ GROUPS: Final = frozenset(
     {"group_create", "group_invite", "group_join", "group_leave", "group_remove", "group_role"}
 )
 NAME_LIMIT: Final = 100
-ALREADY: Final = Verdict(Word.REFUSED, reason="they are in this group already", cause="already")
+ALREADY: Final = Verdict(VerdictKind.REFUSED, reason="they are in this group already", cause="already")
 LAST: Final = Verdict(
-    Word.REFUSED, reason="a group has an owner; make another member the owner first", cause="last_owner"
+    VerdictKind.REFUSED,
+    reason="a group has an owner; make another member the owner first",
+    cause="last_owner",
 )
 
 

@@ -34,13 +34,13 @@ from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
 from duly.cluster.notifier import HintSender
 from duly.core.lifecycle import State
-from duly.core.messages import Word
+from duly.core.messages import VerdictKind
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Reply
 from duly.core.units import MS
 from duly.errors import Malformed, NotAllowed, Overloaded
 from duly.identity.accounts import LEAVING, Accounts, Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail
@@ -73,7 +73,7 @@ class ChatService:
         self,
         ledger: Ledger,
         accounts: Accounts,
-        audit: AuditLog,
+        activity: ActivityLog,
         policy: ChatPolicy | None = None,
         notifier: HintSender | None = None,
         trail: Trail | None = None,
@@ -81,7 +81,7 @@ class ChatService:
         self.policy = policy or ChatPolicy()
         self._ledger = ledger
         self._accounts = accounts
-        self._audit = audit
+        self._activity = activity
         self._trail = Trail(ledger) if trail is None else trail
         self.tasks = Supervisor()
         self.connections = Connections()
@@ -290,13 +290,13 @@ class ChatService:
             asked.session.push(outgoing.server_ack(message.id, verdict))
             return
         n = int(verdict.answer.data)
-        asked.session.push(_ack(message.id, request, n, repeated=verdict.word is not Word.FRESH))
-        if verdict.word is not Word.FRESH:
+        asked.session.push(_ack(message.id, request, n, repeated=verdict.kind is not VerdictKind.FRESH))
+        if verdict.kind is not VerdictKind.FRESH:
             return
         conv = request.conv
         self._trail.ended(message.key, State.DONE)
-        if self._audit.watchers:
-            self._audit.see(
+        if self._activity.watchers:
+            self._activity.see(
                 "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n
             )
         self._lines.stored(message.kind, conv)

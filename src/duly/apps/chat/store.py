@@ -18,7 +18,7 @@ from msgspec import Struct
 from duly.apps.chat.conversations import HORIZON, Request
 from duly.core import horizon as horizons
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, Word
+from duly.core.messages import Message, Verdict, VerdictKind
 from duly.core.operations import Admit, AppendEntry, Group, OpenDelivery, Recall, Results, numbered
 from duly.core.outbox import UNABLE
 from duly.core.steps import Arrived, Effect, Ended, Event, Origin, Reply, Step, Todo
@@ -126,4 +126,4 @@ def _verdict(results: Results) -> Verdict:
     if verdict is None:
         raise ProgramError("a request neither admits nor recalls its message")
     n = results.first(AppendEntry)
-    return verdict if n is None else Verdict(Word.FRESH, State.DONE, numbered(n))
+    return verdict if n is None else Verdict(VerdictKind.FRESH, State.DONE, numbered(n))

@@ -22,10 +22,10 @@ from duly.apps.chat.connections import Connections, Subscriber, Subscription
 from duly.apps.chat.history import show_page
 from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import AwaitedReceipt, note_again
+from duly.core.flow_control import next_page
 from duly.core.retry import RetryPolicy
 from duly.core.timers import Timers
 from duly.core.units import MINUTE, MS, SECOND
-from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail

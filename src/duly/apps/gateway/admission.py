@@ -15,7 +15,7 @@ import msgspec
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.core.backlog import Backlog
 from duly.core.horizon import Horizon
-from duly.core.messages import Message, Mode, Order, Verdict, Word, parts_of
+from duly.core.messages import Message, Mode, Order, Verdict, VerdictKind, parts_of
 from duly.core.steps import Arrived
 from duly.core.units import DAY, MINUTE, SECOND, show
 from duly.errors import Malformed, NotAllowed, RateLimited, Stale
@@ -99,12 +99,14 @@ class CommandAdmission:
         """Why a new command is refused at this moment; None if it is taken."""
         message, recipient = event.message, event.message.recipient
         if message.made and message.made + self._max_age <= now and not event.patient:
-            return Verdict(Word.STALE, reason="it is too old to be done now; send it again with a new id")
+            return Verdict(
+                VerdictKind.STALE, reason="it is too old to be done now; send it again with a new id"
+            )
         if event.patient or recipient in self._here or self._online(recipient):
             excess = self.excess(event) if self.backlog.waiting else None
             return None if excess is None else _too_much(excess)
         offline = f"{recipient} is offline; try later, or send it with queue"
-        return Verdict(Word.REFUSED, reason=offline, cause="offline")
+        return Verdict(VerdictKind.REFUSED, reason=offline, cause="offline")
 
     def excess(self, event: Arrived) -> str | None:
         """Why a command may not wait here, too; None if it may, or need not."""
@@ -135,4 +137,4 @@ def not_granted(app: str, device: str) -> NotAllowed:
 
 def _too_much(excess: str) -> Verdict:
     reason = f"{excess}; try again when some of them have ended"
-    return Verdict(Word.REFUSED, reason=reason, cause=RateLimited.word, wait=TRY_AGAIN)
+    return Verdict(VerdictKind.REFUSED, reason=reason, cause=RateLimited.word, wait=TRY_AGAIN)

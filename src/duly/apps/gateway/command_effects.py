@@ -22,7 +22,7 @@ from duly.core.messages import Answer, names_in
 from duly.core.steps import Effect, Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
 from duly.identity.accounts import Accounts
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Record
@@ -44,7 +44,7 @@ class CommandEffects:
         admission: CommandAdmission,
         backlog: Backlog,
         remote: GatewayRemote,
-        audit: AuditLog,
+        activity: ActivityLog,
         trail: Trail,
         traces: CommandTraces,
         unaddressed: UnaddressedAcks,
@@ -54,7 +54,7 @@ class CommandEffects:
         self._admission = admission
         self._backlog = backlog
         self._remote = remote
-        self._audit = audit
+        self._activity = activity
         self._trail = trail
         self._traces = traces
         self._unaddressed = unaddressed
@@ -66,8 +66,8 @@ class CommandEffects:
         if self._traces.open:
             taken = verdict.fresh or (verdict.state is not None and not verdict.state.terminal)
             self._traces.said(message.key, verdict.named, taken=taken)
-        if self._audit.watchers:
-            self._audit.see(
+        if self._activity.watchers:
+            self._activity.see(
                 "said",
                 scope=message.scope,
                 id=message.id,
@@ -95,8 +95,10 @@ class CommandEffects:
         device.push(outgoing.command(message, transmit.after, trace))
         if self._unaddressed.scopes:
             self._unaddressed.began(message)
-        if self._audit.watchers:
-            self._audit.see("sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt)
+        if self._activity.watchers:
+            self._activity.see(
+                "sent", scope=message.scope, id=message.id, to=message.recipient, attempt=attempt
+            )
 
     def report(self, report: ReportOutcome) -> None:
         """Tell apps here how a command has ended."""
@@ -124,8 +126,8 @@ class CommandEffects:
             self._traces.ended(key, state.word)
         if self._unaddressed.scopes:
             self._unaddressed.ended(key, recipient, state)
-        if self._audit.watchers:
-            self._audit.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
+        if self._activity.watchers:
+            self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
         session: Session
         for session in origins:  # type: ignore[assignment]  # the core gives back what it got

@@ -20,7 +20,7 @@ from duly.core.messages import key_of, names_in
 from duly.core.steps import Answered, Event, Received
 from duly.errors import Malformed, NotAllowed, Overloaded
 from duly.identity.accounts import Principal
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger
 from duly.wire import frames
@@ -44,7 +44,7 @@ class DeviceAnswers:
         inbox: Inbox,
         engine: Engine,
         ledger: Ledger,
-        audit: AuditLog,
+        activity: ActivityLog,
         remote: GatewayRemote,
         tell_progress: TellProgress,
         unaddressed: UnaddressedAcks,
@@ -52,7 +52,7 @@ class DeviceAnswers:
         self._inbox = inbox
         self._engine = engine
         self._ledger = ledger
-        self._audit = audit
+        self._activity = activity
         self._remote = remote
         self.tell_progress = tell_progress
         """tells an app how far a device is with its command"""

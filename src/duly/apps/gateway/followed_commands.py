@@ -17,7 +17,7 @@ from duly.apps.gateway.local_gateway import LocalGateway
 from duly.cluster.notifier import Notifier
 from duly.cluster.remote import CoalescedTask
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, Word, key_of, names_in
+from duly.core.messages import Message, Verdict, VerdictKind, key_of, names_in
 from duly.core.steps import Origin
 from duly.errors import Malformed
 from duly.runtime.tasks import Supervisor
@@ -46,7 +46,7 @@ class FollowedCommands:
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> bool:
         """Note that an app was told that its command was taken, or is under way; whether it is followed."""
-        if verdict.word not in (Word.FRESH, Word.DUPLICATE):
+        if verdict.kind not in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             return False
         if verdict.state is not None and verdict.state.terminal:
             return False

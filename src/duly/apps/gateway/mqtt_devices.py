@@ -53,7 +53,7 @@ from duly.errors import (
     Stopped,
 )
 from duly.identity.accounts import Accounts, Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import RECOVERY
 from duly.runtime.fair_reader import FairReader
 from duly.runtime.refusal_tally import RefusalTally
@@ -103,7 +103,7 @@ class MqttDevices:
         self,
         gateway: GatewayService,
         accounts: Accounts,
-        audit: AuditLog,
+        activity: ActivityLog,
         ids: TaskIds,
         tasks: Supervisor | None = None,
         *,
@@ -116,7 +116,7 @@ class MqttDevices:
         self._prefix = prefix
         self._rush = _Rush(on_rush or (lambda: None))
         self._tasks = tasks or Supervisor()
-        self.refusals = RefusalTally(audit, self._tasks)
+        self.refusals = RefusalTally(activity, self._tasks)
         self._reader: FairReader[HeardMessage] = FairReader(self._handle, self._failed, RECOVERY, self._tasks)
         self.presence = MqttPresence()
         self._absences = MqttAbsences(gateway.ledger, accounts.born)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from duly.apps.gateway.control import ControlPolicy
+from duly.apps.gateway.control_policy import ControlPolicy
 from duly.core.backlog import BacklogPolicy
+from duly.core.flow_control import FlowWindow
 from duly.core.units import DAY
-from duly.core.window import Window
 from duly.wire import frames
 
 
@@ -17,7 +17,7 @@ class GatewayPolicy(Struct, frozen=True):
     control: ControlPolicy = ControlPolicy()
     commands: frozenset[str] = frames.COMMANDS
     pushes: frozenset[str] = frames.PUSHES
-    ahead: Window = Window(frames=256, bytes=512 * 1024)
+    ahead: FlowWindow = FlowWindow(frames=256, bytes=512 * 1024)
     """what may be on its way to a device before it acknowledges"""
     backlog: BacklogPolicy = BacklogPolicy()
     """what may wait of one app, or for one device"""

@@ -17,13 +17,13 @@ from weakref import WeakSet
 import msgspec
 
 from duly.core import horizon as horizons
+from duly.core.flow_control import next_page
 from duly.core.horizon import Horizon
 from duly.core.messages import Message, Verdict
 from duly.core.operations import Admit, AppendEntry, PutItem, Recall
 from duly.core.units import DAY, MINUTE, MS
-from duly.core.window import next_page
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames, outgoing
@@ -58,7 +58,7 @@ class PushService:
     def __init__(
         self,
         ledger: Ledger,
-        audit: AuditLog,
+        activity: ActivityLog,
         listeners: Callable[[str], Iterable[Session]],
         stored: Callable[[str], None],
         born: Callable[[str], int] = lambda _: 0,
@@ -66,7 +66,7 @@ class PushService:
         reserved: frozenset[str] = frozenset(),
     ) -> None:
         self._ledger = ledger
-        self._audit = audit
+        self._activity = activity
         self._listeners = listeners
         self._stored = stored
         self._born = born
@@ -191,10 +191,10 @@ class PushService:
     async def tell(self, device: str, n: int, body: bytes) -> None:
         """Sends a push that was stored to the apps that are connected here."""
         push = outgoing.read_push(body)
-        if self._audit.watchers:
+        if self._activity.watchers:
             said = push.frame if isinstance(push, FrameWithFields) else push
             shown = frames.load(said.data) if len(bytes(said.data)) < SHOWN_BYTES else None
-            self._audit.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
+            self._activity.see("pushed", device=device, kind=said.type, cursor=n, data=shown)
         self._stored(device)
         frame = outgoing.numbered(push, n)
         for session in self._listeners(device):

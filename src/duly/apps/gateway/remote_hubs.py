@@ -23,7 +23,7 @@ from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, Word
+from duly.core.messages import Message, Verdict, VerdictKind
 from duly.core.operations import OpenDelivery
 from duly.core.steps import Origin
 from duly.errors import LedgerError, Stopped
@@ -319,7 +319,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
-        if self._followed.follow(message, verdict, origin) and verdict.word is Word.FRESH:
+        if self._followed.follow(message, verdict, origin) and verdict.kind is VerdictKind.FRESH:
             self._deliveries.hint(message.recipient)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:

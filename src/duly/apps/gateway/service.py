@@ -49,7 +49,7 @@ from duly.core.steps import (
 from duly.core.units import MS
 from duly.errors import DulyError, LedgerError, Malformed, Overloaded
 from duly.identity.accounts import Accounts, Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers
 from duly.runtime.tasks import Supervisor
@@ -81,14 +81,14 @@ class GatewayService:
         self,
         ledger: Ledger,
         accounts: Accounts,
-        audit: AuditLog,
+        activity: ActivityLog,
         policy: GatewayPolicy | None = None,
         notifier: Notifier | None = None,
         trail: Trail | None = None,
     ) -> None:
         self.policy = policy or GatewayPolicy()
         self._commands = self.policy.commands
-        self._audit = audit
+        self._activity = activity
         self._ledger = ledger
         self._accounts = accounts
         self.sessions = GatewaySessions(accounts)
@@ -104,7 +104,7 @@ class GatewayService:
         self.devices = DeviceList(ledger, accounts, self.online)
         self.pushes = PushService(
             ledger,
-            audit,
+            activity,
             self.sessions.listeners,
             self._stored,
             accounts.born,
@@ -123,17 +123,17 @@ class GatewayService:
             self._admission,
             self._inbox.backlog,
             self.remote,
-            audit,
+            activity,
             self._trail,
             self._traces,
             unaddressed,
         )
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
-            self._inbox, self.engine, ledger, audit, self.remote, self._effects.tell_progress, unaddressed
+            self._inbox, self.engine, ledger, activity, self.remote, self._effects.tell_progress, unaddressed
         )
         self.tasks = Supervisor()
-        self._takeovers = SharedTokens(audit, self.tasks)
+        self._takeovers = SharedTokens(activity, self.tasks)
         self.tasks.adopt(self.pushes.tasks)
         self.tasks.adopt(self.remote.tasks)
 

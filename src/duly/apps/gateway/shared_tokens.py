@@ -11,7 +11,7 @@ from contextlib import suppress
 from duly.core.takeovers import WORD, Takeovers
 from duly.core.units import seconds
 from duly.errors import DulyError
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import Supervisor
 
@@ -19,9 +19,9 @@ from duly.runtime.tasks import Supervisor
 class SharedTokens:
     """The connections of devices that were closed for newer ones."""
 
-    def __init__(self, audit: AuditLog, tasks: Supervisor) -> None:
+    def __init__(self, activity: ActivityLog, tasks: Supervisor) -> None:
         self._takeovers = Takeovers()
-        self._refusals = RefusalTally(audit, tasks)
+        self._refusals = RefusalTally(activity, tasks)
 
     def note(self, device: str) -> None:
         """Count that a connection of a device was closed for a newer one; several in a row are recorded."""

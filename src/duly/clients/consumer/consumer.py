@@ -35,7 +35,7 @@ from duly.cluster.notifiers import open_notifier
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import NAME_LIMIT, Answer, Message, Mode, Verdict, Word
+from duly.core.messages import NAME_LIMIT, Answer, Message, Mode, Verdict, VerdictKind
 from duly.core.operations import Advance, Finish, RecordRefusal
 from duly.core.ordering import LanePolicy
 from duly.core.outbox import OutboxPolicy
@@ -247,7 +247,7 @@ class Consumer(Lifecycle):
             verdict = await call.replied
         finally:
             self._offered -= 1
-        if verdict.word in (Word.FRESH, Word.DUPLICATE):
+        if verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             repeat = not verdict.fresh
             if verdict.state is not None and verdict.state.terminal:
                 return outcome_of(verdict.state, verdict.answer, repeat=repeat)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.core.lifecycle import State
-from duly.core.messages import TIME_LIMIT, Answer, Message, Mode, Order, Verdict, Word
+from duly.core.messages import TIME_LIMIT, Answer, Message, Mode, Order, Verdict, VerdictKind
 from duly.core.units import SECOND
 from duly.errors import Malformed, ProgramError
 
@@ -154,7 +154,7 @@ def outcome_of(state: State, answer: Answer | None, *, repeat: bool = False) -> 
 
 def refused(verdict: Verdict) -> Outcome:
     """Return the outcome of a message that was not accepted."""
-    return Outcome(verdict.named, reason=verdict.reason, repeat=verdict.word is Word.CONFLICT)
+    return Outcome(verdict.named, reason=verdict.reason, repeat=verdict.kind is VerdictKind.CONFLICT)
 
 
 def _micros(field: str, value: float | datetime) -> int:

@@ -20,11 +20,11 @@ from duly.clients.base import Chores
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.tasks import Task, as_kept, asked_as, pack, pack_task, unpack
-from duly.core.budget import Budget
 from duly.core.horizon import Horizon
+from duly.core.id_budget import IdBudget
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Order, Verdict, Word
+from duly.core.messages import Answer, Message, Order, Verdict, VerdictKind
 from duly.core.ordering import LanePolicy
 from duly.core.outbox import TIMED_OUT, OutboxPolicy
 from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
@@ -74,7 +74,7 @@ class Incoming:
         actions: Mapping[str, Action],
         horizon: Horizon,
         lanes: LanePolicy,
-        budget: Budget,
+        budget: IdBudget,
         ledger: Ledger,
         mailbox: Mailbox,
         signatures: FdSignatures,
@@ -181,7 +181,7 @@ class Incoming:
         if message.expires <= now + self._horizon.keep or budget.afford(message.scope, message.expires, now):
             return None
         return Verdict(
-            Word.REFUSED,
+            VerdictKind.REFUSED,
             reason=f"{message.scope} has used up its budget of {budget.limit} ids that are kept for long; "
             "send tasks that expire sooner",
             cause="budget",
@@ -206,7 +206,7 @@ class Incoming:
                     self._tell(asked, state, answer)
 
     def _reply(self, message: Message, verdict: Verdict) -> None:
-        if verdict.word in (Word.FRESH, Word.DUPLICATE):
+        if verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             _, old = asked_as(message.body)
             sender = _sender(message.scope)
             said = self._signatures.encode(fd.FdAck(message.id, old_names=old), sender)

@@ -28,8 +28,8 @@ from duly.clients.node.outgoing import Outgoing
 from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.statuses import NodeStatus, Statuses
 from duly.clients.node.tasks import SentTask
-from duly.core.budget import Budget
 from duly.core.horizon import Horizon
+from duly.core.id_budget import IdBudget
 from duly.core.operations import PutItem, PutNewItem
 from duly.core.ordering import LanePolicy
 from duly.core.retry import RetryPolicy
@@ -80,7 +80,7 @@ _BUDGET: Final = "budget"
 class Housekeeping:
     """The periodic work of a running node: it saves the budget, and forgets what is due in the ledger."""
 
-    def __init__(self, ledger: Ledger, budget: Budget) -> None:
+    def __init__(self, ledger: Ledger, budget: IdBudget) -> None:
         self._ledger, self._budget = ledger, budget
 
     async def save(self) -> None:
@@ -208,7 +208,7 @@ class Node(Lifecycle):
         self.tasks = Supervisor()
         serve = bool(self._actions) if self._serve is None else self._serve
         ledger = await self._open_ledger(serve)
-        self._budget = Budget(await ledger.bucket(_BUDGET))
+        self._budget = IdBudget(await ledger.bucket(_BUDGET))
         self._mailbox = mailbox = await self._open_mailbox(ledger, serve)
         chores = Chores("a job of the node", self.tasks)
         peers, self._refusals = Peers(ledger, chores), Refusals(self.refused, ledger, chores)

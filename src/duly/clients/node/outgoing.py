@@ -23,7 +23,7 @@ from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.tasks import SentTask, pack
 from duly.core.ids import Uuid7Ids
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of
 from duly.core.operations import Advance, DeliveryRef, Finish
 from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import RetryPolicy
@@ -317,7 +317,7 @@ class Outgoing:
             return
         if verdict.state is not None and verdict.state.terminal:
             self._ended(key, verdict.state, verdict.answer or Answer())
-        elif verdict.word in (Word.FRESH, Word.DUPLICATE):
+        elif verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             sent.reach(verdict.state or State.SENT)
         elif verdict.retry:
             self._chores.do(self._check_stored(key, sent, verdict))

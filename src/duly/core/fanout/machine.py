@@ -34,7 +34,7 @@ from duly.core.fanout.plan import (
 )
 from duly.core.fanout.recipient_queue import QueuedDelivery, Where
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word
+from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
     Admit,
     Advance,
@@ -139,7 +139,7 @@ class Fanout:
                 return []  # it hears with the first, once that is stored
             if len(live.origins) < LISTENERS and origin not in live.origins:
                 live.origins.append(origin)
-            return [Reply(origin, message, Verdict(Word.DUPLICATE, self._active.state(live)))]
+            return [Reply(origin, message, Verdict(VerdictKind.DUPLICATE, self._active.state(live)))]
         refusal = horizons.judge(message, self.policy.horizon, now)
         if refusal is not None or live is not None:
             return [self._recall(message, refusal or UNABLE, origin, now)]
@@ -204,7 +204,9 @@ class Fanout:
             live.committed = True
             self.counts.accepted += 1
             todo: list[Todo] = [Reply(live.origins[0], message, verdict)]
-            todo += (Reply(origin, message, Verdict(Word.DUPLICATE, state)) for origin in live.origins[1:])
+            todo += (
+                Reply(origin, message, Verdict(VerdictKind.DUPLICATE, state)) for origin in live.origins[1:]
+            )
             for item in waiting:
                 self._active.enter(live, item)
                 self._active.queues[item.where].add(item)

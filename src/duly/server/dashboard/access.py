@@ -18,19 +18,16 @@ from hashlib import sha256
 from typing import Final
 
 import msgspec
-from argon2 import PasswordHasher
-from argon2.exceptions import InvalidHashError, VerificationError
 from msgspec import Struct
 from msgspec.structs import replace
 
 from duly.core.networks import network_of
 from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem
 from duly.core.units import HOUR, MINUTE
-from duly.errors import Malformed, NotAuthenticated
+from duly.errors import DulyError, NotAuthenticated
 from duly.identity.account_names import NAME, check_name
 from duly.identity.login_guard import LoginGuard
-from duly.identity.password_hashing import PasswordHashing
-from duly.identity.people import PASSWORD_LEAST, PASSWORD_MOST
+from duly.identity.password_hashing import PasswordHashing, check_password
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox
@@ -92,9 +89,7 @@ class DashboardAccess:
         self._ledger = ledger
         self._box = box
         self._guard = guard or LoginGuard()
-        self._hasher = PasswordHasher()
         self._hashing = PasswordHashing()
-        self._decoy = ""
 
     def close(self) -> None:
         """Stop computing password hashes."""
@@ -137,9 +132,8 @@ class DashboardAccess:
         """Make a user of the dashboard, or give one another password and role; all sessions of that name
         end."""
         check_name(name)
-        if not PASSWORD_LEAST <= len(password) <= PASSWORD_MOST:
-            raise Malformed(f"a password has {PASSWORD_LEAST} to {PASSWORD_MOST} characters")
-        hashed = await self._hashing.run(lambda: self._hasher.hash(password), "", first=True)
+        check_password(password)
+        hashed = await self._hashing.hash(password, "", first=True)
         sealed = hashed if self._box is None else self._box.encrypt(hashed, f"{USERS}/{name}")
         await self._ledger.write(PutItem(USERS, name, _encode(DashboardUser(role, sealed))))
         await self.end_sessions(name)
@@ -161,11 +155,16 @@ class DashboardAccess:
         account = f"$dashboard/{name}"
         known = self._guard.knows(account, network)
         give_back = self._guard.begin(account, network, self._ledger.clock.now(), known=known)
-        body = await self._ledger.item(USERS, name) if NAME.fullmatch(name) else None
-        user = None if body is None else _user(body)
-        stored = "" if user is None else self._unsealed(name, user.password)
-        right = await self._hashing.run(lambda: self._is(stored, password), network, first=known)
+        try:
+            body = await self._ledger.item(USERS, name) if NAME.fullmatch(name) else None
+            user = None if body is None else _user(body)
+            stored = "" if user is None else self._unsealed(name, user.password)
+            right = await self._hashing.matches(stored, password, network, first=known)
+        except DulyError:
+            give_back()  # the password was not checked
+            raise
         if user is None or body is None or not right:
+            self._guard.failures += 1
             raise NotAuthenticated("the name or the password is wrong")
         give_back()
         self._guard.learn(account, network)
@@ -173,16 +172,6 @@ class DashboardAccess:
 
     def _unsealed(self, name: str, sealed: str) -> str:
         return sealed if self._box is None else self._box.decrypt(sealed, f"{USERS}/{name}")
-
-    def _is(self, stored: str, password: str) -> bool:
-        """Whether this is the password; runs in a thread. An unknown name takes as long as a known one."""
-        if not self._decoy:
-            self._decoy = self._hasher.hash(secrets.token_urlsafe(16))
-        try:
-            self._hasher.verify(stored or self._decoy, password[:PASSWORD_MOST])
-            return bool(stored)
-        except (VerificationError, InvalidHashError):
-            return False
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 

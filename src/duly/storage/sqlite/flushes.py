@@ -25,7 +25,7 @@ from duly.storage.interpreter import Interpreter
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
 from duly.storage.sqlite.file import translated
-from duly.storage.sqlite.journal import entries_of
+from duly.storage.sqlite.journal_format import entries_of
 from duly.storage.sqlite.session import SqliteSession
 from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter

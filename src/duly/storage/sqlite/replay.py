@@ -15,7 +15,7 @@ import msgspec
 from duly.core.operations import Delivery
 from duly.errors import LedgerDamaged
 from duly.storage.sql import rows
-from duly.storage.sqlite.journal import checked_part, flushes_in
+from duly.storage.sqlite.journal_format import checked_part, flushes_in
 from duly.storage.sqlite.tables import Row, TableChanges
 
 OLD_VERSION: Final = 1

@@ -18,7 +18,7 @@ from duly.apps.gateway.policy import GatewayPolicy
 from duly.core.units import SECOND
 from duly.errors import ProgramError
 from duly.identity.accounts import Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.testing.loops import VirtualLoop
 from duly.testing.programs.faults import Faults
@@ -69,13 +69,13 @@ class ProgramHub(GatewayHub):
         """Start the hub on its disk."""
         self.wires = []
         self.recorded = []
-        audit = AuditLog(self.ledger)
+        activity = ActivityLog(self.ledger)
         self.disk.buckets.setdefault(PROFILES, {}).setdefault("default", msgspec.json.encode(Profile()))
         self.accounts = ProgramAccounts(self.world.roles)
-        self.gateway = SeenGateway(self.ledger, self.accounts, audit, GatewayPolicy())
+        self.gateway = SeenGateway(self.ledger, self.accounts, activity, GatewayPolicy())
         self.gateway.node = self
-        self.alerts = AlertService(self.ledger, audit)
-        self.router = Router(audit, [self.gateway, self.alerts])
+        self.alerts = AlertService(self.ledger, activity)
+        self.router = Router(activity, [self.gateway, self.alerts])
         self.engine = self.gateway.engine
         await self.gateway.start()
         await self.alerts.start()

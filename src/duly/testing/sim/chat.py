@@ -27,7 +27,7 @@ from duly.core.steps import Effect, Reply
 from duly.core.units import SECOND
 from duly.errors import DulyError
 from duly.identity.accounts import Accounts, Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
@@ -96,10 +96,10 @@ class ChatHub(GatewayHub):
         for name in names:
             buckets.setdefault(c.members(GROUP), {})[name] = c.Rank.MEMBER.body
             buckets.setdefault(c.convs(name), {})[GROUP] = b""
-        audit = AuditLog(self.ledger)
-        self.chat = _SeenChat(self.ledger, _OpenChatAccounts(names), audit)
+        activity = ActivityLog(self.ledger)
+        self.chat = _SeenChat(self.ledger, _OpenChatAccounts(names), activity)
         self.chat.node = self
-        self.router = Router(audit, [self.chat])
+        self.router = Router(activity, [self.chat])
         self.engine = self.chat.engine
         await self.chat.start()
 

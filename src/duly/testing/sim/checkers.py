@@ -14,7 +14,7 @@ from typing import Final, TypeAlias
 from duly.core import operations as w
 from duly.core.inbox import Inbox
 from duly.core.lifecycle import State, can_move
-from duly.core.messages import Message, Mode, Verdict, Word, key_of, names_in
+from duly.core.messages import Message, Mode, Verdict, VerdictKind, key_of, names_in
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
 from duly.storage.memory import Disk
@@ -68,7 +68,7 @@ def admitted_once(world: World) -> Iterator[Finding]:
     admitted: set[tuple[str, bytes]] = set()
     for name, write, result in world.log.commits:
         match write, result:
-            case w.Admit(message=message), Verdict(word=Word.FRESH):
+            case w.Admit(message=message), Verdict(kind=VerdictKind.FRESH):
                 if (name, message.key) in admitted:
                     yield f"{name} admitted it a second time", message.key
                 admitted.add((name, message.key))
@@ -81,7 +81,7 @@ def forward(world: World) -> Iterator[Finding]:
     states: dict[tuple[str, bytes], State] = {}
     for name, write, result in world.log.commits:
         match write, result:
-            case w.Admit(message=message, state=state), Verdict(word=Word.FRESH):
+            case w.Admit(message=message, state=state), Verdict(kind=VerdictKind.FRESH):
                 states[name, message.key] = state
             case w.Advance(key=key, to=to), w.Advanced(moved=True):
                 before = states.get((name, key))
@@ -204,9 +204,9 @@ def explained(world: World) -> Iterator[Finding]:
     for name, message, verdict in world.log.replies:
         want = world.log.wanted.get(message.key)
         forged = want is not None and want.message.body != message.body
-        if forged and verdict.word in (Word.FRESH, Word.DUPLICATE):
+        if forged and verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             yield f"{name} took other content under its id for the same", message.key
-        if verdict.word not in (Word.FRESH, Word.DUPLICATE) and not verdict.retry:
+        if verdict.kind not in (VerdictKind.FRESH, VerdictKind.DUPLICATE) and not verdict.retry:
             if (name, message.scope, message.id, verdict.named) not in recorded:
                 yield f"{name} refused it as {verdict.named} and did not record why", message.key
             if not verdict.reason:

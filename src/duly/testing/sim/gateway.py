@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from duly.apps.gateway.control import ControlPolicy
+from duly.apps.gateway.control_policy import ControlPolicy
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.service import GatewayService
 from duly.clients.app import App
@@ -26,16 +26,16 @@ from duly.clients.device import Command, Device
 from duly.clients.sentinel import Sentinel
 from duly.clients.websocket_link import RECONNECT
 from duly.cluster.notifier import Notifier
+from duly.core.flow_control import FlowWindow
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, key_of
 from duly.core.operations import CheckItem
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Effect, Reply
 from duly.core.units import MINUTE, SECOND
-from duly.core.window import Window
 from duly.errors import DeviceError, DulyError
 from duly.identity.accounts import Accounts, Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Performers
 from duly.server.router import Router, settled
 from duly.storage.ledger import Ledger
@@ -56,7 +56,7 @@ POLICY: Final = ControlPolicy(
     max_age=2 * MINUTE, remember=5 * MINUTE, skew=MINUTE, patience=30 * SECOND, lasts=30 * SECOND,
     resend=RetryPolicy.fixed(3 * SECOND, tries=6),
 )  # fmt: skip
-AHEAD: Final = Window(frames=2, bytes=1_000)
+AHEAD: Final = FlowWindow(frames=2, bytes=1_000)
 """So small that in most worlds something waits for it."""
 PUSHED: Final = 40.0
 """The time until which devices push."""
@@ -303,11 +303,11 @@ class GatewayHub(SimProcess):
         self.accounts = await self.open_accounts(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
         )
-        audit = AuditLog(self.ledger)
+        activity = ActivityLog(self.ledger)
         self.gateway = SeenGateway(
-            self.ledger, self.accounts, audit, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
+            self.ledger, self.accounts, activity, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
         )
-        self.router = Router(audit, [self.gateway])
+        self.router = Router(activity, [self.gateway])
         self.gateway.node = self
         self.engine = self.gateway.engine
         await self.gateway.start()

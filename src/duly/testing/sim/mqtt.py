@@ -28,7 +28,7 @@ from duly.core.acl import HUB, AccountClass, Act, decide
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Message
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
 from duly.server.mqtt_service import SWEEP_SECONDS
 from duly.storage.memory import Disk
@@ -93,7 +93,9 @@ class MqttHub(GatewayHub):
         self.supervisor = tasks = Supervisor()
         await super().begin()
         ids = TaskIds(bytes(SECRET_SIZE))
-        self.devices = devices = MqttDevices(self.gateway, self.accounts, AuditLog(self.ledger), ids, tasks)
+        self.devices = devices = MqttDevices(
+            self.gateway, self.accounts, ActivityLog(self.ledger), ids, tasks
+        )
         await devices.start()
 
         def reconnected(_: bool) -> None:

@@ -11,7 +11,7 @@ from typing import Final
 
 from duly.clients.pushes import OURS
 from duly.core import operations as w
-from duly.core.messages import Verdict, Word, key_of, names_in
+from duly.core.messages import Verdict, VerdictKind, key_of, names_in
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.world import World
 from duly.wire import frames
@@ -29,7 +29,7 @@ def kept(world: World) -> Iterator[Finding]:
             key_of(name, write.message.id)
             for who, write, result in world.log.commits
             if who == name and isinstance(write, w.Admit) and write.message.scope == OURS
-            if isinstance(result, Verdict) and result.word is Word.FRESH
+            if isinstance(result, Verdict) and result.kind is VerdictKind.FRESH
         ]
         told = [entry.key for entry in hub.streams.get(f"push/{name}", ()) if not is_presence(entry.body)]
         for key in wanted:

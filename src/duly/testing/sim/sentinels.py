@@ -41,7 +41,7 @@ from duly.core.steps import Effect, MachineEffect
 from duly.core.units import SECOND
 from duly.errors import DulyError
 from duly.identity.accounts import Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
@@ -81,11 +81,11 @@ class SentinelTower(GatewayHub):
     async def begin(self) -> None:
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
-        audit = AuditLog(self.ledger)
+        activity = ActivityLog(self.ledger)
         self.disk.buckets.setdefault(PROFILES, {}).setdefault("home", PROFILE)
         logging.getLogger("duly.alerts").setLevel(logging.CRITICAL + 1)  # no profile here has recipients
-        self.alerts = AlertService(self.ledger, audit)
-        self.router = Router(audit, [self.alerts])
+        self.alerts = AlertService(self.ledger, activity)
+        self.router = Router(activity, [self.alerts])
         self.engine = self.alerts.engine
         await self.alerts.start()
         self.spawn(self._check_heartbeats(self.alerts))

@@ -17,7 +17,7 @@ from msgspec import Struct
 from duly.core import operations as w
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, Word, key_of
+from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of
 from duly.core.units import DAY, SECOND
 from duly.errors import LedgerError
 from duly.storage.memory import Disk
@@ -133,10 +133,10 @@ class WorldLog:
     def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
         """Note the verdict that a process has sent."""
         self.replies.append((node.name, message, verdict))
-        if verdict.word in (Word.FRESH, Word.DUPLICATE):
+        if verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             self.promised.setdefault(node.name, {})[message.key] = message
         state = f" {verdict.state.word}" if verdict.state is not None else ""
-        self.note(node.name, f"says {verdict.word.value}{state} {verdict.reason}".strip(), message.key)
+        self.note(node.name, f"says {verdict.kind.value}{state} {verdict.reason}".strip(), message.key)
 
 
 class World:

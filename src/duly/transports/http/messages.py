@@ -31,7 +31,7 @@ from duly.errors import (
     TooManyLogins,
 )
 from duly.identity.accounts import Principal, Role
-from duly.runtime.audit import AuditLog
+from duly.runtime.activity_log import ActivityLog
 from duly.runtime.logs import RateLimitedLog
 from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
 from duly.transports.connections import visitor_of
@@ -115,7 +115,7 @@ class MessagesBackend(TokenCheck, Protocol):
         ...
 
     @property
-    def audit(self) -> AuditLog:
+    def activity(self) -> ActivityLog:
         """Records refusals."""
         ...
 
@@ -379,7 +379,7 @@ class MessagesEndpoint:
         before, cursors, born = request.query.get("before"), self._server.cursors, self._server.born(who)
         reader = f"refusals/{who.name}/{born}"
         place = cursors.decrypt(reader, before) if before is not None else b""
-        await self._server.audit.settle()
+        await self._server.activity.settle()
         first = who.role is Role.ADMIN and not place
         mine = await self._server.ledger.refusals(limit + MARGIN if first else REFUSALS_KEPT)
         if who.role is not Role.ADMIN:  # those of others in between do not count

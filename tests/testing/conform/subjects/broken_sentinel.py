@@ -2,7 +2,7 @@
 
 `sound` breaks none; `anonymous` names no profile; `silent` sends nothing again; `forgetful` drops its queue
 at a cut; `minting` gives each try a new id; `resigned` takes code 4 for the end; `deaf` sends again what was
-acknowledged; `absent` drops what happens while the hub is away; `hasty` sends the newest first.
+acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first.
 """
 
 import asyncio
@@ -20,12 +20,14 @@ class BrokenSentinel:
         self.mode = mode
         self.queue: list[Json] = []
         self.acknowledged: list[Json] = []
-        self.connected = False
+        self.cut = False
         self.tries = count()
 
     async def watch(self) -> None:
         for n in count():
-            if self.connected or self.mode != "absent":
+            if self.cut and self.mode == "absent":
+                self.cut = False
+            else:
                 data = {"profile_id": "home", "trigger_reason": "conform", "device_address": f"run-{n}"}
                 if self.mode == "anonymous":
                     del data["profile_id"]
@@ -49,7 +51,7 @@ class BrokenSentinel:
             for event in self.acknowledged:
                 await socket.send_json(event)
         while True:
-            for event in list(self.queue):
+            for event in list(self.queue) if self.mode != "hasty" or len(self.queue) > 2 else ():
                 tries = sent.get(event["seq_id"], 0)
                 if self.mode == "silent" and (tries or event.get("sent")):
                     continue
@@ -71,10 +73,9 @@ async def main(mode: str, url: str) -> None:
             try:
                 async with http.ws_connect(f"{url}/v1/ws") as socket:
                     await socket.send_json({"type": "auth", "token": "conform"})
-                    sentinel.connected = True
                     await asyncio.gather(listen(sentinel, socket), sentinel.send(socket))
             except (aiohttp.ClientError, ConnectionError):
-                sentinel.connected = False
+                sentinel.cut = True
                 if mode == "forgetful":
                     sentinel.queue.clear()
             await asyncio.sleep(0.02)

@@ -14,7 +14,7 @@ from msgspec import Struct
 from duly.errors import Malformed
 
 
-class Window(Struct, frozen=True):
+class FlowWindow(Struct, frozen=True):
     """The most that one recipient may have unacknowledged."""
 
     frames: int = 256
@@ -38,14 +38,14 @@ class _Unacknowledged:
 class Outstanding:
     """The messages that are unacknowledged, by recipient.
 
-    >>> outstanding = Outstanding(Window(frames=2))
+    >>> outstanding = Outstanding(FlowWindow(frames=2))
     >>> for key in (b"1", b"2"):
     ...     outstanding.take("lock", key, 10)
     >>> outstanding.has_room("lock"), outstanding.release("lock", b"1"), outstanding.has_room("lock")
     (False, True, True)
     """
 
-    def __init__(self, window: Window) -> None:
+    def __init__(self, window: FlowWindow) -> None:
         self._frames = window.frames
         self._bytes = window.bytes
         self._held: dict[str, _Unacknowledged] = {}

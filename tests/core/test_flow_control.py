@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duly.core.flow_control import PAGE_BYTES, FlowWindow, Outstanding, next_page
 from duly.core.lane import Release, Supersede
 from duly.core.messages import Message, Mode, Order
 from duly.core.ordering import LanePolicy, Lanes
-from duly.core.window import PAGE_BYTES, Outstanding, Window, next_page
 from duly.errors import Malformed
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 20), st.integers(0, 100)), max_size=100))
 def test_it_counts_what_was_taken_and_not_released(steps: list[tuple[bool, int, int]]) -> None:
-    outstanding, held = Outstanding(Window(frames=5, bytes=200)), dict[bytes, int]()
+    outstanding, held = Outstanding(FlowWindow(frames=5, bytes=200)), dict[bytes, int]()
     for take, n, size in steps:
         key = b"%d" % n
         if take:
@@ -29,7 +29,7 @@ def test_it_counts_what_was_taken_and_not_released(steps: list[tuple[bool, int, 
 
 
 def test_a_message_larger_than_the_window_still_goes() -> None:
-    outstanding = Outstanding(Window(frames=5, bytes=10))
+    outstanding = Outstanding(FlowWindow(frames=5, bytes=10))
     assert outstanding.has_room("lock")
     outstanding.take("lock", b"large", 1_000)
     assert not outstanding.has_room("lock")
@@ -50,7 +50,7 @@ def command(n: int, key: str = "", mode: Mode = Mode.REPLAY, scope: str = "phone
 
 
 def lanes(frames: int) -> Lanes:
-    it = Lanes(LanePolicy(gated=True, ahead=Window(frames=frames)))
+    it = Lanes(LanePolicy(gated=True, ahead=FlowWindow(frames=frames)))
     it.reach("lock")
     return it
 
@@ -128,4 +128,4 @@ def test_what_was_under_way_before_a_restart_counts() -> None:
 @pytest.mark.parametrize("wrong", [{"frames": 0}, {"bytes": 0}])
 def test_a_window_that_lets_nothing_through_cannot_be_made(wrong: dict[str, int]) -> None:
     with pytest.raises(Malformed):
-        Window(**wrong)
+        FlowWindow(**wrong)

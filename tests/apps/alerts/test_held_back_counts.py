@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duly.apps.alerts.held_back import HeldBackCounts, HeldBackReport
+from duly.apps.alerts.held_back_counts import HeldBackCounts, HeldBackReport
 from duly.errors import Malformed
 from duly.storage.memory import MemoryLedger
 

@@ -17,10 +17,10 @@ IDS: Final = 100_000
 """About 20 MB of ledger."""
 
 
-class Budget:
+class IdBudget:
     """How many ids of each sender are kept for long.
 
-    >>> budget = Budget({}, limit=2)
+    >>> budget = IdBudget({}, limit=2)
     >>> [budget.afford("A", until=50, now=now) for now in (1, 2, 3, 51)]
     [True, True, False, True]
     """

@@ -1,4 +1,4 @@
-"""The audit log: what was refused and why, and what is happening now.
+"""The activity log: what was refused and why, and what is happening now.
 
 The law (P5): "why did nothing happen?" has an answer. Every refusal is recorded in the ledger with its
 reason, and admins who watch see everything as it happens.
@@ -24,7 +24,7 @@ ID_SHOWN = 200
 """Characters of an id that are recorded; a sound id is shorter."""
 
 
-class AuditLog:
+class ActivityLog:
     """Records the refusals of one hub, and shows what happens to the sessions in `watchers`."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ URGENT_SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True)
-class Told:
+class AlertOutcome:
     """Whether people were told of an alert: None if that is not known yet. `problem` says why not."""
 
     told: bool | None
@@ -36,35 +36,35 @@ class Told:
         }  # fmt: skip
 
 
-def waited(event: str, ack: JsonObject | None) -> Told:
+def waited(event: str, ack: JsonObject | None) -> AlertOutcome:
     """Judges an alert that is not critical, after a wait for its end."""
     if ack is None:
-        return Told(None, f"not every recipient was told yet; 'duly alert show {event}' says who was")
+        return AlertOutcome(None, f"not every recipient was told yet; 'duly alert show {event}' says who was")
     if ack["state"] == "done":
-        return Told(True)
+        return AlertOutcome(True)
     why = ack.get("detail") or f"it is {ack['state']}"
     if ack["state"] == "unknown":
-        return Told(None, f"it is not known whether every recipient was told: {why}")
-    return Told(False, f"not every recipient was told: {why}")
+        return AlertOutcome(None, f"it is not known whether every recipient was told: {why}")
+    return AlertOutcome(False, f"not every recipient was told: {why}")
 
 
-def wait_until_told(hub: HubClient, event: str, patience: float) -> Told:
+def wait_until_told(hub: HubClient, event: str, patience: float) -> AlertOutcome:
     """Waits until a person is told of a critical alert, at most `patience` seconds."""
-    return poll(lambda: _judge(_reported(hub, event)), patience) or Told(
+    return poll(lambda: _judge(_reported(hub, event)), patience) or AlertOutcome(
         None, f"no recipient is known to be told yet; 'duly alert show {event}' says how it goes on"
     )
 
 
-def _judge(alert: JsonObject) -> Told | None:
+def _judge(alert: JsonObject) -> AlertOutcome | None:
     """Judges a critical alert; None while its recipients are still being told."""
     states = [one["state"] for one in alert["deliveries"]]
     if "done" in states:
-        return Told(True)
+        return AlertOutcome(True)
     open_ = alert.get("falls_back") or not {"accepted", "sent", "unknown"}.isdisjoint(states)
     if open_ or alert["state"] in ("accepted", "sent", "delivered"):
         return None
     why = alert.get("detail") or "its profile names no recipient"
-    return Told(False, f"NO RECIPIENT WAS TOLD of this critical alert: {why}")
+    return AlertOutcome(False, f"NO RECIPIENT WAS TOLD of this critical alert: {why}")
 
 
 def _reported(hub: HubClient, event: str) -> JsonObject:
