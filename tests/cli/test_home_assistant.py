@@ -13,8 +13,10 @@ import pytest
 from typer.testing import CliRunner
 
 from duly.cli.group import app
+from duly.cli.home_assistant import HomeAssistantOptions
 from duly.clients.device import Command, Device
 from duly.identity.accounts import Role
+from duly.integrations.home_assistant.entities import EntityDeclaration
 from duly.transports.mqtt.link import MqttLink
 from tests import servers
 from tests.cli.conftest import CommandLine
@@ -79,3 +81,12 @@ def test_mistakes_are_named(
     done = CliRunner().invoke(app, ["ha", *words])
     assert done.exit_code != 0
     assert problem in f"{done.exception} {done.output}"
+
+
+def test_the_environment_says_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DULY_HOME_ASSISTANT_APP", "phone")
+    monkeypatch.setenv("DULY_HOME_ASSISTANT_EXPIRES", "5")
+    found = HomeAssistantOptions(switches=["plug"], prefix="house").settings()
+    assert (found.app, found.expires, found.prefix) == ("phone", 5.0, "house")
+    assert found.entities == [EntityDeclaration(device="plug", kind="switch")]

@@ -26,11 +26,11 @@ PATIENCE = 10.0
 """Seconds without the broker after which stderr says so."""
 
 
-class HomeAssistantSettings(Struct, frozen=True, forbid_unknown_fields=True, rename={"as_": "as"}):
+class HomeAssistantSettings(Struct, frozen=True, forbid_unknown_fields=True):
     """The table `[home_assistant]` of duly.toml."""
 
     mqtt: str = ""
-    as_: str = "home-assistant"
+    app: str = "home-assistant"
     prefix: str = PREFIX
     discovery: str = DISCOVERY
     expires: float = EXPIRES
@@ -78,7 +78,7 @@ class HomeAssistantOptions:
 
         flags: dict[str, object] = {
             "mqtt": self.mqtt,
-            "as": self.as_,
+            "app": self.as_,
             "prefix": self.prefix,
             "discovery": self.discovery,
             "expires": self.expires,
@@ -112,10 +112,10 @@ def ha(*, options: HomeAssistantOptions, at: HubOptions, json: Json = False) -> 
     entities, topics = check_entities(wanted.entities), Topics(wanted.prefix, wanted.discovery)
     hub = at.need()
     if at.token is None:
-        check_account(hub, wanted.as_, "app")
+        check_account(hub, wanted.app, "app")
 
     async def run() -> None:
-        access = Access(access_source(hub, wanted.as_, at.folder) if at.token is None else None, hub.tls)
+        access = Access(access_source(hub, wanted.app, at.folder) if at.token is None else None, hub.tls)
         bridge = HomeAssistantBridge(
             HubApp(hub.url, at.token or hub.token, access=access),
             wanted.mqtt,
