@@ -68,6 +68,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "cli/common.py": (1, "`poll`, the one wait of the command line for what a hub does not tell by itself"),
     "cli/demo.py": (1, "the pace at which a person presses buttons"),
     "cli/device.py": (3, VERB),
+    "cli/home_assistant.py": (1, "the moment that a broker has before the verb complains"),
     "cli/node.py": (5, f"{VERB}, and the moment that a broker has before a verb complains"),
     "cli/sentinel.py": (4, VERB),
     "cli/top.py": (1, "the pace at which figures are shown"),

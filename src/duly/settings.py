@@ -23,7 +23,7 @@ from duly.storage import file_url
 
 LOOPBACK: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 
-SECTIONS: Final = frozenset({"sentinel"})
+SECTIONS: Final = frozenset({"sentinel", "home_assistant"})
 """Tables of `duly.toml` that do not belong to the hub."""
 
 _ORIGIN: Final = re.compile(r"https?://[^/\s?#@]+")
@@ -38,6 +38,9 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     port: int = 7800
     listen: str = "127.0.0.1"
     mqtt_port: int = 7883
+    mqtt_ws_port: int | None = None
+    """where the embedded broker also serves MQTT over WebSocket, for browsers and for networks that allow
+    nothing else; nowhere by default"""
     mqtt: str = ""
     """the address of an outside broker, to be used instead of the embedded one"""
     no_mqtt: bool = False
@@ -115,8 +118,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     """days: how long forgotten alerts stay in the archive; 0 archives nothing"""
 
     def __post_init__(self) -> None:
-        for name in ("port", "mqtt_port"):
-            if not 0 <= getattr(self, name) <= 65_535:
+        for name in ("port", "mqtt_port", "mqtt_ws_port"):
+            if not 0 <= (getattr(self, name) or 0) <= 65_535:
                 raise Malformed(
                     f"{name} is a number from 0 to 65535 (0: any free one), not {getattr(self, name)}"
                 )
@@ -147,6 +150,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
             raise Malformed(f"public_url looks like https://duly.example, not {self.public_url!r}")
         if self.connections_per_address < 0:
             raise Malformed("connections_per_address is a number of connections, or 0 for half of all")
+        if self.mqtt_ws_port is not None and (self.mqtt or self.no_mqtt):
+            raise Malformed(
+                "mqtt_ws_port is a port of the embedded broker; leave it out, or leave out mqtt and no_mqtt"
+            )
         if bool(self.tls_cert) != bool(self.tls_key):
             raise Malformed("TLS needs both --tls-cert and --tls-key")
         if self.listen not in LOOPBACK and not self.tls_cert and not self.insecure:

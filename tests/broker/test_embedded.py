@@ -415,7 +415,7 @@ async def test_a_client_that_comes_back_before_we_listen_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker takes connections before we are there to be asked who may come in."""
-    monkeypatch.setattr("duly.broker.embedded.JUDGED_WITHIN", 1000)
+    monkeypatch.setattr("duly.broker.nats_config.JUDGED_WITHIN", 1000)
     monkeypatch.setattr("duly.transports.mqtt.session.CONNECT_WITHIN", 1000.0)
     broker = EmbeddedBroker(tmp_path)
     callout = broker.clients.callout

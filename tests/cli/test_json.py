@@ -42,6 +42,7 @@ FAILURES = {
     "list": ("", 3, "unreachable"),
     "send": ("lock lock_control", 3, "unreachable"),
     "device": ("lock", 3, "unreachable"),
+    "ha": (f"--lock lock --mqtt {NOBODY}", 3, "unreachable"),
     "node": (f"b --url {NOBODY} --run nonsense", 2, "usage"),
     "call": (f"b x nonsense --url {NOBODY}", 2, "usage"),
     "status": ("--url nonsense", 2, "malformed"),

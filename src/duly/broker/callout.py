@@ -159,7 +159,7 @@ class Issuer:
             "subs": -1,
             "data": -1,
             "payload": -1,
-            "allowed_connection_types": ["MQTT"],
+            "allowed_connection_types": ["MQTT", "MQTT_WS"],
         }
         who: dict[str, object] = {
             "sub": question.user_nkey,

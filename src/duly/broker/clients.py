@@ -146,6 +146,13 @@ class BrokerClients:
         reason = f"{name or 'a client'} may not {act} to {topic}; the broker has {outcome}"
         self._refuse(BrokerRefusal(name, act, topic, NotAllowed.word, reason))
 
+    def no_websocket(self, address: str, why: str) -> None:
+        """Report that the broker has opened no WebSocket, such as for a page of another origin."""
+        reason = f"no WebSocket for {address}: {why}"
+        if "origin" in why:
+            reason += "; an origin whose pages may connect is named with --origin"
+        self._refuse(BrokerRefusal("", "connect", "", NotAllowed.word, reason))
+
     async def check_rates(self) -> None:
         """Disconnect accounts that have published too fast since the last check, and then the hub, if they
         have left much for it to read: other devices would wait for that. The hub reconnects at once. Messages

@@ -34,7 +34,7 @@ import socket
 import sys
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from io import TextIOWrapper
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -43,9 +43,9 @@ from typing import Final
 import msgspec
 
 from duly import extras
-from duly.broker.callout import USER
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
-from duly.broker.rules import DEVICES, NODES, BrokerUser, check_users, topic_of
+from duly.broker.nats_config import NatsServing, configuration
+from duly.broker.rules import BrokerUser, check_users, topic_of
 from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds
@@ -53,6 +53,7 @@ from duly.errors import BrokerError
 from duly.runtime.backoff import Backoff
 from duly.runtime.files import PRIVATE_FILE, private_folder, write_private
 from duly.runtime.tasks import SupervisedTask, Supervisor
+from duly.transports.mqtt.address import PATH
 
 RESTART: Final = RetryPolicy.exponential(50 * MS, 10 * SECOND, jitter=0.0)
 """The pause before a broker that died is started again."""
@@ -70,27 +71,6 @@ ACK_WAIT: Final = 3.0
 """Seconds after which an unacknowledged message is sent again. This happens on a live connection too, so
 it is longer than a commit takes; and never earlier, even to a client that has reconnected, so it is short."""
 
-ACK_PENDING: Final = 4096
-"""Messages under way to one subscription at QoS 1; a session may then have 15 subscriptions. The server
-drops what exceeds the limit of all of them together and sends it again after `ACK_WAIT`: with 1024 that
-happened to one in ten messages of a burst of acks and completes."""
-
-HANDSHAKE: Final = 10
-"""Seconds for a TLS handshake; the default of 2 is too short for a busy small machine."""
-
-JUDGED_WITHIN: Final = 10
-"""Seconds within which the hub has to say whether a client may connect."""
-
-FLUSH_EVERY: Final = 5
-"""Seconds between flushes to the disk, unless every message is flushed."""
-
-DISK_LIMIT: Final = 4 << 30
-"""Bytes of stored messages. When they are used up the broker acknowledges no more messages, and outboxes
-wait."""
-
-PAYLOAD_LIMIT: Final = 1 << 20
-"""Bytes of one message."""
-
 LOGGED: Final = Rate(200, SECOND)
 """Lines about refused clients that are written to the log file."""
 
@@ -101,8 +81,13 @@ WATCH_EVERY: Final = 1.0
 HURRY_EVERY: Final = 0.1
 """The same while there is a flood."""
 
-_VIOLATION: Final = re.compile(r'- mid:(\d+) - .*(Publish|Subscription) Violation - .*Subject "([^"]*)"')
+_VIOLATION: Final = re.compile(
+    r'- mid(?:_ws)?:(\d+) - .*(Publish|Subscription) Violation - .*Subject "([^"]*)"'
+)
 """A line of the broker's log about a refused client."""
+
+_HANDSHAKE: Final = re.compile(r"(\S+) - .*websocket handshake error: (.*)")
+"""A line of the broker's log about a client whose WebSocket was refused."""
 
 _ACTS: Final = {"Publish": "publish", "Subscription": "subscribe"}
 
@@ -143,7 +128,9 @@ class _LogFile(RotatingFileHandler):
 class EmbeddedBroker:
     """A nats-server as a child process.
 
-    `port` 0 takes a free port and keeps it. With a certificate the broker speaks TLS only. `users` are
+    `port` 0 takes a free port and keeps it, and so does `websocket_port`, where the same clients with the
+    same permissions use MQTT over WebSocket, among them pages of these `origins`. With a certificate the
+    broker speaks TLS only. `users` are
     asked about every client, unless `set_users` names the users. `on_restart` is called after every
     restart of a broker that died, `on_refused` for every refused attempt: brokers acknowledge a forbidden
     publish and drop it, so this is the only trace of it.
@@ -163,8 +150,13 @@ class EmbeddedBroker:
         on_refused: Callable[[BrokerRefusal], None] | None = None,
         users: Users | None = None,
         tasks: Supervisor | None = None,
+        websocket_port: int | None = None,
+        origins: Sequence[str] = (),
     ) -> None:
         self.port = port
+        self.websocket_port = websocket_port
+        """where it also serves MQTT over WebSocket; None: nowhere"""
+        self._origins = origins
         self.listen = listen
         self.restarts = 0
         self.problem: BrokerError | None = None
@@ -200,6 +192,13 @@ class EmbeddedBroker:
         return f"mqtt{'s' * bool(self._tls[0])}://{host}:{self.port}"
 
     @property
+    def websocket_url(self) -> str:
+        """The same for MQTT over WebSocket; empty if the broker does not serve it."""
+        if self.websocket_port is None:
+            return ""
+        return f"{self.url.replace('mqtt', 'ws', 1).rpartition(':')[0]}:{self.websocket_port}{PATH}"
+
+    @property
     def pid(self) -> int | None:
         """The process id of the running broker; None while it does not run."""
         return self._process.pid if self._process is not None and self._process.returncode is None else None
@@ -216,6 +215,8 @@ class EmbeddedBroker:
             self._open_log()
             if not self.port:
                 self.port = _free_port(self.listen)
+            if self.websocket_port == 0:
+                self.websocket_port = _free_port(self.listen, self.port)
             self._write_config()
             await self._launch()
         except BaseException:
@@ -371,13 +372,19 @@ class EmbeddedBroker:
             self.clients.violated(int(found[1]), _ACTS[found[2]], topic_of(found[3]))
             if self.refused.total() % LOGGED.amount == 0:
                 self.hurry()
-        return found is not None or "authentication error" in line
+        opening = _HANDSHAKE.search(line)
+        if opening is not None:
+            self.clients.no_websocket(opening[1], opening[2])
+        return found is not None or opening is not None or "authentication error" in line
 
     def _explain(self, line: str) -> BrokerError:
         if "address already in use" in line:
+            port, what, option = self.port, "MQTT", "--mqtt-port"
+            if "websocket" in line:
+                port, what, option = self.websocket_port or 0, "MQTT over WebSocket", "--mqtt-ws-port"
             return BrokerError(
-                f"port {self.port} on {self.listen}, for MQTT, is taken; stop the other program, or use "
-                f"another port, --mqtt-port {self.port % 65_535 + 1} or --mqtt-port 0 for any free one"
+                f"port {port} on {self.listen}, for {what}, is taken; stop the other program, or use "
+                f"another port, {option} {port % 65_535 + 1} or {option} 0 for any free one"
             )
         return BrokerError(f"the broker ended while starting: {line or 'without a message'}; see nats.log")
 
@@ -482,45 +489,21 @@ class EmbeddedBroker:
         self._log.addHandler(handler)
 
     def _write_config(self) -> None:
-        quoted = msgspec.json.encode
-        cert, key = (quoted(str(Path(file).absolute())) for file in self._tls)
-        tls = (
-            b", tls { cert_file: %b, key_file: %b, timeout: %d }" % (cert, key, HANDSHAKE)
-            if self._tls[0]
-            else b""
+        serving = NatsServing(
+            listen=self.listen,
+            mqtt_port=self.port,
+            websocket_port=self.websocket_port,
+            origins=self._origins,
+            tls_cert=self._tls[0],
+            tls_key=self._tls[1],
         )
-        text = (
-            b"server_name: duly\n"
-            b'listen: "127.0.0.1:-1"\n'  # for the hub alone: clients connect by MQTT only
-            b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
-            b"mqtt { host: %b, port: %d, ack_wait: %b, max_ack_pending: %d%b }\n"
-            b"max_payload: %d\n"
-            b"system_account: duly_system\n"
-            b"accounts {\n"
-            b"  duly_system { users: [ { user: %b, password: %b } ] }\n"
-            b"  %b { jetstream: enabled }\n"
-            b"  %b { jetstream: enabled }\n"
-            b"}\n"
-            b"authorization { timeout: %d, auth_callout {\n"
-            b"  issuer: %b, account: duly_system, auth_users: [%b]\n"
-            b"} }\n"
-        ) % (
-            quoted(str(self._folder / "store")),
-            b"always" if self._sync else b'"%ds"' % FLUSH_EVERY,
-            DISK_LIMIT,
-            quoted(self.listen),
-            self.port,
-            quoted(f"{round(self._ack_wait * 1000)}ms"),
-            ACK_PENDING,
-            tls,
-            PAYLOAD_LIMIT,
-            quoted(USER),
-            quoted(self.clients.callout.password),
-            DEVICES.encode(),
-            NODES.encode(),
-            JUDGED_WITHIN,
-            self.clients.callout.issuer.name.encode(),
-            quoted(USER),
+        text = configuration(
+            self._folder / "store",
+            serving,
+            sync=self._sync,
+            ack_wait=self._ack_wait,
+            password=self.clients.callout.password,
+            issuer=self.clients.callout.issuer.name,
         )
         (self._folder / "users.conf").unlink(missing_ok=True)  # a file of an older duly
         write_private(self._folder / "nats.conf", text)
@@ -537,7 +520,8 @@ def nats_server() -> Path:
     return Path(found)
 
 
-def _free_port(listen: str) -> int:
+def _free_port(listen: str, taken: int = 0) -> int:
+    """A free port, and another one than the port that is taken in a moment."""
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
     with socket.socket(family) as s:
         try:
@@ -546,7 +530,8 @@ def _free_port(listen: str) -> int:
             if problem.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
                 raise BrokerError(f"{listen} is not an address of this machine") from None
             raise BrokerError(f"cannot listen on {listen}: {problem}") from None
-        return int(s.getsockname()[1])
+        port = int(s.getsockname()[1])
+        return _free_port(listen, taken) if port == taken else port
 
 
 def _how(code: int) -> str:

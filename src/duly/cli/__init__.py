@@ -88,6 +88,7 @@ VERBS: Final = {
     ),
     "send": Verb(Panel.COMMANDS, "send.send", "Send a command to a device, and show both acknowledgements."),
     "device": Verb(Panel.COMMANDS, "device.device", "Simulate a lock or a lamp."),
+    "ha": Verb(Panel.COMMANDS, "home_assistant.ha", "Show devices in Home Assistant, by MQTT discovery."),
     "node": Verb(Panel.NODES, "node.node", "Run a node that runs a shell command for each task."),
     "call": Verb(Panel.NODES, "node.call", "Send a task to a node, wait for its end, and print the result."),
     "status": Verb(Panel.NODES, "node.status", "Show the status that nodes report."),
@@ -126,7 +127,7 @@ VERBS: Final = {
 
 WITHOUT_HUB: Final = frozenset(
     {
-        *("send", "device", "node", "call", "status", "task", "chat", "sentinel", "once"),
+        *("send", "device", "ha", "node", "call", "status", "task", "chat", "sentinel", "once"),
         *("alert", "deliveries", "profile", "channel", "outcome", "trace", "why", "watch"),
     }
 )

@@ -77,11 +77,11 @@ def device(
 
     A lock understands lock_control {"open": true}, a lamp dev_control {"on": true} or {"toggle": true}; both
     understand query, and any other command only writes its line. It needs an account: 'duly add device NAME'.
-    Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT it goes through a broker, and
-    with --keys it signs what it sends. Ctrl-C stops it.
+    Without --token it uses the hub on this machine; with --url mqtt://HOST:PORT (over WebSocket:
+    mqtt+ws://HOST:PORT) it goes through a broker, and with --keys it signs what it sends. Ctrl-C stops it.
     """
     thing = SimulatedThing(kind.value, Effects(effects), lambda what, more: _tell(json, what, more))
-    if at.url is not None and at.url.startswith(("mqtt:", "mqtts:")):
+    if at.url is not None and at.url.startswith("mqtt"):
         make = _through_broker(at.url, name, at.token, store, keys)
         asyncio.run(_run(make, _plain(at.url), thing, store, json))
         return

@@ -181,7 +181,10 @@ class LedgerOptions:
 BrokerUrl = Annotated[
     str,
     typer.Option(
-        "--url", metavar="URL", envvar="DULY_MQTT", help="The broker: mqtt://NAME:PASSWORD@HOST, or mqtts://."
+        "--url",
+        metavar="URL",
+        envvar="DULY_MQTT",
+        help="The broker: mqtt://NAME:PASSWORD@HOST, or mqtts://; over WebSocket ws:// or wss://.",
     ),
 ]
 NodeName = Annotated[

@@ -54,6 +54,14 @@ class UpOptions:
         int | None,
         typer.Option("--mqtt-port", metavar="N", help="The port of the embedded MQTT broker. [7883]"),
     ] = None
+    mqtt_ws_port: Annotated[
+        int | None,
+        typer.Option(
+            "--mqtt-ws-port",
+            metavar="N",
+            help="A port where the embedded broker also serves MQTT over WebSocket, at /mqtt. [none]",
+        ),
+    ] = None
     mqtt: Annotated[
         str | None,
         typer.Option("--mqtt", metavar="URL", help="Use this MQTT broker. [the embedded one]"),
@@ -215,7 +223,8 @@ async def _serve(settings: Settings, json: bool) -> None:
 def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:
     if json:
         process = {"data": settings.data, "pid": os.getpid(), "dashboard": link}
-        print_json({"url": hub.url, "mqtt": hub.mqtt_url or None} | process)
+        mqtt = {"mqtt": hub.mqtt_url or None, "mqtt_ws": hub.mqtt_websocket_url or None}
+        print_json({"url": hub.url} | mqtt | process)
         return
     setup: list[str] = []
     programs = Path(sys.executable).parent
@@ -224,7 +233,7 @@ def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
         setup.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
     say(  # at once: a program reads one line, and may be gone before there is another
-        f"ready {hub.url} {hub.mqtt_url}".rstrip(),
+        " ".join(filter(None, ("ready", hub.url, hub.mqtt_url, hub.mqtt_websocket_url))),
         "",
         "See it in a browser (the link works once; 'duly dashboard link' prints another):",
         f"  {link}",

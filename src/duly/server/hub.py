@@ -107,6 +107,7 @@ class Hub:
         """made once and kept in the data folder"""
         self.url = ""
         self.mqtt_url = ""
+        self.mqtt_websocket_url = ""
         self.mqtt: MqttService | None = None
         self._prune_problem: str | None = None
         """why the last pruning failed; None if it succeeded"""
@@ -149,7 +150,7 @@ class Hub:
 
             self.mqtt = MqttService(settings, self.tasks, shutdown)
             await self.mqtt.start(self.ledger, box, self.accounts, self.gateway, self.activity)
-            self.mqtt_url = self.mqtt.url
+            self.mqtt_url, self.mqtt_websocket_url = self.mqtt.url, self.mqtt.websocket_url
         self.dashboard = Dashboard(self, box, self.login_guard)
         shutdown.call("logins to the dashboard", self.dashboard.access.close)
         shutdown.add("the listener", listener.stop)
@@ -161,7 +162,11 @@ class Hub:
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
         shutdown.call("the run file", partial(runfile.remove, self._folder))
-        LOG.info("hub %s serves at %s", self.name, " and ".join(filter(None, (self.url, self.mqtt_url))))
+        LOG.info(
+            "hub %s serves at %s",
+            self.name,
+            " and ".join(filter(None, (self.url, self.mqtt_url, self.mqtt_websocket_url))),
+        )
 
     async def _open_accounts(self, box: SecretBox) -> None:
         self.accounts = Accounts(self.ledger, box)

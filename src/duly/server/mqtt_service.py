@@ -48,6 +48,8 @@ class MqttService:
         """the embedded broker; None if an outside one is used"""
         self.links: dict[str, MqttLink] = {}
         self.url = ""
+        self.websocket_url = ""
+        """where the embedded broker serves MQTT over WebSocket; empty: nowhere"""
         self.refused = 0
         """what the embedded broker has refused since the start"""
 
@@ -94,6 +96,8 @@ class MqttService:
             on_refused=lambda refused: self._record(devices, refused),
             users=users,
             tasks=self._tasks,
+            websocket_port=settings.mqtt_ws_port,
+            origins=[*settings.origins, *filter(None, [settings.public_url])],
         )
         self.broker.clients.given = devices.given
         devices.presence.watch_connections()
@@ -101,7 +105,7 @@ class MqttService:
         self.broker.clients.callout.admit_first(HUB)
         await self.broker.start()
         self._shutdown.add("the embedded broker", self.broker.stop)
-        self.url = self.broker.url
+        self.url, self.websocket_url = self.broker.url, self.broker.websocket_url
         # The certificate carries the public name and not 127.0.0.1: so this very certificate is expected.
         return replace(
             BrokerAddress.parse(self.url),
@@ -157,7 +161,12 @@ class MqttService:
         down = next((link.problem for link in self.links.values() if not link.up), None)
         problem = (self.broker and self.broker.problem) or down
         shown = None if problem is None else str(problem)
-        return {"url": self.url, "embedded": self.broker is not None, "problem": shown}
+        return {
+            "url": self.url,
+            "websocket": self.websocket_url or None,
+            "embedded": self.broker is not None,
+            "problem": shown,
+        }
 
     def conflicts(self) -> list[str]:
         """A sentence about each client id that two clients of the embedded broker fight over."""

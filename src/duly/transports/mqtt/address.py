@@ -18,6 +18,19 @@ from duly.errors import Malformed
 
 _END: Final = "-----END CERTIFICATE-----"
 
+_SCHEMES: Final = {
+    "mqtt": (1883, False, False),
+    "mqtts": (8883, True, False),
+    "ws": (80, False, True),
+    "wss": (443, True, True),
+    "mqtt+ws": (80, False, True),
+    "mqtt+wss": (443, True, True),
+}
+"""The usual port of each scheme, whether it means TLS, and whether it means a WebSocket."""
+
+PATH: Final = "/mqtt"
+"""Where brokers serve MQTT over WebSocket, unless an address says otherwise."""
+
 _UNSAFE: Final = re.compile(r"[\s.*>/%]")
 """What brokers refuse in a client id; written as %2E and so on when a username has it."""
 
@@ -43,19 +56,25 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
     key: str = ""
     pinned: bool = False
     """`cafile` is the broker's own certificate: that one is meant, whatever name it carries"""
+    path: str = ""
+    """where the broker serves MQTT over WebSocket; empty: MQTT over TCP"""
 
     @classmethod
     def parse(cls, url: str) -> BrokerAddress:
-        """mqtt://user:password@host:port?client_id=…&keepalive=…&cafile=…&cert=…&key=…, or mqtts://."""
+        """mqtt://user:password@host:port?client_id=…&keepalive=…&cafile=…&cert=…&key=…, or mqtts://; over
+        WebSocket ws://user:password@host:port/mqtt, or wss://. Where ws:// may also be the address of a hub,
+        mqtt+ws:// and mqtt+wss:// mean the broker."""
         parts = urlsplit(url)
         try:
             port = parts.port
         except ValueError:
             raise Malformed("the broker's port is not a number from 0 to 65535") from None
-        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname:
+        if parts.scheme not in _SCHEMES or not parts.hostname:
             raise Malformed(
-                "a broker's address looks like mqtt://user:password@host:1883, or mqtts:// for TLS"
+                "a broker's address looks like mqtt://user:password@host:1883, or mqtts:// for TLS; over "
+                "WebSocket ws://user:password@host:port/mqtt, or wss://"
             )
+        usual, tls, websocket = _SCHEMES[parts.scheme]
         options = dict(parse_qsl(parts.query))
         strange = options.keys() - {"client_id", "keepalive", "cafile", "cert", "key"}
         if strange:
@@ -69,8 +88,8 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
         username = unquote(parts.username or "")
         return cls(
             host=parts.hostname,
-            port=port or (8883 if parts.scheme == "mqtts" else 1883),
-            tls=parts.scheme == "mqtts",
+            port=port or usual,
+            tls=tls,
             username=username,
             password=unquote(parts.password or ""),
             client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
@@ -78,7 +97,14 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
             cafile=options.get("cafile", ""),
             cert=options.get("cert", ""),
             key=options.get("key", ""),
+            path=(parts.path if parts.path.strip("/") else PATH) if websocket else "",
         )
+
+    @property
+    def websocket_url(self) -> str:
+        """The address of the WebSocket, without the login, which MQTT itself carries."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"ws{'s' * self.tls}://{host}:{self.port}{self.path}"
 
     def tls_context(self) -> ssl.SSLContext | bool:
         """Returns the TLS settings for a connection to this broker; False for one without TLS."""
@@ -100,4 +126,5 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
 
     def __repr__(self) -> str:
         who = f"{self.username}@" if self.username else ""
-        return f"mqtt{'s' * self.tls}://{who}{self.host}:{self.port}"
+        scheme = "ws" if self.path else "mqtt"
+        return f"{scheme}{'s' * self.tls}://{who}{self.host}:{self.port}{self.path}"

@@ -115,7 +115,7 @@ class MqttSession(asyncio.Protocol):
         a = self._address
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
-                await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
+                await self._connect()
                 self._write(self._hello())
                 present, code = await asyncio.shield(self._welcome)
                 if code:
@@ -132,6 +132,15 @@ class MqttSession(asyncio.Protocol):
             raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
         self._watch_socket()
         return bool(present)
+
+    async def _connect(self) -> None:
+        a = self._address
+        if not a.path:
+            await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
+            return
+        from duly.transports.mqtt.websocket_stream import WebSocketStream  # aiohttp takes long to import
+
+        await WebSocketStream(self).connect(a)
 
     def _hello(self) -> bytes:
         a, will = self._address, self._will
@@ -205,6 +214,8 @@ class MqttSession(asyncio.Protocol):
     def connection_lost(self, problem: Exception | None) -> None:
         """End the session: the broker or the network has closed the connection."""
         self._gone.set()
+        if isinstance(problem, Malformed):
+            self._no_mqtt(problem)
         # With TLS 1.3 a broker that misses our certificate hangs up after the handshake, without a word.
         missed = self._address.tls and not self._address.cert and not self.connected
         hint = "; it may want a certificate of ours (cert and key)" if missed else ""

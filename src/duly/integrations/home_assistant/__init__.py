@@ -1,0 +1,1 @@
+"""Devices of a hub in Home Assistant, by MQTT discovery."""

@@ -1,0 +1,288 @@
+"""Shows devices of a hub in Home Assistant, and passes its commands on to them.
+
+The laws. The bridge is an app of the hub and a client of Home Assistant's MQTT broker, and keeps nothing: a
+command is acknowledged to the broker (PUBACK) when the hub has stored or refused it, not before, so after a
+crash it comes again, with the same id, and the hub answers it with what it knows. A state is published when
+the device has reported it, or has confirmed a command. A command that failed changes no state; one whose end
+is not known makes the state unknown, until a late answer settles it. How the last command of an entity ended,
+and why, are attributes of the entity.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+
+from duly.clients.app import Ack, App, Push, SentCommand
+from duly.clients.websocket_link import Access
+from duly.core.lifecycle import State
+from duly.core.units import MS
+from duly.errors import DulyError, Refused, SenderError, Stopped
+from duly.integrations.home_assistant.entities import (
+    EXPIRES,
+    OFFLINE,
+    ONLINE,
+    UNKNOWN,
+    EntityDeclaration,
+    HomeAssistantCommand,
+    Topics,
+    check_entities,
+    device_names,
+    discovery,
+    read_command,
+)
+from duly.runtime.clock import Clock, SystemClock
+from duly.runtime.tasks import Supervisor
+from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.link import MqttLink, Will
+from duly.wire import frames
+from duly.wire.frames import Frame
+from duly.wire.session import Acknowledge
+
+QUERY: Final = "query"
+"""The command that asks a device for its state; it changes nothing."""
+
+CLIENT_ID: Final = "duly-home-assistant"
+"""The client id at brokers where the bridge has no name of its own."""
+
+
+class CommandReport(Struct, frozen=True):
+    """How a command of Home Assistant ended."""
+
+    entity: EntityDeclaration
+    command: str
+    id: str
+    outcome: str
+    reason: str = ""
+
+
+class HubApp(App):
+    """An app that says when it is connected to its hub, and when it is not."""
+
+    def __init__(self, url: str, token: str, *, access: Access | None = None) -> None:
+        super().__init__(url, token, access=access)
+        self.on_connection: Callable[[bool], None] = lambda _: None
+
+    def _up(self, welcome: Frame) -> None:
+        super()._up(welcome)
+        self.on_connection(True)
+
+    def _down(self) -> None:
+        super()._down()
+        self.on_connection(False)
+
+
+class HomeAssistantBridge:
+    """The entities of one hub at one broker, from `start` until `stop`. `reported` hears how each command
+    ended, `online` is called at every connection to the broker."""
+
+    def __init__(
+        self,
+        app: HubApp,
+        broker: str,
+        entities: Sequence[EntityDeclaration],
+        *,
+        topics: Topics | None = None,
+        expires: float = EXPIRES,
+        reported: Callable[[CommandReport], None] = lambda _: None,
+        online: Callable[[], None] = lambda: None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._app = app
+        self._entities = check_entities(entities)
+        self._topics = topics or Topics()
+        self._expires = expires
+        self._reported = reported
+        self._online = online
+        self._clock = clock or SystemClock()
+        self._commanded = {
+            self._topics.commands(entity): entity for entity in entities if entity.kind != "sensor"
+        }
+        self._values: dict[str, object] = {}
+        """the value of each entity's field, by its object id; absent: not known"""
+        self._shown: dict[str, str] = {}
+        """what was published at each topic, and is retained"""
+        self._tasks = Supervisor()
+        self.link = self._link_to(broker)
+        """the connection to the broker"""
+
+    def _link_to(self, broker: str) -> MqttLink:
+        address = BrokerAddress.parse(broker)
+        if not address.client_id:
+            address = msgspec.structs.replace(address, client_id=CLIENT_ID)
+        return MqttLink(
+            address,
+            self._arrived,
+            subscriptions=[*self._commanded, self._topics.birth],
+            will=lambda: Will(self._topics.availability, OFFLINE.encode()),
+            on_connect=lambda _: self._broker_connected(),
+            tasks=self._tasks,
+        )
+
+    async def start(self) -> None:
+        """Connect to the hub, and then to the broker; raises if the hub refuses the token."""
+        await self._app.start()
+        await self._app.ready()
+        self._app.on_connection = self._hub_connected
+        self._hub_connected(self._app.connected)
+        await self.link.start()
+        self._tasks.spawn("pushes for Home Assistant", self._read_pushes)
+
+    async def stop(self) -> None:
+        """Say that the entities are unavailable, and disconnect."""
+        if self.link.up:
+            with suppress(DulyError, TimeoutError):
+                async with asyncio.timeout(1):
+                    await self.link.publish(self._topics.availability, OFFLINE.encode(), retain=True)
+        await self.link.stop()
+        await self._app.stop()
+        await self._tasks.stop()
+
+    # ── what Home Assistant sees ─────────────────────────────────────────────────────────────────
+
+    def _broker_connected(self) -> None:
+        self._show_all()
+        self._online()
+
+    def _show_all(self) -> None:
+        """Publish everything: the broker or Home Assistant has just started, or may have missed something."""
+        self._shown.clear()
+        names = device_names(self._entities)
+        for entity in self._entities:
+            described = discovery(entity, self._topics, names[entity.device])
+            self._show(self._topics.config(entity), msgspec.json.encode(described).decode())
+            self._show_state(entity)
+        self._show_availability()
+
+    def _show_availability(self) -> None:
+        for device in {entity.device: None for entity in self._entities}:
+            self._show(self._topics.online(device), ONLINE if device in self._app.online else OFFLINE)
+        self._show(self._topics.availability, ONLINE if self._app.connected else OFFLINE)
+
+    def _show_state(self, entity: EntityDeclaration) -> None:
+        if entity.object_id in self._values:
+            self._show(self._topics.state(entity), entity.state_of(self._values[entity.object_id]))
+        else:
+            self._show(self._topics.state(entity), UNKNOWN)
+
+    def _show(self, topic: str, text: str) -> None:
+        """Publish a text that the broker retains, unless it has it already."""
+        if self._shown.get(topic) == text:
+            return
+        self._shown[topic] = text
+        self.link.post(topic, text.encode(), retain=True, done=lambda had: self._confirmed(topic, had))
+
+    def _confirmed(self, topic: str, had: bool) -> None:
+        if not had:
+            self._shown.pop(topic, None)  # the next connection publishes it again
+
+    # ── the hub ──────────────────────────────────────────────────────────────────────────────────
+
+    def _hub_connected(self, connected: bool) -> None:
+        self._show(self._topics.availability, ONLINE if connected else OFFLINE)
+        if connected:
+            self._show_availability()
+            for device in {entity.device: None for entity in self._entities}:
+                self._ask(device)
+
+    def _ask(self, device: str) -> None:
+        """Ask a device for its state. One that knows no such command is known by its reports alone."""
+        if device in self._app.online:
+            self._tasks.do("state of a device", self._query(device), expected=(SenderError, Stopped))
+
+    async def _query(self, device: str) -> None:
+        ack = await self._app.send(device, QUERY, expires=self._expires)
+        if ack.done:
+            self._learn(device, ack.data)
+
+    async def _read_pushes(self) -> None:
+        async for news in self._app.pushes():
+            if isinstance(news, Push):
+                if news.type == frames.DEVICE_STATUS:
+                    self._show_availability()
+                    self._ask(news.device)
+                else:
+                    self._learn(news.device, news.data)
+
+    def _learn(self, device: str, data: object) -> None:
+        """Take what a device says of itself as its state."""
+        if isinstance(data, Mapping):
+            for entity in self._entities:
+                if entity.device == device and entity.read_from in data:
+                    self._values[entity.object_id] = data[entity.read_from]
+                    self._show_state(entity)
+
+    # ── commands ─────────────────────────────────────────────────────────────────────────────────
+
+    def _arrived(self, topic: str, payload: bytes, old: bool, ack: Acknowledge) -> None:
+        entity = self._commanded.get(topic)
+        if entity is not None:
+            self._tasks.do("command of Home Assistant", self._carry_out(entity, payload, ack))
+            return
+        if topic == self._topics.birth and payload == ONLINE.encode():
+            self._show_all()
+        ack()
+
+    async def _carry_out(self, entity: EntityDeclaration, payload: bytes, ack: Acknowledge) -> None:
+        try:
+            command = read_command(entity, payload, self._clock.now(), self._expires)
+        except SenderError as problem:
+            self._report(CommandReport(entity, "", "", problem.word, str(problem)))
+            self._show_state(entity)
+            ack()
+            return
+        try:
+            sent = await self._app.post(
+                entity.device,
+                entity.command_type,
+                {entity.read_from: command.value},
+                id=command.id,
+                expires=command.expires,
+            )
+            await self._follow(entity, command, sent, ack)
+        except Refused as problem:
+            self._report(CommandReport(entity, command.word, command.id, problem.error, str(problem)))
+            self._show_state(entity)
+            ack()
+        except Stopped:
+            return  # it is not acknowledged, so it comes again
+
+    async def _follow(
+        self, entity: EntityDeclaration, command: HomeAssistantCommand, sent: SentCommand, ack: Acknowledge
+    ) -> None:
+        """Show what becomes of a command until its end is certain."""
+        working = entity.working(command.value)
+        if working is not None:
+            self._show(self._topics.state(entity), working)
+        await sent.accepted()
+        ack()
+        ended = await sent.ended()
+        self._ended(entity, command, ended)
+        if ended.state == State.UNKNOWN.word:
+            self._ended(entity, command, await sent.settled())
+
+    def _ended(self, entity: EntityDeclaration, command: HomeAssistantCommand, ended: Ack) -> None:
+        if ended.done:
+            self._values[entity.object_id] = command.value
+            self._learn(entity.device, ended.data)
+        elif ended.state == State.UNKNOWN.word:
+            self._values.pop(entity.object_id, None)
+        self._show_state(entity)
+        self._report(CommandReport(entity, command.word, command.id, ended.state, ended.detail))
+
+    def _report(self, report: CommandReport) -> None:
+        at = self._clock.now() // MS
+        attributes: dict[str, object] = {
+            "last_command": report.command,
+            "outcome": report.outcome,
+            "reason": report.reason,
+            "command_id": report.id,
+            "ended_at_ms": at,
+        }
+        self._show(self._topics.attributes(report.entity), msgspec.json.encode(attributes).decode())
+        self._reported(report)
