@@ -156,7 +156,7 @@ def test_a_webhooks_secret_is_printed_once(cli: CommandLine) -> None:
         (["profile", "set", "home", "--escalate", "https://x"], 2),
         (["profile", "set", "no/slash"], 2),
         (["profile", "show", "home"], 3),
-        (["profile", "remove", "home"], 6),
+        (["profile", "remove", "home"], 3),
         (["alert", "trigger", "smoke"], 3),
         (["alert", "trigger", "smoke", "--severity", "awful"], 2),
         (["channel", "test", "nonsense"], 2),
