@@ -32,7 +32,7 @@ async def test_a_client_that_left_while_the_hub_was_not_connected_is_noticed(
             await until(lambda: callout._writer is None)
         left.set()
         await until(lambda: ("kitchen", False) in told)
-        assert told == [("cellar", True), ("kitchen", True), ("kitchen", False)]
+        await until(lambda: [connected for name, connected in told if name == "cellar"][-1])
 
 
 async def test_others_wait_until_the_first_account_is_in(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ async def test_others_wait_until_the_first_account_is_in(tmp_path: Path) -> None
         try:
             await until(lambda: callout._judging)
             async with Client(broker, "hub", "secret"):
-                assert told == [("hub", True)]
+                assert ("kitchen", True) not in told
                 assert not kitchen.link.up
                 callout.admit_all()
                 await until(lambda: kitchen.link.up)

@@ -22,7 +22,7 @@ from tests.servers import Mosquitto
 
 
 async def until(what: Callable[[], bool], then: Callable[[], Awaitable[None]] | None = None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(45):  # a broker may wait for 30 s before it repeats what was under way
         while not what():
             if then is not None:
                 await then()
@@ -157,11 +157,3 @@ async def test_what_waited_while_the_broker_died_does_not_bring_a_device_online(
         firmware = Firmware(hub.mqtt_url, "lock", token)
         await until(lambda: hub.gateway.online("lock"))
         firmware.stop()
-
-
-async def test_what_waited_while_the_hub_was_away_does_not_bring_a_device_online(tmp_path: Path) -> None:
-    async with started(tmp_path) as hub:
-        await say_unheard(hub, await hub.accounts.add(Role.DEVICE, "lock"))
-    async with started(tmp_path) as hub:
-        await heard_of(hub, "lock")
-        assert not hub.gateway.online("lock")

@@ -207,6 +207,8 @@ class Callout:
         """connections of each account"""
         self.on_connections: Callable[[str, bool], None] = lambda _name, _connected: None
         """hears of every account that has connected, and of one whose last connection has ended"""
+        self._before: list[int] = []
+        """the connections of clients when the hub's own was lost"""
         self._asked = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
         self._first = ""
@@ -229,6 +231,7 @@ class Callout:
             self._answering = None
         self._close()
         self._judging.clear()
+        self._before.clear()
         self._clients.clear()
         self._gone.clear()
         self._holders.clear()
@@ -327,6 +330,7 @@ class Callout:
                 LOG.warning("the connection to the broker's NATS port is lost: %s", problem)
             finally:  # also when a bug ends this task: the supervisor starts it again with a new connection
                 self._reader = None
+                self._before = list(self._clients)
                 self._close()
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -384,7 +388,7 @@ class Callout:
         """Note which clients have left while the hub was not connected, and close the connections of those
         that the broker asked about meanwhile: it accepts connections earlier. Such clients reconnect at once;
         else they would wait for `JUDGED_WITHIN` seconds."""
-        known = list(self._clients)
+        known, self._before = self._before, []
         with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
             listed = await self._listed({"auth": True, "limit": LISTED})
             present = {one.cid for one in listed}
