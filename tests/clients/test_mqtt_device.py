@@ -166,6 +166,7 @@ async def test_a_status_from_before_that_comes_after_the_newest_says_nothing(
 ) -> None:
     """The embedded broker may pass a status on, and then answer the subscription with the one before."""
     assert local.hub.mqtt is not None
+    local.hub.mqtt.devices.connections("lock", True)
     hear, handled = local.hub.mqtt.links["reports"]._on_message, asyncio.Event()
     hear("nodes/lock/status", reporting("2"), False, lambda: None)
     hear("nodes/lock/status", late, True, handled.set)
@@ -178,6 +179,7 @@ async def test_a_status_from_before_that_comes_after_the_newest_says_nothing(
 @pytest.mark.parametrize("local", ["embedded"], indirect=True)
 async def test_a_push_in_a_status_from_before_is_still_stored(local: MqttHub) -> None:
     assert local.hub.mqtt is not None
+    local.hub.mqtt.devices.connections("lock", True)
     hear, handled = local.hub.mqtt.links["reports"]._on_message, asyncio.Event()
     push = {"type": "event_report", "data": {"battery": 7}}
     late = msgspec.json.encode({"online": True, "session": "1", "data": push})

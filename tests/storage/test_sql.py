@@ -103,7 +103,10 @@ async def test_pages_are_read_by_index(postgres_server: servers.Postgres, scope:
     )
     await connection.execute("ANALYZE duly_messages")
     end, top = (50_000).to_bytes(8, "big"), (60_000).to_bytes(8, "big")
-    for name, args in (("key_below", (top, 9_999)), ("between", (end, top, scope, True, 100))):
+    for name, args in (
+        ("key_below", (top, 9_999)),
+        ("between", (end, top, scope, None, None, None, 0, 0, 1 << 62, 100)),
+    ):
         found = await connection.fetch(f"EXPLAIN {sql.queries('postgres')[name]}", *args)
         plan = "\n".join(row for (row,) in found)
         assert "duly_messages_pkey" in plan, plan

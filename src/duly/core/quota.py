@@ -2,7 +2,7 @@
 
 The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the
 count of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A
-clock that is set back makes no sender wait longer than a full burst takes to refill.
+clock that is set back refuses no sender for what was counted in a time to come: the allowance is whole again.
 """
 
 from __future__ import annotations
@@ -80,11 +80,11 @@ class Quota:
         span = self._span
         # This is on the way of every message: no call that is not needed.
         cost = self._interval if amount == 1 else min(self._interval * amount, span)
-        if full_at <= now:
+        latest = now + span
+        if full_at <= now or full_at > latest:  # all of it is there, or the clock was set back
             self._full_at[name] = now + cost
             return 0
-        latest = now + span
-        over = min(full_at, latest) + cost - latest
+        over = full_at + cost - latest
         if over > 0:
             return over
         self._full_at[name] = full_at + cost
@@ -107,7 +107,9 @@ class Quota:
         full_at = self._full_at.get(name)
         if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
             full_at = self._full_at.get(_REST)
-        return max(0, min(full_at or 0, now + self._span) + self._interval - now - self._span)
+        if full_at is None or full_at > now + self._span:
+            return 0
+        return max(0, full_at + self._interval - now - self._span)
 
     def give_back(self, name: str, amount: int = 1) -> None:
         """Uncount what was taken: it turned out not to count."""

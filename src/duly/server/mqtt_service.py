@@ -101,7 +101,7 @@ class MqttService:
         )
         self.broker.clients.given = devices.given
         devices.presence.watch_connections()
-        self.broker.clients.callout.on_connections = devices.presence.connections
+        self.broker.clients.callout.on_connections = devices.connections
         self.broker.clients.callout.admit_first(HUB)
         await self.broker.start()
         self._shutdown.add("the embedded broker", self.broker.stop)

@@ -75,14 +75,15 @@ class LedgerQueries(ABC):
         wanted: MessageFilter = ANY_MESSAGE,
         before: bytes | None = None,
         limit: int = 100,
-        look_at: int = LOOKED_AT,
+        look_at: int | None = None,
     ) -> Page:
         """Return a page of at most `limit` messages, newest first by key: by the time their ids carry;
         those whose ids carry none come last. `before` is the `next` of the page before. `scope` and
         `open_only` are the two parts of `wanted` that are asked for most.
 
         To find what fits a filter is a search without an index, since an index would be paid for by every
-        message. So a page looks at no more than `look_at` of them and says where to go on.
+        message. So a page looks at no more than `look_at` of them (`LOOKED_AT`) and says where to
+        go on.
         """
         if limit < 1:
             raise Malformed(f"a page holds at least one message, not {limit}")
@@ -91,7 +92,7 @@ class LedgerQueries(ABC):
         if open_only:
             wanted = replace(wanted, states=OPEN_STATES & (wanted.states or OPEN_STATES))
         top = _BEYOND if before is None else before
-        end = await self._key_below(top, look_at) if wanted != ANY_MESSAGE else None
+        end = await self._key_below(top, look_at or LOOKED_AT) if wanted != ANY_MESSAGE else None
         found = await self._between(end or b"", top, wanted, limit)
         return Page(found, found[-1].message.key if len(found) == limit else end)
 

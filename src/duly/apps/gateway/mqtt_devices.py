@@ -29,6 +29,8 @@ from contextlib import suppress
 from math import inf
 from typing import Final
 
+from msgspec.structs import replace
+
 from duly.apps.gateway.device_signatures import DeviceSignatures
 from duly.apps.gateway.foreign_subscriptions import ForeignSubscriptions
 from duly.apps.gateway.mqtt_absences import MqttAbsences
@@ -134,6 +136,8 @@ class MqttDevices:
         self._told = Quota(TOLD)
         self._given: Counter[str] = Counter()
         self._devices: dict[str, MqttDevice] = {}
+        self._kept: dict[str, HeardMessage] = {}
+        """the retained status of each device that has not connected since the broker was started"""
         self._claiming = asyncio.Lock()
         self.link: DeviceLink | None = None
         self.reports_link: DeviceLink | None = None
@@ -273,7 +277,11 @@ class MqttDevices:
         known_before = unconnected or (
             status is not None and online and self._absences.is_no_news(name, status, payload, kept=again)
         )
+        if not online:
+            self._kept.pop(name, None)
         if online and known_before:
+            if unconnected and again:
+                self._kept[name] = replace(heard, ack=_nothing)
             if push is None or (again and push.seq_id is None):
                 return
             former = True  # the hub may not have stored the push; but the device is not back
@@ -307,6 +315,14 @@ class MqttDevices:
                 await self._connect(name, session)
         elif self.presence.ends(name, session):
             await self._gone(name)
+
+    def connections(self, name: str, connected: bool) -> None:
+        """The broker says that an account has a connection, or none any more. What it retains of a device
+        counts once the device is connected: firmware may say only at its start that it is online."""
+        self.presence.connections(name, connected)
+        kept = self._kept.pop(name, None) if connected else None
+        if kept is not None:
+            self._reader.put(name, kept)
 
     def _heard(self, name: str) -> None:
         """A device has said something, whatever it was."""
@@ -383,6 +399,10 @@ class MqttDevices:
             if self._ours(name) is device:
                 with suppress(LedgerError):  # then the outbox repeats it in its own time
                     await self._connect(name, device.session)
+
+
+def _nothing() -> None:
+    """The acknowledgement of what is acknowledged already."""
 
 
 def _now() -> float:

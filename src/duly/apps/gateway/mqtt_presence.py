@@ -7,7 +7,8 @@ what the broker says. A will belongs to its own connection: the will of an older
 
 The embedded broker says who connects. What it hands out of an account that has not connected since the broker
 was started was said before: it waited in the hub's session while the broker died, and it is not marked. It
-does not bring a device online, and does not keep it online.
+does not bring a device online, and does not keep it online. What the broker retains of a device counts once
+the device connects.
 
 A retained status says nothing of a device that has reported since the link was connected: the embedded broker
 may pass a status on and then, as the answer to the subscription, the one before it.
@@ -93,7 +94,7 @@ class MqttPresence:
         """A device says that it is online; `old` if that may have been said before the broker started."""
         now, before = asyncio.get_running_loop().time(), self._online.get(name)
         silence = MISSED * status.heartbeat / SECOND or inf
-        if not old or self._new:
+        if not old or self._new or (self._connected is not None and name in self._connected):
             until = self._silent_at(name, silence)
         elif before is None:  # it may be from before the broker died, and the device with it
             until = now + GRACE

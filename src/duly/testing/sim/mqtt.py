@@ -239,7 +239,7 @@ class MqttWorld(GatewayWorld):
         hub = self.nodes[HUB]
         assert isinstance(hub, MqttHub)
         if hub.serves_broker:
-            hub.devices.presence.connections(client, connected)
+            hub.devices.connections(client, connected)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         super().committed(node, disk, write, result)
