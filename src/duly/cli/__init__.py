@@ -88,7 +88,11 @@ VERBS: Final = {
     ),
     "send": Verb(Panel.COMMANDS, "send.send", "Send a command to a device, and show both acknowledgements."),
     "device": Verb(Panel.COMMANDS, "device.device", "Simulate a lock or a lamp."),
-    "ha": Verb(Panel.COMMANDS, "home_assistant.ha", "Show devices in Home Assistant, by MQTT discovery."),
+    "ha": Verb(
+        Panel.COMMANDS,
+        "home_assistant.ha",
+        "Show devices in Home Assistant, by MQTT discovery, and pass its commands on to them.",
+    ),
     "node": Verb(Panel.NODES, "node.node", "Run a node that runs a shell command for each task."),
     "call": Verb(Panel.NODES, "node.call", "Send a task to a node, wait for its end, and print the result."),
     "status": Verb(Panel.NODES, "node.status", "Show the status that nodes report."),

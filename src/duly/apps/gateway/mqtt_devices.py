@@ -255,20 +255,9 @@ class MqttDevices:
         payload, old, again = heard.payload, heard.old, heard.again
         unconnected = not self.presence.has_returned(name)  # then it was said before the broker's start
         waited = again or unconnected
-        if (
-            self._accounts.role_of(name) is None
-            and await self._accounts.find_role(name, HUB) is not Role.DEVICE
-        ):
-            raise Malformed(f"{name} reports its status, but there is no such device")
-        status = fd.decode_status(payload)
-        if status is not None:
-            self._signatures.check(status, name)
-        elif self._signatures.required(name):
-            raise Forged(f"the status of {name} was removed; a removal cannot be signed")
+        status = await self._decode_status(name, payload)
         if status is not None and fd.is_question(status):
             return
-        if status == fd.FdStatus():
-            raise Malformed(f"the status of {name} says nothing; it says whether {name} is online")
         self.reported.note(name, payload, waited)
         session = status.session if status is not None else ""
         former = self.presence.is_former(name, session)
@@ -315,6 +304,22 @@ class MqttDevices:
                 await self._connect(name, session)
         elif self.presence.ends(name, session):
             await self._gone(name)
+
+    async def _decode_status(self, name: str, payload: bytes) -> fd.FdStatus | None:
+        """The status that an account has signed, if it must; None: it was removed."""
+        if (
+            self._accounts.role_of(name) is None
+            and await self._accounts.find_role(name, HUB) is not Role.DEVICE
+        ):
+            raise Malformed(f"{name} reports its status, but there is no such device")
+        status = fd.decode_status(payload)
+        if status is not None:
+            self._signatures.check(status, name)
+        elif self._signatures.required(name):
+            raise Forged(f"the status of {name} was removed; a removal cannot be signed")
+        if status == fd.FdStatus():
+            raise Malformed(f"the status of {name} says nothing; it says whether {name} is online")
+        return status
 
     def connections(self, name: str, connected: bool) -> None:
         """The broker says that an account has a connection, or none any more. What it retains of a device
