@@ -30,8 +30,8 @@ from bench.peers import Work
 from bench.processes import GRACE, NoAnswer, ProcessDied, Server, answer_of, load
 from bench.rivals import WORKERS
 from bench.servers import free_port, redis_server
+from duly.broker.acl_dialects import NODES, BrokerUser
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.rules import NODES, BrokerUser
 
 DEPTH = 100
 USER = "bench"

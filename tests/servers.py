@@ -28,8 +28,8 @@ from urllib.parse import quote
 
 import pytest
 
+from duly.broker.acl_dialects import BrokerUser
 from duly.broker.embedded import EmbeddedBroker, nats_server
-from duly.broker.rules import BrokerUser
 
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 HOSTS = 8

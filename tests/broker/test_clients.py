@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from duly.broker import rules as broker_rules
+from duly.broker import acl_dialects
 from duly.broker.clients import BrokerClients, UserList
 
 
 async def test_whose_the_client_ids_are_is_kept_and_a_broken_file_is_survived(tmp_path: Path) -> None:
     path = tmp_path / "client_ids.json"
-    users = UserList([broker_rules.device(name, "x") for name in ("lock", "thief")])
+    users = UserList([acl_dialects.device(name, "x") for name in ("lock", "thief")])
     clients = BrokerClients(users, None)
     clients.restore(path)
     assert clients._client_ids.owner("esp32", "lock") == "lock"

@@ -21,11 +21,10 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from duly.broker import embedded, publish_rates
-from duly.broker import rules as broker_rules
+from duly.broker import acl_dialects, embedded, publish_rates
+from duly.broker.acl_dialects import NODES, BrokerUser, subject_of
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.rules import NODES, BrokerUser, subject_of
 from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
@@ -46,7 +45,7 @@ CLASSES = (("hub", "hub"), ("device", "lamp"), ("device", "lock"))
 
 
 def node(name: str, password: str = "secret") -> BrokerUser:
-    return broker_rules.node(name, password)
+    return acl_dialects.node(name, password)
 
 
 async def until(true: Callable[[], Any]) -> None:
@@ -201,7 +200,7 @@ async def test_nobody_takes_over_a_session_of_another_user(broker: EmbeddedBroke
 
 async def test_devices_and_nodes_have_nothing_in_common(broker: EmbeddedBroker) -> None:
     """Neither hears the other, whatever either publishes; and a device commands nothing."""
-    hub, lamp, lock = (getattr(broker_rules, of)(name, "secret") for of, name in CLASSES)
+    hub, lamp, lock = (getattr(acl_dialects, of)(name, "secret") for of, name in CLASSES)
     await broker.set_users([hub, lamp, lock, node("A")])
     async with (
         Client(broker, "hub", "secret", "nodes/hub/complete", "nodes/+/status") as home,

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
+from duly.broker.acl_dialects import DEVICES
 from duly.broker.callout import BrokerConnection
 from duly.broker.publish_rates import ANSWERED, ANSWERED_LATER, BACKLOG, PUBLISHED, PublishRates, backlogged
-from duly.broker.rules import DEVICES
 from duly.core.acl import HUB
 
 FLOOD = PUBLISHED[DEVICES].amount * 100

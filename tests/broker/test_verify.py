@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from duly.broker import rules as broker_rules
+from duly.broker import acl_dialects
+from duly.broker.acl_dialects import NODES, BrokerUser, RulesRequest, device, node
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.rules import NODES, BrokerUser, RulesRequest, device, node
 from duly.broker.verify import BrokerLogin, Finding, check
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import Task
@@ -91,7 +91,7 @@ def mosquitto_with(mosquitto: servers.Mosquitto) -> Iterator[StartWith]:
 
 
 async def test_mosquitto_enforces_the_generated_rules(mosquitto_with: StartWith) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(WANTED))
+    port = mosquitto_with(acl_dialects.mosquitto(WANTED))
     await nodes_work(port)
     found = await check(observer(port), USERS, "nodes")
     assert wrong(found) == []
@@ -100,7 +100,7 @@ async def test_mosquitto_enforces_the_generated_rules(mosquitto_with: StartWith)
 
 
 async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with: StartWith) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(MIXED))
+    port = mosquitto_with(acl_dialects.mosquitto(MIXED))
     await nodes_work(port)
     found = await check(observer(port), users_of(MIXED), "nodes")
     assert wrong(found) == []
@@ -112,14 +112,14 @@ async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with: StartWith
 
 
 async def test_a_device_that_may_command_another_is_found(mosquitto_with: StartWith) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(MIXED) + "pattern write nodes/+/pending\n")
+    port = mosquitto_with(acl_dialects.mosquitto(MIXED) + "pattern write nodes/+/pending\n")
     found = wrong(await check(observer(port), users_of(MIXED), "nodes"))
     assert ("leaks", "lamp", "publish", "nodes/lock/pending") in found
     assert ("leaks", "A", "publish", "nodes/lock/pending") in found
 
 
 async def test_another_prefix_is_another_set_of_rules(mosquitto_with: StartWith) -> None:
-    rules = broker_rules.mosquitto(RulesRequest(prefix="plant/7", admins=["boss"]))
+    rules = acl_dialects.mosquitto(RulesRequest(prefix="plant/7", admins=["boss"]))
     port = mosquitto_with(rules)
     assert wrong(await check(observer(port), USERS, "plant/7")) == []
     blocked = wrong(await check(observer(port), USERS, "nodes", patience=1.0))
@@ -140,21 +140,21 @@ async def test_another_prefix_is_another_set_of_rules(mosquitto_with: StartWith)
 async def test_a_rule_too_many_is_found(
     mosquitto_with: StartWith, hole: str, leaks: tuple[str, str, str]
 ) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(WANTED) + hole + "\n")
+    port = mosquitto_with(acl_dialects.mosquitto(WANTED) + hole + "\n")
     found = wrong(await check(observer(port), USERS, "nodes"))
     assert ("leaks", *leaks) in found
     assert {verdict for verdict, *_ in found} == {"leaks"}
 
 
 async def test_a_rule_too_few_is_found(mosquitto_with: StartWith) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(WANTED).replace("pattern write nodes/+/ack\n", ""))
+    port = mosquitto_with(acl_dialects.mosquitto(WANTED).replace("pattern write nodes/+/ack\n", ""))
     assert set(wrong(await check(observer(port), USERS, "nodes", patience=1.0))) == {
         ("blocked", one, "publish", f"nodes/{other}/ack") for one in "AB" for other in "AB"
     }
 
 
 async def test_an_observer_who_does_not_see_everything_proves_nothing(mosquitto_with: StartWith) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(RulesRequest()))
+    port = mosquitto_with(acl_dialects.mosquitto(RulesRequest()))
     with pytest.raises(NotAllowed, match="must be allowed everything"):
         await check(observer(port), USERS, "nodes", patience=1.0)
 
@@ -162,7 +162,7 @@ async def test_an_observer_who_does_not_see_everything_proves_nothing(mosquitto_
 async def test_who_cannot_get_in_is_told_so(
     mosquitto_with: StartWith, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    port = mosquitto_with(broker_rules.mosquitto(WANTED))
+    port = mosquitto_with(acl_dialects.mosquitto(WANTED))
     with pytest.raises(ConnectionRefused):
         await check(observer(port), [*USERS, BrokerLogin("C", "unknown")], "nodes")
     with pytest.raises(ConnectionRefused):
@@ -217,7 +217,7 @@ async def test_an_outside_nats_server_enforces_the_generated_text(
 
     everybody = [*USERS, *DEVICES, BOSS]
     hashes = {who.name: bcrypt.hashpw(who.password.encode(), bcrypt.gensalt(4)).decode() for who in everybody}
-    server = servers.Nats(tmp_path, broker_rules.nats(replace(wanted, passwords=hashes)))
+    server = servers.Nats(tmp_path, acl_dialects.nats(replace(wanted, passwords=hashes)))
     try:
         server.start()
         await nodes_work(server.port)
@@ -236,7 +236,7 @@ async def test_rabbitmq_enforces_the_generated_rules_and_its_holes_are_found() -
     try:
         await asyncio.to_thread(server.start)
         added = "\n".join(f"rabbitmqctl add_user {who.name} {who.password}" for who in (*USERS, BOSS))
-        server.run(f"{added}\n{broker_rules.rabbitmq(WANTED)}")
+        server.run(f"{added}\n{acl_dialects.rabbitmq(WANTED)}")
         await nodes_work(server.port)
         assert wrong(await check(observer(server.port), USERS, "nodes")) == []
         server.run("rabbitmqctl clear_topic_permissions A\nrabbitmqctl set_permissions A '.*' '.*' '.*'")

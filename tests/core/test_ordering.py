@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from duly.core import chains, ordering
+from duly.core import ordering
 from duly.core.flow_control import FlowWindow
 from duly.core.high_water import mark_name
 from duly.core.lane import Move, Release, Supersede
@@ -403,7 +403,7 @@ def test_what_came_through_another_hub_frees_what_waits_in_its_own_lane() -> Non
 
 
 def test_numbers_far_ahead_are_not_remembered_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chains, "AHEAD_KEPT", 3)
+    monkeypatch.setattr(sender_gaps, "AHEAD_KEPT", 3)
     lanes = Lanes()
     lanes.offer(message(0), T)
     for n in range(5, 9):
@@ -414,7 +414,7 @@ def test_numbers_far_ahead_are_not_remembered_without_end(monkeypatch: pytest.Mo
 def test_senders_that_fell_silent_are_forgotten_and_those_with_a_gap_are_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for module in (chains, ordering):
+    for module in (sender_gaps, ordering):
         monkeypatch.setattr(module, "CHAINS_KEPT", 2)
     lanes = Lanes()
     lanes.offer(message(2, scope="waits"), T)
@@ -427,7 +427,7 @@ def test_senders_that_fell_silent_are_forgotten_and_those_with_a_gap_are_not(
 
 
 def test_senders_that_all_wait_for_a_gap_are_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (chains, ordering):
+    for module in (sender_gaps, ordering):
         monkeypatch.setattr(module, "CHAINS_KEPT", 1)
     lanes = Lanes()
     for n in range(3):

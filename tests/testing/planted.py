@@ -17,13 +17,13 @@ from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
 from duly.core import lane as lanes
 from duly.core import operations as w
-from duly.core.chains import EVERY_GAP, Chain
 from duly.core.inbox import Inbox
 from duly.core.lane import Release
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Message, Verdict, VerdictKind
 from duly.core.ordering import Lanes
 from duly.core.outbox import Outbox
+from duly.core.sender_gaps import EVERY_GAP, Chain
 from duly.core.steps import Answered, Arrived, DeliveriesFound, Reply, Step, Todo
 from duly.core.transmissions import Transmission
 from duly.core.trusted_time import Floor, TrustedClock

@@ -9,7 +9,7 @@ import pytest
 from msgspec import structs
 
 from duly.apps.alerts.heartbeats import Heartbeats
-from duly.core.heartbeats import HeartbeatWatch, Promise
+from duly.core.heartbeat_watch import HeartbeatWatch, Promise
 from duly.core.ids import event_id
 from duly.core.messages import Message
 from duly.core.monitor import messages

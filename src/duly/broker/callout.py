@@ -26,7 +26,7 @@ import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from msgspec import Struct
 
-from duly.broker.rules import BrokerUser, subjects
+from duly.broker.acl_dialects import BrokerUser, subjects
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.errors import BrokerError, DulyError

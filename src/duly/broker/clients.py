@@ -18,9 +18,9 @@ from typing import Final, Protocol
 import msgspec
 from msgspec import Struct
 
+from duly.broker.acl_dialects import BrokerUser
 from duly.broker.callout import Callout, ConnectingClient
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
-from duly.broker.rules import BrokerUser
 from duly.core.acl import HUB
 from duly.core.client_ids import ClientIds
 from duly.core.quota import Quota, Rate

@@ -43,9 +43,9 @@ from typing import Final
 import msgspec
 
 from duly import extras
+from duly.broker.acl_dialects import BrokerUser, check_users, topic_of
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
 from duly.broker.nats_config import NatsServing, configuration
-from duly.broker.rules import BrokerUser, check_users, topic_of
 from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds

@@ -13,8 +13,8 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from duly.broker.acl_dialects import DEVICES, NODES
 from duly.broker.callout import USER
-from duly.broker.rules import DEVICES, NODES
 
 ACK_PENDING: Final = 4096
 """Messages under way to one subscription at QoS 1; a session may then have 15 subscriptions. The server

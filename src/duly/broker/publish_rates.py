@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
+from duly.broker.acl_dialects import DEVICES, NODES
 from duly.broker.callout import BrokerConnection
-from duly.broker.rules import DEVICES, NODES
 from duly.core.acl import HUB
 from duly.core.quota import Quota, Rate
 from duly.core.units import SECOND

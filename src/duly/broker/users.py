@@ -16,9 +16,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from duly.broker import rules as broker_rules
+from duly.broker import acl_dialects
+from duly.broker.acl_dialects import BrokerUser
 from duly.broker.clients import BrokerRefusal, Users
-from duly.broker.rules import BrokerUser
 from duly.core.acl import HUB
 from duly.errors import DulyError, NotAllowed, NotAuthenticated
 from duly.identity.accounts import Accounts, Role
@@ -45,16 +45,16 @@ class HubUsers(Users):
         """The user with this name and token, by what the ledger holds now."""
         if username == HUB:
             if secrets.compare_digest(password.encode(errors="replace"), self.hub_password.encode()):
-                return broker_rules.hub(HUB)
+                return acl_dialects.hub(HUB)
             raise NotAuthenticated("only the hub itself logs in as 'hub'")
         who = await self._accounts.identify(password)
         if who is None or who.name != username:
             raise NotAuthenticated(f"the password is not the token of {username!r}; 'duly add' makes one")
         if who.role is Role.DEVICE:
-            return broker_rules.device(username)
+            return acl_dialects.device(username)
         if who.role is Role.NODE:
             # No one reads this in the account of the nodes. A refusal is recorded; silence would not be.
-            return replace(broker_rules.node(username), denied=(f"{PREFIX}/{HUB}/+",))
+            return replace(acl_dialects.node(username), denied=(f"{PREFIX}/{HUB}/+",))
         raise NotAllowed(
             f"{username} is neither a device nor a node; {who.role.with_article} uses the hub's HTTP port"
         )

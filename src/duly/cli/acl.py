@@ -185,7 +185,7 @@ def _print(
     hub: str = "",
     devices: str = "",
 ) -> None:
-    from duly.broker.rules import LANGUAGES, RulesRequest
+    from duly.broker.acl_dialects import LANGUAGES, RulesRequest
 
     given = dict(_login(each) for each in _lines(passwords))
     others = [*_names(admins), *_names(devices), hub]

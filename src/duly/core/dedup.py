@@ -3,7 +3,7 @@
 The law: **what we no longer remember, we no longer accept.** A plain FIFO of ids forgets, and then runs
 a replay as if it were new. ``CountWindow`` forgets and keeps the newest id it forgot: whatever is not
 above that mark is stale. ``TimeWindow`` only makes a duplicate cheap; the ledger behind it is the truth,
-so it may forget anything at any time.
+so it may forget anything at any time: there `duly.storage.interpreter` decides what an id is.
 """
 
 from __future__ import annotations

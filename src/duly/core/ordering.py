@@ -33,12 +33,12 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from duly.core.chains import CHAINS_KEPT, EVERY_GAP, Chain, Chains, HeldMessage
 from duly.core.flow_control import FlowWindow, Outstanding
 from duly.core.high_water import HighWaterMarks, mark_name, name_of, names_in
 from duly.core.lane import Lane, Move, Release, Supersede, is_latest, is_over, lane_key
 from duly.core.messages import Message, Mode, Order
 from duly.core.operations import OpenDelivery, is_timed
+from duly.core.sender_gaps import CHAINS_KEPT, EVERY_GAP, Chain, Chains, HeldMessage
 from duly.core.units import MS, SECOND
 from duly.errors import Malformed
 

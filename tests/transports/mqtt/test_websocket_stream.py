@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from duly.broker.acl_dialects import BrokerUser
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.rules import BrokerUser
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.transports.mqtt.address import BrokerAddress

@@ -19,7 +19,7 @@ from msgspec import structs
 
 from duly.apps.alerts.notifications import iso, moment, span
 from duly.apps.alerts.profiles import Profiles
-from duly.core.heartbeats import HeartbeatWatch, Promise
+from duly.core.heartbeat_watch import HeartbeatWatch, Promise
 from duly.core.messages import Message, key_of
 from duly.core.monitor.signals import EVENT, SILENT, EventData, encode, raw
 from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem

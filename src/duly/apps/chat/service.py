@@ -25,12 +25,12 @@ from duly.apps.chat.conversations import NOT_YOURS, Precondition, Request
 from duly.apps.chat.friends import FRIENDS, Friends
 from duly.apps.chat.groups import GROUPS, Groups
 from duly.apps.chat.line_requests import LINES, LineRequests
+from duly.apps.chat.line_store import LineStore, RequestOrigin
 from duly.apps.chat.permissions import ChatPermissions
 from duly.apps.chat.queries import QUERIES, ChatQueries
 from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import note_receipt
 from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
-from duly.apps.chat.store import LineStore, RequestOrigin
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
 from duly.cluster.notifier import HintSender
 from duly.core.account_limits import AccountLimits

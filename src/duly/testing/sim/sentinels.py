@@ -23,7 +23,7 @@ from duly.apps.alerts.profiles import PROFILES, Profile
 from duly.apps.alerts.service import AlertService
 from duly.clients.sentinel import Sentinel
 from duly.core import operations as w
-from duly.core.heartbeats import Promise
+from duly.core.heartbeat_watch import Promise
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, key_of, names_in
 from duly.core.monitor.signals import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duly.core.heartbeats import HeartbeatWatch, Promise
+from duly.core.heartbeat_watch import HeartbeatWatch, Promise
 from duly.core.monitor.signals import Severity
 from duly.core.units import DAY, SECOND
 

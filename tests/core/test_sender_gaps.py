@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from duly.core.chains import EVERY_GAP, Chain, Chains, HeldMessage
 from duly.core.high_water import mark_name
 from duly.core.messages import Message, Order
+from duly.core.sender_gaps import EVERY_GAP, Chain, Chains, HeldMessage
 from duly.core.units import MS
 
 T = 1_700_000_000_000 * MS

@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from duly.broker.rules import LANGUAGES, NO_PASSWORD, RulesRequest, emqx, mosquitto, nats, rabbitmq
+from duly.broker.acl_dialects import LANGUAGES, NO_PASSWORD, RulesRequest, emqx, mosquitto, nats, rabbitmq
 from duly.broker.verify import sample_filters, sample_topics
 from duly.core.acl import AccountClass, Act, covers, decide
 from duly.errors import Malformed
