@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from duly.core import ordering
+from duly.core import ordering, sender_gaps
 from duly.core.flow_control import FlowWindow
 from duly.core.high_water import mark_name
 from duly.core.lane import Move, Release, Supersede
