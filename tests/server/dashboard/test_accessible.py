@@ -18,7 +18,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 LOOKS = [
     ("light", "en-GB", 1280),
-    ("dark", "zh-CN", 360),
+    pytest.param("dark", "zh-CN", 360, marks=pytest.mark.proof),
     pytest.param("dark", "en-GB", 1280, marks=pytest.mark.proof),
     pytest.param("light", "zh-CN", 360, marks=pytest.mark.proof),
 ]
