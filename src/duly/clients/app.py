@@ -29,7 +29,7 @@ from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import COMMAND
 from duly.core.steps import Answered, Arrived, Reachable, Received
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import DulyError, RateLimited, Refused, Stale, Stopped
+from duly.errors import DulyError, ProgramError, RateLimited, Refused, Stale, Stopped
 from duly.runtime.engine import Engine
 from duly.wire import frames
 from duly.wire.fields import load_fields, values_in
@@ -87,6 +87,7 @@ class SendOptions(TypedDict, total=False):
 
     id: str | None
     expires: float | None
+    expires_at: float | None
     queue: bool
     order: str | Literal[False] | None
     latest: bool
@@ -215,6 +216,7 @@ class App(OutboxClient):
         *,
         id: str | None = None,
         expires: float | None = None,
+        expires_at: float | None = None,
         queue: bool = False,
         order: str | Literal[False] | None = None,
         latest: bool = False,
@@ -224,7 +226,8 @@ class App(OutboxClient):
     ) -> SentCommand:
         """Send a command without waiting for its end.
 
-        `expires` is in seconds; `queue` keeps it for a device that is offline. `order` names the lane, in
+        `expires` is in seconds; `expires_at` is a time, in seconds since 1970, and so the same for each try
+        under an `id` of your own. `queue` keeps it for a device that is offline. `order` names the lane, in
         which with `latest` only the newest counts; False wants no order. `timeout` is how many seconds the
         device may take, and `progress` is called with what the device says on the way. `fields` stand beside
         `data` in the frame, for firmware that keeps its own fields there. The same `id` again is the same
@@ -237,7 +240,7 @@ class App(OutboxClient):
             seq_id,
             device,
             data=frames.dump(data),
-            exp=None if expires is None else (now + seconds(expires)) // MS,
+            exp=_expiry(now, expires, expires_at),
             queue=queue,
             order=_order(order, latest=latest),
             timeout=None if timeout is None else seconds(timeout) // MS,
@@ -386,6 +389,15 @@ def _patience(message: Message) -> int:
     time on the way. 0: the policy decides."""
     timeout = frames.decode(message.body).timeout
     return 0 if timeout is None else PATIENCE + timeout * MS
+
+
+def _expiry(now: int, expires: float | None, expires_at: float | None) -> int | None:
+    """When a command expires, in milliseconds since 1970; None: it does not."""
+    if expires is None:
+        return None if expires_at is None else seconds(expires_at) // MS
+    if expires_at is not None:
+        raise ProgramError("a command expires in a time (expires) or at a time (expires_at), not both")
+    return (now + seconds(expires)) // MS
 
 
 def _order(lane: str | Literal[False] | None, *, latest: bool) -> FrameOrder | bool | None:

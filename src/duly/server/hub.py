@@ -157,7 +157,7 @@ class Hub:
         await listener.start(self, self.admin.answer)
         self.url, self.visitors = listener.url, listener.connections
         if self.alerts.links is not None:
-            self.alerts.links.base = settings.public_url or self.url
+            self.alerts.links.lead_to(settings.public_url or self.url)
         self._start_periodic()
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))

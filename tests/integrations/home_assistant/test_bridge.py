@@ -212,5 +212,6 @@ async def test_entities_are_unavailable_while_the_hub_is(home: Home) -> None:
     await home.shows("availability", "offline")
     await home.local.start()
     await home.shows("availability", "online")
+    await until(lambda: home.local.hub.gateway.online(home.lock))
     await home.command("UNLOCK")
     assert await home.outcomes(1) == ["done"]

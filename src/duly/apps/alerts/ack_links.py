@@ -8,6 +8,7 @@ nothing.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -36,17 +37,28 @@ class AckClaim(NamedTuple):
 
 
 class AckLinks:
-    """Makes and checks the links of one ledger. `base` is the address at which recipients reach the hub."""
+    """Makes and checks the links of one ledger."""
 
     def __init__(self, key: bytes, base: str = "") -> None:
         self._key = key
-        self.base = base
+        self._base = base
+        self._reachable = asyncio.Event()
+        if base:
+            self._reachable.set()
+
+    def lead_to(self, base: str) -> None:
+        """The address at which recipients reach the hub, now that it has one."""
+        self._base = base
+        self._reachable.set()
+
+    async def reachable(self) -> None:
+        """Wait until the hub has an address. It goes on with its alerts before that, when it starts, and
+        every attempt of a delivery has to carry the same link."""
+        await self._reachable.wait()
 
     def make(self, key: bytes, recipient: str, received: int) -> str:
-        """The link for an alert and a recipient; empty as long as the hub has no address."""
-        if not self.base:
-            return ""
-        return f"{self.base}{PATH}?t={quote(self.token(key, recipient, received), safe='')}"
+        """The link for an alert and a recipient."""
+        return f"{self._base}{PATH}?t={quote(self.token(key, recipient, received), safe='')}"
 
     def token(self, key: bytes, recipient: str, received: int) -> str:
         """The token of a link. It depends on when the alert was received and not on the present time, so

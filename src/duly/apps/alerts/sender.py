@@ -58,6 +58,8 @@ class NotificationSender:
     async def send(self, attempt: StartAttempt) -> SendResult:
         """Make one attempt; every way in which it can fail becomes a result."""
         try:
+            if self.links is not None:
+                await self.links.reachable()
             channel = await self._channel(attempt.recipient)
             if not await self._wanted(attempt):
                 return SendResult(AttemptResult.CALLED_OFF, NOT_WANTED)

@@ -242,7 +242,7 @@ class HomeAssistantBridge:
                 entity.command_type,
                 {entity.read_from: command.value},
                 id=command.id,
-                expires=command.expires,
+                expires_at=command.expires_at,
             )
             await self._follow(entity, command, sent, ack)
         except Refused as problem:

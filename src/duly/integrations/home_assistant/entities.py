@@ -114,8 +114,8 @@ class HomeAssistantCommand(Struct, frozen=True):
     word: str
     value: bool
     id: str
-    expires: float
-    """seconds for which it may still be carried out"""
+    expires_at: float
+    """until when it may be carried out, in seconds since 1970: the same whenever it is delivered"""
 
 
 class _Given(Struct):
@@ -231,7 +231,7 @@ def read_command(
         )
     digest = blake2b(b"%b\0%b" % (entity.object_id.encode(), payload), digest_size=10).digest()
     return HomeAssistantCommand(
-        given.command, value, uuid7(at, int.from_bytes(digest, "big")), min(left, expires)
+        given.command, value, uuid7(at, int.from_bytes(digest, "big")), min(at, now) / SECOND + expires
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import stat
 import sys
 
 import msgspec
@@ -40,9 +41,12 @@ class LocalChannel(Channel):
             raise NotSent(f"the file cannot be written: {problem.strerror}") from None
 
     def _append(self, line: bytes) -> None:
-        fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
-            os.write(fd, line)
+            size = os.fstat(fd).st_size
+            # A hub that was killed while it wrote leaves a part of a line.
+            torn = size > 0 and stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, 1, size - 1) != b"\n"
+            os.write(fd, b"\n" * torn + line)
             os.fsync(fd)
         finally:
             os.close(fd)
