@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from duly.apps.gateway.presence import PRESENT
+from duly.core.operations import PutNewItem
 from duly.identity.accounts import Role
 from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import curl
@@ -24,6 +26,19 @@ async def test_after_the_welcome_pushes_say_who_comes_and_goes(local: HubUnderTe
         phone.presence = True
         async with local.join("lamp"):
             assert (await phone.hear())["data"] == {"online": True}
+        assert (await phone.hear())["data"] == {"online": False}
+
+
+async def test_an_app_that_is_back_before_its_devices_does_not_take_them_for_offline(
+    local: HubUnderTest,
+) -> None:
+    await local.hub.ledger.write(PutNewItem(PRESENT, "lock", b""))  # as a hub leaves it that is killed
+    await local.restart()
+    async with local.join("phone") as phone:
+        assert phone.heard[0]["online"] == ["lock"], "it has time to come back, and is told of otherwise"
+        phone.presence = True
+        async with local.join("lock"):
+            pass
         assert (await phone.hear())["data"] == {"online": False}
 
 

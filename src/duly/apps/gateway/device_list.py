@@ -36,9 +36,11 @@ class DeviceList:
         at = self._heard.get(device)
         return None if at is None else at // MS
 
-    def online_of(self, app: str) -> list[str]:
-        """The devices of an app that are online."""
-        return [device for device in sorted(self._accounts.granted(app)) if self._online(device)]
+    def online_of(self, app: str, awaited: Callable[[str], bool]) -> list[str]:
+        """The devices of an app that are online, or are `awaited`: the app hears of those that do not come
+        back, and hears nothing of those that do."""
+        granted = sorted(self._accounts.granted(app))
+        return [device for device in granted if self._online(device) or awaited(device)]
 
     async def page(self, who: Principal, after: str, limit: int) -> tuple[list[dict[str, Any]], str | None]:
         """The devices that a principal may see, by name, and after which name the next page begins."""

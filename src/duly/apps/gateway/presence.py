@@ -54,6 +54,10 @@ class DevicePresence:
         """Stop waiting for devices that have not come back."""
         await self.tasks.stop()
 
+    def is_awaited(self, device: str) -> bool:
+        """Whether a device is not here, and apps still believe that it is online."""
+        return device in self._missing
+
     async def came(self, device: str) -> None:
         """Tell apps that a device is connected, unless they believe so already."""
         self._missing.discard(device)

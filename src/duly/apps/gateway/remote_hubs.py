@@ -74,6 +74,11 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Whether another hub holds a device, as far as is known here."""
         ...
 
+    def is_awaited(self, device: str) -> bool:
+        """Whether a device was online when its hub died, and may still come back: apps have not been told
+        that it is gone."""
+        ...
+
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub holds a device; None where no other hub can."""
         ...
@@ -164,6 +169,10 @@ class SingleHub(NoRemoteHubs):
     def holds(self, device: str) -> bool:
         """No other hub holds a device."""
         return False
+
+    def is_awaited(self, device: str) -> bool:
+        """Whether a device was online when this hub last ended, and may still come back."""
+        return self._presence.is_awaited(device)
 
     def search(self, device: str) -> Awaitable[bool] | None:
         """There is no other hub to find a device at."""
@@ -276,6 +285,10 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     def holds(self, device: str) -> bool:
         """Whether a hub that lives holds a device, as far as is known here."""
         return self.registry.is_held(device)
+
+    def is_awaited(self, device: str) -> bool:
+        """The registry says of a dead hub's devices that it holds them, until they are given up."""
+        return False
 
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub that lives holds a device."""

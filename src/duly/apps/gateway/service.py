@@ -200,7 +200,7 @@ class GatewayService:
             return
         granted = sorted(self._accounts.granted(who.name))
         heads = {device: (await self._ledger.extent(stream_of(device))).last for device in granted}
-        session.push(self._welcome(who, heads, self.devices.online_of(who.name)))
+        session.push(self._welcome(who, heads, self.devices.online_of(who.name, self.remote.is_awaited)))
         seen = cursors or {}
         self.sessions.add_app(who.name, session)
         self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
@@ -222,6 +222,9 @@ class GatewayService:
     def online(self, device: str) -> bool:
         """Whether a device is connected, here or, as far as is known, to another hub."""
         return device in self.sessions.devices or self.remote.holds(device)
+
+    def _believed_online(self, device: str) -> bool:
+        return self.online(device) or self.remote.is_awaited(device)
 
     def _has_room(self, device: str) -> bool:
         return self._inbox.lanes.has_room(device)
@@ -341,7 +344,7 @@ class GatewayService:
                 await self.engine.put(CancelMessages((message,), reason))
         for session, device in self.sessions.grants():
             if not self.pushes.knows(session, device):
-                await self.pushes.introduce(session, device, self.online)
+                await self.pushes.introduce(session, device, self._believed_online)
 
     def _new_engine(self) -> Engine:
         ours, performers = self.remote.open_deliveries, self.performers()
