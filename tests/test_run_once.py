@@ -28,7 +28,7 @@ from duly.storage.ledger import Ledger, Transaction
 from tests.storage import conftest as ledgers
 
 if TYPE_CHECKING:
-    from nowhere import OnlyForTheTypeChecker  # type: ignore[import-not-found]  # at run time nor here
+    from nowhere import OnlyForTheTypeChecker  # type: ignore[import-not-found]  # it exists nowhere
 
 Store = ledgers.Store
 store = ledgers.store

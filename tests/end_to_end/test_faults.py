@@ -199,7 +199,7 @@ def network() -> Iterator[OwnNetwork]:
     try:
         it.make()
     except (OSError, subprocess.CalledProcessError) as problem:
-        pytest.skip(f"a network of its own needs root, ip and virtual cables: {problem}")
+        unable(f"a network of its own needs root, ip and virtual cables: {problem}")
     yield it
     it.remove()
 

@@ -66,9 +66,11 @@ class UserList(Users):
         self.users = {user.name: user for user in users}
 
     def exists(self, name: str) -> bool:
+        """Whether the list names this user."""
         return name in self.users
 
     async def admit(self, username: str, password: str) -> BrokerUser:
+        """The user of the list with this password; raises if there is none."""
         user = self.users.get(username)
         if user is None or not _matches(password, user.password):
             raise NotAuthenticated(f"wrong username or password for {username!r}")

@@ -111,7 +111,7 @@ async def proved(
     try:
         return await ConformRun(noun, url, only=rules).run(lambda rule, done, total: None, start)
     finally:
-        await cancel(*started)  # again, where a library swallows it: aiohttp does, in the moment of a cut
+        await cancel(*started)  # again, where one cancellation is lost: this hung once, at a cut
         for task in started:
             if not task.cancelled():
                 task.result()

@@ -23,6 +23,7 @@ class LocalChannel(Channel):
         self._path = path
 
     async def send(self, notification: Notification) -> None:
+        """Append the notification to the file and flush it, or print it."""
         if not self._path:
             # Most of this text comes from the sentinel, which may be hostile.
             sys.stdout.write(f"{printable(notification.title)}\n{printable_lines(notification.text)}\n")
@@ -52,4 +53,4 @@ class LocalChannel(Channel):
             os.close(fd)
 
     async def close(self) -> None:
-        pass
+        """Do nothing: the file is closed after each notification."""
