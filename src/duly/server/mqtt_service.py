@@ -113,6 +113,7 @@ class MqttService:
             password=users.hub_password,
             cafile=settings.tls_cert,
             pinned=bool(settings.tls_cert),
+            version=3,  # nats-server speaks no other
         )
 
     async def _connect(self, address: BrokerAddress, devices: MqttDevices) -> None:

@@ -19,6 +19,7 @@ AT_ONCE = RetryPolicy.fixed(MS, 1_000_000)
 SESSIONS = 3_000
 
 CONNACK = b"\x20\x02\x00\x00"
+CONNACK_5 = b"\x20\x03\x00\x00\x00"
 KNOWN = [
     bytes.fromhex(packet)
     for packet in """
@@ -26,16 +27,19 @@ KNOWN = [
     20020000 20020105 2003000000 2002ffff 40020000 40020001 4003000102 d000 d0020000 e000 0000 1000
     f0ffffff7f 30ffffffff01 3002ffff 320400016100 32050001610000 32050001610001 34050001610001
     30040002fffe 36050001610001 3f050001610001 8000 50020001 62020001
+    200400000121 2006000003210000 20080000052701000000 20050000021f00 200400000180 e0018e e003810199
+    4004000187ff 4006000187021f00 900400010187 90050001ff0187 3206000161000105 3208000161000180808080
     """.split()  # noqa: SIM905
 ]
 
 
-def said(rng: random.Random) -> Iterator[bytes]:
+def said(rng: random.Random, five: bool) -> Iterator[bytes]:
     """What a hostile broker says in one session, piece by piece."""
     if rng.random() < 0.6:
-        yield CONNACK
+        yield CONNACK_5 if five else CONNACK
     if rng.random() < 0.5:
-        yield bytes((0x90, 3, 0, 1, rng.choice((0, 1, 2, 0x80))))
+        granted = rng.choice((0, 1, 2, 0x80))
+        yield bytes((0x90, 4, 0, 1, 0, granted)) if five else bytes((0x90, 3, 0, 1, granted))
     for _ in range(rng.randrange(4)):
         piece = bytearray(rng.choice(KNOWN) if rng.random() < 0.7 else rng.randbytes(rng.randrange(1, 40)))
         if piece and rng.random() < 0.3:
@@ -64,13 +68,15 @@ class HostileBroker:
             kind, size = await reader.readexactly(2)
             body = await reader.readexactly(size)
             if kind == 0x10:
-                writer.write(CONNACK)
+                five = body[6] == 5
+                writer.write(CONNACK_5 if five else CONNACK)
             elif kind == 0x82:
-                writer.write(b"\x90\x03" + body[:2] + b"\x01")
+                granted = b"\0\x01" if five else b"\x01"
+                writer.write(bytes((0x90, 2 + len(granted))) + body[:2] + granted)
 
-    def hostile(self, rng: random.Random) -> None:
+    def hostile(self, rng: random.Random, five: bool) -> None:
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            for piece in said(rng):
+            for piece in said(rng, five):
                 writer.write(piece)
                 await writer.drain()
                 if rng.random() < 0.3:
@@ -88,9 +94,9 @@ async def broker() -> AsyncIterator[HostileBroker]:
     server.close()
 
 
-def link_to(broker: HostileBroker) -> MqttLink:
+def link_to(broker: HostileBroker, version: int) -> MqttLink:
     return MqttLink(
-        f"mqtt://hub:x@127.0.0.1:{broker.port}",
+        f"mqtt://hub:x@127.0.0.1:{broker.port}?version={version}",
         lambda topic, payload, old, ack: ack(),
         subscriptions=["nodes/hub/ack"],
         retry=AT_ONCE,
@@ -101,14 +107,14 @@ def link_to(broker: HostileBroker) -> MqttLink:
 async def test_after_each_known_nonsense_the_link_is_up_with_a_good_broker(
     broker: HostileBroker, words: bytes
 ) -> None:
-    for first in (b"", CONNACK):
+    for version, first in ((3, b""), (3, CONNACK), (5, b""), (5, CONNACK_5)):
 
         async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter, first: bytes = first) -> None:
             writer.write(first + words)
             await writer.drain()
 
         broker.serve, broker.sessions = serve, 0
-        link = link_to(broker)
+        link = link_to(broker, version)
         await link.start()
         async with asyncio.timeout(10):
             while broker.sessions < 3:
@@ -119,12 +125,12 @@ async def test_after_each_known_nonsense_the_link_is_up_with_a_good_broker(
 
 
 @TWO_SIZES
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("version", [3, 5])
 async def test_after_thousands_of_hostile_sessions_the_link_is_up_with_a_good_broker(
-    broker: HostileBroker, seed: int, whole: bool
+    broker: HostileBroker, version: int, whole: bool
 ) -> None:
-    broker.hostile(random.Random(seed))
-    link = link_to(broker)
+    broker.hostile(random.Random(version), version == 5)
+    link = link_to(broker, version)
     await link.start()
     while broker.sessions < (SESSIONS if whole else SESSIONS // 6):
         await asyncio.sleep(0.01)

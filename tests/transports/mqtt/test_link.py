@@ -66,16 +66,22 @@ async def until(true: Callable[[], Any], within: float = 10) -> None:
             await asyncio.sleep(0.01)
 
 
+def with_version(url: str, version: int | None) -> str:
+    return url if version is None else f"{url}{'&' if '?' in url else '?'}version={version}"
+
+
 class LinkBroker:
     """A broker, and names nobody else uses on it."""
 
-    def __init__(self, server: servers.MqttServer) -> None:
+    def __init__(self, server: servers.MqttServer, version: int | None = None) -> None:
         self.server = server
+        self.version = version
+        """of MQTT; None: whichever the broker speaks"""
         self.mark = f"t{next(_counter)}"
         self._links: list[MqttLink] = []
 
     def url(self, name: str, port: int | None = None) -> str:
-        url = self.server.url(f"{self.mark}-{name}")
+        url = with_version(self.server.url(f"{self.mark}-{name}"), self.version)
         return url if port is None else url.replace(f":{self.server.port}", f":{port}")
 
     def topic(self, name: str) -> str:
@@ -101,7 +107,7 @@ def server(request: pytest.FixtureRequest) -> servers.MqttServer:
 
 @pytest.fixture
 async def broker(server: servers.MqttServer) -> AsyncIterator[LinkBroker]:
-    broker = LinkBroker(server)
+    broker = LinkBroker(server, 5 if isinstance(server, servers.Mosquitto) else 3)
     yield broker
     await broker.clean()
 

@@ -12,12 +12,14 @@ from typing import Protocol
 from duly.core.acl import HUB
 from duly.core.ids import time_of
 from duly.core.units import MS
-from duly.errors import DulyError
+from duly.errors import ConnectionLost, DulyError
+from duly.runtime.clock import Clock
 from duly.runtime.refusal_tally import RefusalTally
 from duly.wire import fd, frames, outgoing
 from duly.wire.fd import FdKind
 from duly.wire.fields import Fields
 from duly.wire.outgoing import CommandFrame, FrameWithFields, OutgoingFrame
+from duly.wire.publish_properties import PublishProperties, seconds_left
 from duly.wire.session import UncongestedSession
 from duly.wire.task_ids import TaskIds
 
@@ -25,8 +27,15 @@ from duly.wire.task_ids import TaskIds
 class DeviceLink(Protocol):
     """What is needed of `duly.transports.mqtt.link.MqttLink`."""
 
-    def post(self, topic: str, payload: bytes) -> None:
-        """Publishes without waiting for the broker."""
+    def post(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        done: Callable[[DulyError | None], None] | None = None,
+        properties: PublishProperties | None = None,
+    ) -> None:
+        """Publishes without waiting for the broker; `done` hears when it has confirmed, or why not."""
         ...
 
     async def subscribe(self, *filters: str) -> None:
@@ -50,6 +59,7 @@ class MqttDevice(UncongestedSession):
         ids: TaskIds,
         refusals: RefusalTally,
         given: Callable[[str], None],
+        clock: Clock,
     ) -> None:
         self.name = name
         self._ids = ids
@@ -59,6 +69,8 @@ class MqttDevice(UncongestedSession):
         """which of the device's connections this is, by its own word"""
         self._link = link
         self._prefix = prefix
+        self._answers = fd.topic_of(prefix, HUB, FdKind.COMPLETE)
+        self._clock = clock
 
     def push(self, frame: OutgoingFrame) -> None:
         """Sends a command as an FD task; a node has no use for any other frame."""
@@ -79,9 +91,24 @@ class MqttDevice(UncongestedSession):
         topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
         try:
             # Without a connection it is lost here; the outbox repeats it.
-            self._link.post(topic, fd.encode(task))
+            self._link.post(
+                topic,
+                fd.encode(task),
+                done=lambda problem: self._confirmed(command, problem),
+                properties=PublishProperties(
+                    seconds_left(task.exp, self._clock.now()),
+                    self._answers,
+                    task.msg_id.encode(),
+                    _trace_in(command, fields),
+                ),
+            )
             self._given(self.name)
         except DulyError as problem:
+            self._confirmed(command, problem)
+
+    def _confirmed(self, command: CommandFrame, problem: DulyError | None) -> None:
+        """Records what was wrong with a command, if it was not the connection."""
+        if problem is not None and not isinstance(problem, ConnectionLost):
             self._refusals.note(
                 command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
             )
@@ -97,3 +124,13 @@ def _command_in(frame: OutgoingFrame) -> tuple[CommandFrame | None, Fields]:
     if isinstance(frame, FrameWithFields) and isinstance(frame.frame, CommandFrame):
         return frame.frame, frame.fields
     return None, {}
+
+
+def _trace_in(command: CommandFrame, fields: Fields) -> tuple[tuple[str, str], ...]:
+    """The trace of a command as properties of MQTT 5: its `traceparent`, and the `tracestate` that its app
+    has put beside it."""
+    if not command.traceparent:
+        return ()
+    trace = ("traceparent", command.traceparent)
+    state = frames.load(fields.get("tracestate", frames.NOTHING))
+    return (trace, ("tracestate", state)) if isinstance(state, str) and 0 < len(state) <= 512 else (trace,)

@@ -374,7 +374,9 @@ class MqttDevices:
 
     async def _connect(self, name: str, session: str) -> None:
         assert self.link is not None
-        device = MqttDevice(name, self.link, self._prefix, session, self._ids, self.refusals, self._give)
+        device = MqttDevice(
+            name, self.link, self._prefix, session, self._ids, self.refusals, self._give, self._gateway.clock
+        )
         self._devices[name] = device
         await self._gateway.connected(device, Principal(name, Role.DEVICE), heard=False)
 

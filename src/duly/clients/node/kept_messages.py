@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
+from duly.errors import DulyError
 from duly.transports.mqtt.link import MqttLink
 
 KEPT: Final = 10_000
@@ -33,8 +34,8 @@ class KeptMessages:
             self._send(id_, topic, payload)
 
     def _send(self, id: bytes, topic: str, payload: bytes) -> None:
-        def done(confirmed: bool) -> None:
-            if confirmed:
+        def done(problem: DulyError | None) -> None:
+            if problem is None:
                 self._kept.pop(id, None)
 
         self._link.post(topic, payload, done=done)

@@ -25,9 +25,11 @@ from duly.runtime.clock import Clock
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
+from duly.transports.mqtt.session import Done
 from duly.wire import fd
 from duly.wire.fd import FdKind, FdStatus
 from duly.wire.fd_signatures import FdSignatures
+from duly.wire.publish_properties import PublishProperties
 from duly.wire.session import Acknowledge
 
 HEARTBEAT: Final = 60.0
@@ -203,11 +205,16 @@ class Mailbox:
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
     def post(
-        self, username: str, kind: FdKind, payload: bytes, done: Callable[[bool], None] | None = None
+        self,
+        username: str,
+        kind: FdKind,
+        payload: bytes,
+        done: Done | None = None,
+        properties: PublishProperties | None = None,
     ) -> None:
-        """Publish to a node's mailbox, if connected; `done` is called with whether the broker confirmed
-        it."""
-        self.link.post(self.topic(username, kind), payload, done=done)
+        """Publish to a node's mailbox, if connected; `done` is called when the broker has confirmed it, or
+        with the reason why it has not."""
+        self.link.post(self.topic(username, kind), payload, done=done, properties=properties)
 
     def keep(self, id: bytes, username: str, kind: FdKind, payload: bytes) -> None:
         """Publish, and repeat at every connection until the broker has confirmed it: the peer may not ask
@@ -246,8 +253,8 @@ class Mailbox:
         own, self._told = self.own_status, True
         session = own.session
 
-        def confirmed(is_stored: bool) -> None:
-            if is_stored and session == own.session:
+        def confirmed(problem: DulyError | None) -> None:
+            if problem is None and session == own.session:
                 self._claimed = True
                 self._settle()
 

@@ -39,12 +39,22 @@ from duly.core.steps import (
     Transmit,
 )
 from duly.core.units import DAY, HOUR, SECOND, seconds
-from duly.errors import Conflict, DulyError, LedgerError, Malformed, NotAuthenticated, Overloaded, Stopped
+from duly.errors import (
+    Conflict,
+    ConnectionLost,
+    DulyError,
+    LedgerError,
+    Malformed,
+    NotAuthenticated,
+    Overloaded,
+    Stopped,
+)
 from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger, Record
 from duly.wire import fd
 from duly.wire.fd import FdKind, Form
 from duly.wire.fd_signatures import FdSignatures
+from duly.wire.publish_properties import PublishProperties, seconds_left
 from duly.wire.session import Acknowledge
 
 PATIENCE: Final = HOUR
@@ -94,6 +104,7 @@ class Outgoing:
         self._receipts: dict[bytes, None] = {}
         """tasks whose receiver has them, in order; that is not stored yet"""
         self._storing: asyncio.TimerHandle | None = None
+        self._answers = mailbox.topic(name, FdKind.COMPLETE)
         self._ids = Uuid7Ids()
         self._random = b""
 
@@ -308,8 +319,16 @@ class Outgoing:
         key = message.key
         if key not in self._leaving:
             self._leaving.add(key)
-            left = self._leaving.discard
-            self._mailbox.post(message.recipient, FdKind.PENDING, message.body, lambda _: left(key))
+            properties = PublishProperties(
+                seconds_left(message.expires, self._ledger.clock.now()), self._answers, message.id.encode()
+            )
+
+            def done(problem: DulyError | None) -> None:
+                self._leaving.discard(key)
+                if problem is not None and not isinstance(problem, ConnectionLost):
+                    self._refusals.note(self._name, message.id, problem.word, f"not sent: {problem}")
+
+            self._mailbox.post(message.recipient, FdKind.PENDING, message.body, done, properties)
 
     def _stored(self, key: bytes, verdict: Verdict) -> None:
         sent = self._sent.get(key)

@@ -175,10 +175,12 @@ class HomeAssistantBridge:
         if self._shown.get(topic) == text:
             return
         self._shown[topic] = text
-        self.link.post(topic, text.encode(), retain=True, done=lambda had: self._confirmed(topic, had))
+        self.link.post(
+            topic, text.encode(), retain=True, done=lambda problem: self._confirmed(topic, problem)
+        )
 
-    def _confirmed(self, topic: str, had: bool) -> None:
-        if not had:
+    def _confirmed(self, topic: str, problem: DulyError | None) -> None:
+        if problem is not None:
             self._shown.pop(topic, None)  # the next connection publishes it again
 
     # ── the hub ──────────────────────────────────────────────────────────────────────────────────

@@ -79,7 +79,9 @@ class ProgramNode(Node):
     """A node whose broker and memory are simulated."""
 
     def __init__(self, process: SimProcess, *, ordered: bool) -> None:
-        super().__init__(f"mqtt://{process.name}@{process.name}", store="simulated", ordered=ordered)
+        super().__init__(
+            f"mqtt://{process.name}@{process.name}?version=3", store="simulated", ordered=ordered
+        )
         self._process = process
 
     async def _open_ledger(self, serve: bool) -> Ledger:

@@ -112,7 +112,7 @@ class MqttHub(GatewayHub):
             devices.reports_back(session_present)
             self._admit_all()
 
-        address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1")
+        address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1&version=3")
         devices.link = MqttLink(
             address, self._heard, subscriptions=devices.answers, on_connect=reconnected, tasks=tasks
         )
@@ -145,7 +145,7 @@ class MqttHub(GatewayHub):
 class _MqttDevice(SimDevice):
     def __init__(self, node: BrokeredDevice) -> None:
         super().__init__(node)
-        self._url = f"mqtt://{node.name}@{node.name}"
+        self._url = f"mqtt://{node.name}@{node.name}?version=3"
 
     def _open_link(self) -> HubLink:
         return Device._open_link(self)

@@ -43,7 +43,7 @@ own_tasks: ContextVar[dict[asyncio.Task[object], None] | None] = ContextVar("dul
 class _SimNode(FdNode):
     def __init__(self, node: SimPeer) -> None:
         super().__init__(
-            f"mqtt://{node.name}@{node.name}", store="simulated", serve=node.serves, resend=RESEND
+            f"mqtt://{node.name}@{node.name}?version=3", store="simulated", serve=node.serves, resend=RESEND
         )
         self.node = node
 

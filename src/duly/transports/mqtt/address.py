@@ -31,6 +31,10 @@ _SCHEMES: Final = {
 PATH: Final = "/mqtt"
 """Where brokers serve MQTT over WebSocket, unless an address says otherwise."""
 
+SESSION_EXPIRY: Final = 7 * 24 * 3600
+"""Seconds for which a broker keeps a session, unless an address says otherwise. What waits in it for longer
+is sent again by its sender's outbox."""
+
 _UNSAFE: Final = re.compile(r"[\s.*>/%]")
 """What brokers refuse in a client id; written as %2E and so on when a username has it."""
 
@@ -58,12 +62,18 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
     """`cafile` is the broker's own certificate: that one is meant, whatever name it carries"""
     path: str = ""
     """where the broker serves MQTT over WebSocket; empty: MQTT over TCP"""
+    version: int | None = None
+    """the version of MQTT to speak, 3 (3.1.1) or 5; None: 5 if the broker speaks it, else 3"""
+    session_expiry: int = SESSION_EXPIRY
+    """seconds for which a broker that speaks MQTT 5 keeps our session while we are away; with 3.1.1 it
+    decides that itself"""
 
     @classmethod
     def parse(cls, url: str) -> BrokerAddress:
-        """mqtt://user:password@host:port?client_id=…&keepalive=…&cafile=…&cert=…&key=…, or mqtts://; over
-        WebSocket ws://user:password@host:port/mqtt, or wss://. Where ws:// may also be the address of a hub,
-        mqtt+ws:// and mqtt+wss:// mean the broker."""
+        """mqtt://user:password@host:port, or mqtts://; over WebSocket ws://user:password@host:port/mqtt, or
+        wss://. Where ws:// may also be the address of a hub, mqtt+ws:// and mqtt+wss:// mean the broker.
+        Options follow as in ?client_id=…&keepalive=…; the others are cafile, cert, key, version (3 or 5) and
+        session_expiry."""
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -76,12 +86,20 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
             )
         usual, tls, websocket = _SCHEMES[parts.scheme]
         options = dict(parse_qsl(parts.query))
-        strange = options.keys() - {"client_id", "keepalive", "cafile", "cert", "key"}
+        strange = options.keys() - {
+            "client_id",
+            "keepalive",
+            "cafile",
+            "cert",
+            "key",
+            "version",
+            "session_expiry",
+        }
         if strange:
             raise Malformed(f"the broker's address has an unknown option {min(strange)!r}")
-        keepalive = options.pop("keepalive", "30")
-        if not (keepalive.isascii() and keepalive.isdigit() and 1 <= int(keepalive) <= 0xFFFF):
-            raise Malformed("keepalive is a number of seconds from 1 to 65535")
+        version = options.get("version", "")
+        if version not in ("", "3", "3.1.1", "5"):
+            raise Malformed("version is 3 (for MQTT 3.1.1) or 5; without it 5 is tried, and then 3")
         for file in ("cafile", "cert", "key"):
             if file in options and not Path(options[file]).is_file():
                 raise Malformed(f"{file} {options[file]!r} is not a file")
@@ -93,11 +111,13 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
             username=username,
             password=unquote(parts.password or ""),
             client_id=options.pop("client_id", "") or _UNSAFE.sub(lambda c: f"%{ord(c[0]):02X}", username),
-            keepalive=int(keepalive),
+            keepalive=_seconds(options, "keepalive", 30, 0xFFFF),
             cafile=options.get("cafile", ""),
             cert=options.get("cert", ""),
             key=options.get("key", ""),
             path=(parts.path if parts.path.strip("/") else PATH) if websocket else "",
+            version=int(version[0]) if version else None,
+            session_expiry=_seconds(options, "session_expiry", SESSION_EXPIRY, 0xFFFF_FFFF),
         )
 
     @property
@@ -128,3 +148,11 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
         who = f"{self.username}@" if self.username else ""
         scheme = "ws" if self.path else "mqtt"
         return f"{scheme}{'s' * self.tls}://{who}{self.host}:{self.port}{self.path}"
+
+
+def _seconds(options: dict[str, str], name: str, usual: int, most: int) -> int:
+    """The option of this name, which is a number of seconds."""
+    text = options.get(name, str(usual))
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= most):
+        raise Malformed(f"{name} is a number of seconds from 1 to {most}")
+    return int(text)

@@ -1,4 +1,4 @@
-"""A link to an MQTT broker (3.1.1) that reconnects by itself.
+"""A link to an MQTT broker (MQTT 5, or 3.1.1 where the broker speaks no other) that reconnects by itself.
 
 The laws. PUBACK is ours to send: it goes out when the handler has called `ack`, in the order of arrival, and
 only on the connection the message came by, since a packet number means nothing on the next one. What was not
@@ -25,6 +25,7 @@ from duly.runtime.backoff import Backoff
 from duly.runtime.changes import Changes
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.broker_versions import VERSIONS, BrokerVersions
 from duly.transports.mqtt.packets import TEXT_LIMIT, text
 from duly.transports.mqtt.session import (
     CLOSE_WITHIN,
@@ -32,8 +33,10 @@ from duly.transports.mqtt.session import (
     Done,
     IncomingPublish,
     MqttSession,
+    VersionRefused,
     Will,
 )
+from duly.wire.publish_properties import PublishProperties
 from duly.wire.session import OnMessage
 
 __all__ = ["MqttLink", "Will"]
@@ -79,6 +82,7 @@ class MqttLink:
         in_flight: int = IN_FLIGHT,
         tasks: Supervisor | None = None,
         changes: Changes | None = None,
+        versions: BrokerVersions = VERSIONS,
     ) -> None:
         self.address = BrokerAddress.parse(address) if isinstance(address, str) else address
         if not self.address.client_id:
@@ -90,6 +94,8 @@ class MqttLink:
         self.tried = False
         """an attempt to connect has ended, one way or the other"""
         self.connections = 0
+        self.version: int | None = None
+        """of MQTT, of the last connection: 3 (3.1.1) or 5"""
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
         self._on_message = on_message
@@ -111,6 +117,7 @@ class MqttLink:
         self._tasks = tasks or Supervisor()
         self._life: SupervisedTask | None = None
         self._changes = changes or Changes()
+        self._versions = versions
         self._backoff = Backoff(self._retry, self.address.client_id)
         self._unreachable = True
         """the last attempt led to no connection"""
@@ -151,38 +158,64 @@ class MqttLink:
             await self._life.finish()
             self._life = None
 
-    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
-        """Send at QoS 1; the future ends with the broker's PUBACK, or with `ConnectionLost`."""
+    def publish_nowait(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: PublishProperties | None = None,
+    ) -> asyncio.Future[None]:
+        """Send at QoS 1; the future ends with the broker's PUBACK, or with the errors of `publish`."""
         session = self._connected_session()
-        if len(session.waiting) >= self._in_flight:
+        if session.unconfirmed >= self._in_flight:
             raise Overloaded(
                 f"{self._in_flight} messages wait for the broker's confirmation; try again later"
             )
+        return self._publish(session, topic, payload, retain, properties)
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        properties: PublishProperties | None = None,
+    ) -> None:
+        """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK. A broker that speaks
+        MQTT 5 says if it refuses the message: then `NotAllowed`, `Overloaded`, `TooLarge` or `Malformed` is
+        raised."""
+        await self._publish(self._connected_session(), topic, payload, retain, properties)
+
+    def _publish(
+        self,
+        session: MqttSession,
+        topic: str,
+        payload: bytes,
+        retain: bool,
+        properties: PublishProperties | None,
+    ) -> asyncio.Future[None]:
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.publish(_topic(topic), payload, retain, _telling(confirmed, session))
+        session.publish(_topic(topic), payload, retain, _telling(confirmed), properties)
         return confirmed
 
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK."""
-        session = self._connected_session()
-        if len(session.waiting) < self._in_flight:
-            await self.publish_nowait(topic, payload, retain=retain)
-            return
-        confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.queue(_topic(topic), payload, retain, _telling(confirmed, session))
-        await confirmed
-
-    def post(self, topic: str, payload: bytes, *, retain: bool = False, done: Done | None = None) -> None:
-        """Send at QoS 1 as soon as there is room, without waiting; `done` hears whether the broker has
-        confirmed it. Without a connection it is lost at once, and the caller has to repeat it."""
+    def post(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        retain: bool = False,
+        done: Done | None = None,
+        properties: PublishProperties | None = None,
+    ) -> None:
+        """Send at QoS 1 as soon as there is room, without waiting; `done` hears when the broker has
+        confirmed it, or why it has not. Without a connection it is lost at once, and the caller has to repeat
+        it."""
         session = self._session
-        if session is None or not session.open_for_more:
-            if done is not None:
-                done(False)
-        elif len(session.waiting) < self._in_flight:
-            session.publish(_topic(topic), payload, retain, done)
-        else:
-            session.queue(_topic(topic), payload, retain, done)
+        if session is not None and session.open_for_more:
+            session.publish(_topic(topic), payload, retain, done, properties)
+        elif done is not None:
+            done(self.lost())
 
     def _connected_session(self) -> MqttSession:
         session = self._session
@@ -236,18 +269,13 @@ class MqttLink:
         """Make one connection, and stay on it for as long as it lasts; False if we must not connect.
 
         Whatever ends it, the next one is made: nothing that a broker says is worth the link."""
-        session: MqttSession | None = None
         began = asyncio.get_running_loop().time()
         try:
             if self._before is not None and not await self._allowed(self._before()):
                 return False
             began = asyncio.get_running_loop().time()
-            session = MqttSession(
-                self.address, self._will() if self._will else None, self._arrived, clean=self._clean
-            )
-            self._session = session  # usable from CONNACK on: a kept session's messages want answers
-            present = await session.open(self._filters)
-            self._is_up(present)
+            session = await self._open()
+            self._is_up(session)
             await _first(session.closed.wait(), self._stopping.wait())
             self.problem = session.reason or "stopped"
         except ConnectionRefused as problem:
@@ -260,17 +288,49 @@ class MqttLink:
             self.problem = f"the connection to {self.address!r} failed: {bug!r}"
             self._tasks.failed("mqtt link", bug)
         finally:
-            was_up, self._session = self._ready.is_set(), None
+            was_up, opened, self._session = self._ready.is_set(), self._session, None
             self.tried = True
             self._ready.clear()
             if was_up:
                 self._settled.clear()
             try:
-                if session is not None:
-                    await session.close(self.problem)
+                if opened is not None:
+                    await opened.close(self.problem)
             finally:
                 self._is_down(was_up, began)
         return True
+
+    async def _open(self) -> MqttSession:
+        """Connect with the version that the broker speaks. One that hangs up at MQTT 5 without a word, and
+        then takes 3.1.1, does not speak 5."""
+        will = self._will() if self._will else None
+        versions = self._versions.to_try(self.address)
+        for version in versions:
+            session = MqttSession(
+                self.address,
+                will,
+                self._arrived,
+                clean=self._clean,
+                version=version,
+                in_flight=self._in_flight,
+            )
+            self._session = session  # usable from CONNACK on: a kept session's messages want answers
+            try:
+                await session.open(self._filters)
+            except VersionRefused as problem:
+                if version == versions[-1]:
+                    raise
+                self._versions.speaks_only_3(self.address)
+                await session.close(str(problem))
+            except ConnectionLost:
+                if version == versions[-1] or not session.hung_up or self._stopping.is_set():
+                    raise
+                await session.close("it hung up at MQTT 5")
+            else:
+                break
+        if version != versions[0]:
+            self._versions.speaks_only_3(self.address)
+        return session
 
     def _is_down(self, was_up: bool, began: float) -> None:
         if was_up and self._on_disconnect is not None:
@@ -291,14 +351,15 @@ class MqttLink:
         waiting.result()
         return True
 
-    def _is_up(self, session_present: bool) -> None:
+    def _is_up(self, session: MqttSession) -> None:
         self.connections += 1
+        self.version = session.version
         self.problem = ""
         self.refused = False
         self._ready.set()
         self._settled.set()
         if self._on_connect is not None:
-            self._call(self._on_connect, session_present)
+            self._call(self._on_connect, session.present)
         self._changes.tell()
 
     def _arrived(self, arrival: IncomingPublish, topic: str | bytes, payload: bytes, old: bool) -> None:
@@ -344,14 +405,14 @@ def _wanted(topics: Iterable[str], qos: int) -> dict[str, int]:
     return wanted
 
 
-def _telling(confirmed: asyncio.Future[None], session: MqttSession) -> Done:
-    def done(is_confirmed: bool) -> None:
+def _telling(confirmed: asyncio.Future[None]) -> Done:
+    def done(problem: DulyError | None) -> None:
         if confirmed.done():
             return
-        if is_confirmed:
+        if problem is None:
             confirmed.set_result(None)
         else:
-            confirmed.set_exception(ConnectionLost(session.lost))
+            confirmed.set_exception(problem)
             confirmed.exception()  # seen: who publishes without waiting need not look
 
     return done

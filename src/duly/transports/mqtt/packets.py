@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 as bytes: what a client says, and where the packets in a stream begin and end.
+"""MQTT 3.1.1 and 5 as bytes: what a client says, and where the packets in a stream begin and end.
 
 The law: nothing here knows a socket, and nothing that a broker sends is believed before it was measured. A
 stream is taken apart in one pass, as many packets as it holds.
@@ -28,21 +28,15 @@ SUBSCRIPTION_REFUSED: Final = 0x80
 
 PINGREQ: Final = bytes((0xC0, 0))
 DISCONNECT: Final = bytes((0xE0, 0))
+DISCONNECTED: Final = 0xE0
+"""The kind of a DISCONNECT, which a broker sends only in MQTT 5."""
 LAST_NUMBER: Final = 0xFFFF
 TEXT_LIMIT: Final = 0xFFFF
-
-REFUSALS: Final = {
-    1: "it speaks another MQTT than 3.1.1",
-    2: "it does not accept the client id",
-    3: "it is unavailable, or (RabbitMQ) the client id is not for us",
-    4: "wrong username or password",
-    5: "not authorised",
-}
 
 _SUBSCRIBE: Final = 0x82
 _UNSUBSCRIBE: Final = 0xA2
 _MORE: Final = 0x80
-_PROTOCOL: Final = b"\x00\x04MQTT\x04"
+_PROTOCOL: Final = b"\x00\x04MQTT"
 
 _read_number: Final = Struct(">H").unpack_from
 _write_acknowledged: Final = Struct(">BBH").pack
@@ -59,40 +53,45 @@ def connect(
     username: str = "",
     password: str = "",
     will: tuple[str, bytes, bool] | None = None,
+    properties: bytes | None = None,
 ) -> bytes:
-    """CONNECT. `will` is (topic, payload, retain), and goes out at QoS 1."""
+    """CONNECT. `will` is (topic, payload, retain), and goes out at QoS 1. With `properties` it is one of
+    MQTT 5."""
+    level, no_properties = (4, b"") if properties is None else (5, b"\0")
     flags = 0x02 * clean
-    body = text(client_id)
+    body = (properties or b"") + text(client_id)
     if will is not None:
         topic, payload, retain = will
         flags |= 0x0C | 0x20 * retain
-        body += text(topic) + _sized(payload)
+        body += no_properties + text(topic) + _sized(payload)
     if username:
         flags |= 0xC0
         body += text(username) + text(password)
-    return _packet(0x10, _PROTOCOL + bytes((flags,)) + keepalive.to_bytes(2, "big") + body)
+    return _packet(0x10, _PROTOCOL + bytes((level, flags)) + keepalive.to_bytes(2, "big") + body)
 
 
-def subscribe(number: int, filters: Mapping[str, int]) -> bytes:
-    """SUBSCRIBE, each at its QoS."""
+def subscribe(number: int, filters: Mapping[str, int], properties: bytes = b"") -> bytes:
+    """SUBSCRIBE, each at its QoS. `properties` here and below are those of MQTT 5; 3.1.1 has none."""
     wanted = b"".join(text(each) + bytes((qos,)) for each, qos in filters.items())
-    return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + wanted)
+    return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + properties + wanted)
 
 
-def unsubscribe(number: int, filters: Sequence[str]) -> bytes:
+def unsubscribe(number: int, filters: Sequence[str], properties: bytes = b"") -> bytes:
     """UNSUBSCRIBE from these filters."""
-    return _packet(_UNSUBSCRIBE, number.to_bytes(2, "big") + b"".join(text(f) for f in filters))
+    return _packet(_UNSUBSCRIBE, number.to_bytes(2, "big") + properties + b"".join(text(f) for f in filters))
 
 
-def publish(topic: bytes, number: int, payload: bytes, *, retain: bool = False) -> bytes:
+def publish(
+    topic: bytes, number: int, payload: bytes, *, retain: bool = False, properties: bytes = b""
+) -> bytes:
     """PUBLISH at QoS 1. `topic` is a `text`, made once for many.
 
     >>> publish(text("a"), 7, b"hi")
     b'2\\x07\\x00\\x01a\\x00\\x07hi'
     """
-    size = len(topic) + 2 + len(payload)
+    size = len(topic) + 2 + len(properties) + len(payload)
     head = bytes((PUBLISH | QOS_1 | retain, size)) if size < _MORE else _head(PUBLISH | QOS_1 | retain, size)
-    return b"%b%b%b%b" % (head, topic, number.to_bytes(2, "big"), payload)
+    return b"%b%b%b%b%b" % (head, topic, number.to_bytes(2, "big"), properties, payload)
 
 
 def acknowledge(numbers: Iterable[int]) -> bytes:

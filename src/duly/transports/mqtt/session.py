@@ -10,6 +10,7 @@ late PUBACK over to the next connection, where it acknowledges another message.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import socket
@@ -20,11 +21,12 @@ from typing import Final, TypeAlias, cast
 
 from msgspec import Struct
 
-from duly.errors import ConnectionLost, ConnectionRefused, Malformed
-from duly.transports.mqtt import packets
+from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, TooLarge
+from duly.transports.mqtt import packets, properties, reason_codes
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.packet_reader import PacketReader
 from duly.transports.mqtt.packet_writer import PacketWriter
+from duly.wire.publish_properties import PublishProperties
 
 CONNECT_WITHIN: Final = 10.0
 
@@ -33,13 +35,20 @@ CONFIRM_WITHIN: Final = 20.0
 
 CLOSE_WITHIN: Final = 2.0
 
+LOG: Final = logging.getLogger("duly.mqtt")
+
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 
 _OLD: Final = packets.RETAIN | packets.DUP
 """Kept by the broker, or sent before; either may have been said long ago."""
 
-Done: TypeAlias = Callable[[bool], None]
-"""Hears whether the broker has confirmed."""
+Done: TypeAlias = Callable[[DulyError | None], None]
+"""Hears None when the broker has confirmed a message, else why it has not: the connection was lost, or the
+broker refuses it, as MQTT 5 lets it say."""
+
+
+class VersionRefused(ConnectionRefused):
+    """The broker does not speak the version of MQTT that it was asked with."""
 
 
 class Will(Struct, frozen=True):
@@ -78,7 +87,18 @@ class MqttSession(asyncio.Protocol):
         arrived: Callable[[IncomingPublish, str | bytes, bytes, bool], None],
         *,
         clean: bool,
+        version: int = 3,
+        in_flight: int = packets.LAST_NUMBER,
     ) -> None:
+        self.version = version
+        """of MQTT: 3 (3.1.1) or 5"""
+        self._five = version == 5
+        self._no_properties = properties.NONE if self._five else b""
+        self._window = in_flight
+        """publishes that may wait for their PUBACK; more are queued here"""
+        self._largest = 0
+        """bytes of the largest packet that the broker takes; 0: it did not say"""
+        self._keepalive = address.keepalive
         self._address = address
         self._will = will
         self._arrived = arrived
@@ -92,7 +112,7 @@ class MqttSession(asyncio.Protocol):
         """sends the acknowledgements that are due, at the end of this turn"""
         self._arrivals: deque[IncomingPublish] = deque()
         self.waiting: dict[int, tuple[Done | None, float]] = {}
-        self._queued: deque[tuple[bytes, bytes, bool, Done | None]] = deque()
+        self._queued: deque[tuple[bytes, bytes, bool, Done | None, bytes]] = deque()
         self._welcome: asyncio.Future[bytes] = self._loop.create_future()
         """the broker's CONNACK"""
         self._answers: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
@@ -106,6 +126,9 @@ class MqttSession(asyncio.Protocol):
         self.closed = asyncio.Event()
         self._over = False
         """closed, asked for at every packet"""
+        self._heard = False
+        self.present = False
+        """the broker had kept our session"""
         self.reason = ""
 
     # ── opening and closing ──────────────────────────────────────────────────────────────────────
@@ -117,10 +140,7 @@ class MqttSession(asyncio.Protocol):
             async with asyncio.timeout(CONNECT_WITHIN):
                 await self._connect()
                 self._write(self._hello())
-                present, code = await asyncio.shield(self._welcome)
-                if code:
-                    why = packets.REFUSALS.get(code, f"code {code}")
-                    raise ConnectionRefused(f"{a!r} refuses us: {why}")
+                self.present = self._welcomed(await asyncio.shield(self._welcome))
                 if filters:
                     # Always, also in a session that was kept: what we want to hear may have changed since.
                     await self.subscribe(filters)
@@ -131,7 +151,29 @@ class MqttSession(asyncio.Protocol):
         except OSError as problem:
             raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
         self._watch_socket()
-        return bool(present)
+        return self.present
+
+    def _welcomed(self, body: bytes) -> bool:
+        """Take in a CONNACK; whether the broker had kept our session. Raises `ConnectionRefused`."""
+        a, code = self._address, body[1]
+        answers_as_3 = len(body) == 2 and code < reason_codes.FAILURES
+        if self._five and (code == reason_codes.UNSUPPORTED_VERSION or answers_as_3):
+            raise VersionRefused(f"{a!r} does not speak MQTT 5; leave ?version=5 out")
+        if not self._five:
+            if code:
+                raise ConnectionRefused(f"{a!r} refuses us: {reason_codes.return_code(code)}")
+            return bool(body[0])
+        limits, said, _ = properties.read(body, 2, len(body)) if len(body) > 2 else ({}, "", 0)
+        if code:
+            raise ConnectionRefused(f"{a!r} refuses us: {reason_codes.words(code, said)}")
+        if limits.get(properties.MAXIMUM_QOS, 1) == 0:
+            raise ConnectionRefused(f"{a!r} confirms no messages (it takes QoS 0 only)")
+        return bool(body[0])
+
+    @property
+    def hung_up(self) -> bool:
+        """Whether the broker has taken the connection and ended it without a word."""
+        return self._transport is not None and self._gone.is_set() and not self._heard
 
     async def _connect(self) -> None:
         a = self._address
@@ -144,6 +186,10 @@ class MqttSession(asyncio.Protocol):
 
     def _hello(self) -> bytes:
         a, will = self._address, self._will
+        about = None
+        if self._five:
+            kept = b"" if self._clean else properties.number(properties.SESSION_EXPIRY, a.session_expiry)
+            about = properties.packed(kept)
         return packets.connect(
             a.client_id,
             keepalive=a.keepalive,
@@ -151,6 +197,7 @@ class MqttSession(asyncio.Protocol):
             username=a.username,
             password=a.password,
             will=None if will is None else (will.topic, will.payload, will.retain),
+            properties=about,
         )
 
     def end(self, reason: str) -> None:
@@ -178,13 +225,13 @@ class MqttSession(asyncio.Protocol):
                     await self._gone.wait()
             except TimeoutError:
                 self._transport.abort()  # a peer that is gone takes no more bytes
-        unconfirmed = [done for done, _ in self.waiting.values()] + [done for *_, done in self._queued]
+        unconfirmed = [done for done, _ in self.waiting.values()] + [done for *_, done, _ in self._queued]
         self.waiting.clear()
         self._queued.clear()
         self._arrivals.clear()
         for done in unconfirmed:
             if done is not None:
-                done(False)
+                done(ConnectionLost(self.lost))
 
     @property
     def lost(self) -> str:
@@ -193,7 +240,7 @@ class MqttSession(asyncio.Protocol):
 
     def _watch_socket(self) -> None:
         """Keep the connection alive, and leave one that is not."""
-        now, keepalive = self._loop.time(), self._address.keepalive
+        now, keepalive = self._loop.time(), self._keepalive
         oldest = next(iter(self.waiting.values()), None)
         if oldest is not None and now - oldest[1] > CONFIRM_WITHIN:
             self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
@@ -223,6 +270,7 @@ class MqttSession(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle the packets that are complete, and keep the rest until more bytes arrive."""
+        self._heard = True
         self._heard_at = self._loop.time()
         self._reader.receive(data)
 
@@ -237,7 +285,7 @@ class MqttSession(asyncio.Protocol):
             elif kind == packets.PUBLISH:
                 self._published(first, data, start, end)
             elif kind == packets.PUBACK:
-                self._confirmed(packets.number(data, start, end))
+                self._acknowledged(data, start, end)
             else:
                 self._answered(kind, data[start:end])
 
@@ -251,15 +299,42 @@ class MqttSession(asyncio.Protocol):
         """Whether the broker has accepted the connection, and it has not ended."""
         return self.connected and not self._over
 
-    def publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
-        """`topic` is a `text` of `mqtt_packets`."""
-        number = self._next_number()
-        self.waiting[number] = (done, self._loop.time())
-        self._write(packets.publish(topic, number, payload, retain=retain))
+    @property
+    def unconfirmed(self) -> int:
+        """How many messages were published and not confirmed, or wait to be published."""
+        return len(self.waiting) + len(self._queued)
 
-    def queue(self, topic: bytes, payload: bytes, retain: bool, done: Done | None) -> None:
-        """Publish when another has been confirmed; first come, first served."""
-        self._queued.append((topic, payload, retain, done))
+    def publish(
+        self,
+        topic: bytes,
+        payload: bytes,
+        retain: bool,
+        done: Done | None,
+        about: PublishProperties | None = None,
+    ) -> None:
+        """Publish when there is room; first come, first served. `topic` is a `text` of `packets`."""
+        encoded = properties.encode(about) if about is not None and self._five else self._no_properties
+        if len(self.waiting) < self._window:
+            self._publish(topic, payload, retain, done, encoded)
+        else:
+            self._queued.append((topic, payload, retain, done, encoded))
+
+    def _publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None, about: bytes) -> None:
+        number = self._next_number()
+        packet = packets.publish(topic, number, payload, retain=retain, properties=about)
+        if self._largest and len(packet) > self._largest:
+            self._refuse_large(len(packet), done)
+            return
+        self.waiting[number] = (done, self._loop.time())
+        self._write(packet)
+
+    def _refuse_large(self, size: int, done: Done | None) -> None:
+        """A broker ends the connection of a client that sends it what is too large."""
+        why = f"a message of {size} bytes is not sent: {self._address!r} takes {self._largest} at most"
+        LOG.warning("%s", why)
+        if done is not None:
+            # Not before the caller has what it waits with.
+            self._loop.call_soon(done, TooLarge(why))
 
     def _next_number(self) -> int:
         number = self._number
@@ -278,19 +353,28 @@ class MqttSession(asyncio.Protocol):
     async def subscribe(self, filters: Mapping[str, int]) -> None:
         """Subscribe, each filter at its QoS; raises `ConnectionRefused` if the broker denies one of them."""
         number = self._next_number()
-        granted = (await self._ask(packets.SUBACK, number, packets.subscribe(number, filters)))[2:]
+        packet = packets.subscribe(number, filters, self._no_properties)
+        granted = self._codes(await self._ask(packets.SUBACK, number, packet))
         if len(granted) != len(filters):
             raise ConnectionLost(
                 f"{self._address!r} answers {len(filters)} subscriptions with {len(granted)} codes"
             )
-        refused = [f for f, qos in zip(filters, granted, strict=True) if qos >= packets.SUBSCRIPTION_REFUSED]
+        refused = [self._refused(f, code) for f, code in zip(filters, granted, strict=True) if code >= 0x80]
         if refused:
             raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
+
+    def _codes(self, answer: bytes) -> bytes:
+        """The codes in a SUBACK, one for each filter."""
+        return answer[properties.skip(answer, 2, len(answer)) if self._five else 2 :]
+
+    def _refused(self, filter: str, code: int) -> str:
+        return f"{filter}: {reason_codes.words(code)}" if self._five else filter
 
     async def unsubscribe(self, filters: Sequence[str]) -> None:
         """Unsubscribe, and wait until the broker has confirmed it."""
         number = self._next_number()
-        await self._ask(packets.UNSUBACK, number, packets.unsubscribe(number, filters))
+        packet = packets.unsubscribe(number, filters, self._no_properties)
+        await self._ask(packets.UNSUBACK, number, packet)
 
     async def _ask(self, kind: int, number: int, packet: bytes) -> bytes:
         """Send a packet, and return the body of the one of this kind that answers it."""
@@ -310,17 +394,30 @@ class MqttSession(asyncio.Protocol):
         """The first word of a broker is its CONNACK, and nothing else is."""
         if kind != packets.CONNACK:
             raise Malformed(f"a packet of kind {kind >> 4} before the CONNACK")
-        if len(body) != 2:
+        if len(body) != 2 and not (self._five and len(body) > 2):
             raise Malformed(f"a CONNACK of {len(body)} bytes")
         if self._welcome.done():
             raise Malformed("a second CONNACK")
-        self.connected = body[1] == 0
+        if self._five and len(body) > 2:
+            self._limit(properties.read(body, 2, len(body))[0])
+        self.connected = body[1] == 0 and (len(body) > 2 or not self._five)
         self._welcome.set_result(body)
+
+    def _limit(self, limits: properties.Numbers) -> None:
+        """Keep to what the broker says that it takes."""
+        self._window = min(self._window, limits.get(properties.RECEIVE_MAXIMUM, self._window)) or 1
+        self._largest = limits.get(properties.MAXIMUM_PACKET_SIZE, 0)
+        self._keepalive = limits.get(properties.SERVER_KEEPALIVE, 0) or self._keepalive
 
     def _answered(self, kind: int, body: bytes) -> None:
         """Something we wait for, or of no interest: an answer to a PINGREQ."""
         if kind == packets.CONNACK:
             raise Malformed("a second CONNACK")
+        if kind == packets.DISCONNECTED and self._five:
+            said = properties.read(body, 1, len(body))[1] if len(body) > 1 else ""
+            why = reason_codes.words(body[0], said) if body and body[0] else "without a reason"
+            self.end(f"{self._address!r} ended the connection: {why}")
+            return
         if kind not in (packets.SUBACK, packets.UNSUBACK):
             return
         number = packets.number(body, 0, min(2, len(body)))
@@ -339,6 +436,11 @@ class MqttSession(asyncio.Protocol):
                 raise Malformed("a PUBLISH at a QoS that was not asked for")
             number = packets.number(data, body, body + 2)
             body += 2
+        if self._five:
+            if body < end and not data[body]:
+                body += 1
+            else:
+                body = properties.skip(data, body, end)
         arrival = IncomingPublish(self, number)
         if number:
             self._arrivals.append(arrival)
@@ -348,14 +450,28 @@ class MqttSession(asyncio.Protocol):
             topic = raw
         self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
 
-    def _confirmed(self, number: int) -> None:
+    def _acknowledged(self, data: bytes, start: int, end: int) -> None:
+        """A PUBACK: a number, and in MQTT 5 perhaps a code and properties. Without a failure it confirms."""
+        if self._five and end - start > 2:
+            code = data[start + 2]
+            said = properties.read(data, start + 3, end)[1] if end - start > 3 else ""
+            problem = None if code < reason_codes.FAILURES else self._refusal(code, said)
+            self._confirmed(packets.number(data, start, start + 2), problem)
+        else:
+            self._confirmed(packets.number(data, start, end), None)
+
+    def _refusal(self, code: int, said: str) -> DulyError:
+        why = f"{self._address!r} refuses a message: {reason_codes.words(code, said)}"
+        return reason_codes.publish_error(code, why)
+
+    def _confirmed(self, number: int, problem: DulyError | None) -> None:
         published = self.waiting.pop(number, None)
         if published is None:
             return
         if (done := published[0]) is not None:
-            done(True)
-        if self._queued:
-            self.publish(*self._queued.popleft())
+            done(problem)
+        while self._queued and len(self.waiting) < self._window:
+            self._publish(*self._queued.popleft())
         if not self.waiting:
             self._confirmed_all.set()
 

@@ -1,0 +1,39 @@
+"""What a broker that speaks MQTT 5 is told of a message besides its topic and payload.
+
+The law: nothing depends on it. Everything that a receiver must know is in the payload as well, since a broker
+or a receiver that speaks MQTT 3.1.1 sees nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from duly.core.units import MINUTE, SECOND
+
+LATE: Final = MINUTE
+"""How long a broker may keep a message that is sent after its expiry: it asks how the first one ended."""
+
+
+class PublishProperties(Struct, frozen=True):
+    """The properties of one message. `expires` is how many seconds the broker may keep it; `response_topic`
+    is where its end is awaited, and `correlation` what it is known by; `user` are names and values for its
+    receiver."""
+
+    expires: int | None = None
+    response_topic: str = ""
+    correlation: bytes = b""
+    user: tuple[tuple[str, str], ...] = ()
+
+
+def seconds_left(expires: int, now: int, late: int = LATE) -> int | None:
+    """For how many seconds a broker should keep a message that expires then; None if it never does.
+
+    >>> seconds_left(0, 7), seconds_left(1_500_000, 0), seconds_left(5, 7)
+    (None, 2, 60)
+    """
+    if not expires:
+        return None
+    left = expires - now
+    return -(-(left if left > 0 else late) // SECOND)
