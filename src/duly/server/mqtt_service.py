@@ -158,7 +158,8 @@ class MqttService:
             await broker.dismiss(name)
 
     def state(self) -> dict[str, object]:
-        """The address of the broker, whether it is embedded, and why it does not work, if so."""
+        """The address of the broker, whether it is embedded, which version of MQTT it speaks with the hub (3
+        is 3.1.1), and why it does not work, if so."""
         down = next((link.problem for link in self.links.values() if not link.up), None)
         problem = (self.broker and self.broker.problem) or down
         shown = None if problem is None else str(problem)
@@ -166,6 +167,7 @@ class MqttService:
             "url": self.url,
             "websocket": self.websocket_url or None,
             "embedded": self.broker is not None,
+            "version": next((link.version for link in self.links.values() if link.up), None),
             "problem": shown,
         }
 

@@ -70,6 +70,18 @@ def json_schemas() -> JsonSchema:
 
 _FAMILIES: Final = {"client.": "frame of a client", "hub.": "frame of a hub", "fd.": "message of FD"}
 
+_BROKERS: Final = ("broker", "broker_websocket", "outside_broker")
+
+_TASK_BINDING: Final[JsonSchema] = {
+    "responseTopic": {
+        "type": "string",
+        "description": "The sender's topic for `complete`; `ack` and `failed` go to those beside it.",
+    },
+    "correlationData": {"type": "string", "description": "The `msg_id` of the task."},
+    "bindingVersion": "0.2.0",
+}
+"""What MQTT 5 says of a task besides its payload."""
+
 _TOPICS: Final[Mapping[FdKind, str]] = {
     FdKind.PENDING: "Tasks for the node or device of this name. Of a device only its hub writes here.",
     FdKind.ACK: "That the node's tasks, or a device's pushes, have been received and stored.",
@@ -94,6 +106,7 @@ def asyncapi() -> JsonSchema:
         for name, schema in components.items()
         if name.startswith(tuple(_FAMILIES))
     }
+    messages["fd.pending"]["bindings"] = {"mqtt": _TASK_BINDING}
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -108,7 +121,21 @@ def asyncapi() -> JsonSchema:
                 "host": "localhost:7883",
                 "protocol": "mqtt",
                 "protocolVersion": "3.1.1",
-                "description": "The embedded broker, or another. QoS 1, persistent sessions.",
+                "description": "The embedded broker. QoS 1, persistent sessions.",
+            },
+            "broker_websocket": {
+                "host": "localhost:7884",
+                "pathname": "/mqtt",
+                "protocol": "mqtt",
+                "protocolVersion": "3.1.1",
+                "description": "The embedded broker over WebSocket, where `--mqtt-ws-port` opens a port.",
+            },
+            "outside_broker": {
+                "host": "broker.example:1883",
+                "protocol": "mqtt",
+                "protocolVersion": "5",
+                "description": "Another broker, with MQTT 5 if it speaks that, else 3.1.1. What only MQTT 5 "
+                "has in a binding holds here.",
             },
         },
         "channels": _channels(messages),
@@ -134,7 +161,7 @@ def _channels(messages: Mapping[str, object]) -> JsonSchema:
             "address": f"{PREFIX}/{{name}}/{kind}",
             "description": about,
             "parameters": {"name": {"description": "The user name of a node, of a device, or `hub`."}},
-            "servers": [{"$ref": "#/servers/broker"}],
+            "servers": [{"$ref": f"#/servers/{each}"} for each in _BROKERS],
             "messages": {name: {"$ref": f"#/components/messages/{name}"}},
         }
     return channels
@@ -155,11 +182,18 @@ def _operations() -> JsonSchema:
             operations[f"to_{role}"] = _operation(
                 "send", "frames", told, f"Frames that it sends to {party.value}."
             )
-    mqtt: JsonSchema = {"mqtt": {"qos": 1, "retain": False, "bindingVersion": "0.2.0"}}
+    mqtt: JsonSchema = {"qos": 1, "retain": False, "bindingVersion": "0.2.0"}
+    expiring: JsonSchema = {
+        "messageExpiryInterval": {
+            "type": "integer",
+            "description": "The seconds until the task expires, where the broker speaks MQTT 5.",
+        }
+    }
     for kind in FdKind:
         for action in ("send", "receive"):
             operation = _operation(action, kind.value, [f"fd.{kind}"], f"{action.capitalize()} a {kind}.")
-            operations[f"{action}_{kind}"] = operation | {"bindings": mqtt}
+            binding = mqtt | expiring if kind is FdKind.PENDING else mqtt
+            operations[f"{action}_{kind}"] = operation | {"bindings": {"mqtt": binding}}
     return operations
 
 

@@ -458,7 +458,7 @@ async def fake_broker(
 
     server = await asyncio.start_server(accept, "127.0.0.1", 0)
     try:
-        yield f"mqtt://bob@127.0.0.1:{server.sockets[0].getsockname()[1]}", visits
+        yield f"mqtt://bob@127.0.0.1:{server.sockets[0].getsockname()[1]}?version=3", visits
     finally:
         server.close()
 
@@ -576,7 +576,7 @@ async def test_a_broker_that_falls_silent_is_asked_and_then_left() -> None:
 
     async with fake_broker(fall_silent) as (url, _):
         lost: list[str] = []
-        link = MqttLink(f"{url}?keepalive=1", Ear(), retry=QUICK, on_disconnect=lost.append)
+        link = MqttLink(f"{url}&keepalive=1", Ear(), retry=QUICK, on_disconnect=lost.append)
         await link.start()
         await until(lambda: heard.startswith(b"\xc0\x00"))
         await until(lambda: link.connections > 1)

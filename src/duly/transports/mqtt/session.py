@@ -111,7 +111,8 @@ class MqttSession(asyncio.Protocol):
         self.release = self._writer.wake
         """sends the acknowledgements that are due, at the end of this turn"""
         self._arrivals: deque[IncomingPublish] = deque()
-        self.waiting: dict[int, tuple[Done | None, float]] = {}
+        self.waiting: dict[int, tuple[Done | None, float, bytes]] = {}
+        """what is not confirmed: who hears of it, since when, and its topic"""
         self._queued: deque[tuple[bytes, bytes, bool, Done | None, bytes]] = deque()
         self._welcome: asyncio.Future[bytes] = self._loop.create_future()
         """the broker's CONNACK"""
@@ -127,6 +128,7 @@ class MqttSession(asyncio.Protocol):
         self._over = False
         """closed, asked for at every packet"""
         self._heard = False
+        self._logged: set[int] = set()
         self.present = False
         """the broker had kept our session"""
         self.reason = ""
@@ -225,7 +227,7 @@ class MqttSession(asyncio.Protocol):
                     await self._gone.wait()
             except TimeoutError:
                 self._transport.abort()  # a peer that is gone takes no more bytes
-        unconfirmed = [done for done, _ in self.waiting.values()] + [done for *_, done, _ in self._queued]
+        unconfirmed = [done for done, *_ in self.waiting.values()] + [done for *_, done, _ in self._queued]
         self.waiting.clear()
         self._queued.clear()
         self._arrivals.clear()
@@ -325,7 +327,7 @@ class MqttSession(asyncio.Protocol):
         if self._largest and len(packet) > self._largest:
             self._refuse_large(len(packet), done)
             return
-        self.waiting[number] = (done, self._loop.time())
+        self.waiting[number] = (done, self._loop.time(), topic)
         self._write(packet)
 
     def _refuse_large(self, size: int, done: Done | None) -> None:
@@ -452,16 +454,23 @@ class MqttSession(asyncio.Protocol):
 
     def _acknowledged(self, data: bytes, start: int, end: int) -> None:
         """A PUBACK: a number, and in MQTT 5 perhaps a code and properties. Without a failure it confirms."""
-        if self._five and end - start > 2:
-            code = data[start + 2]
-            said = properties.read(data, start + 3, end)[1] if end - start > 3 else ""
-            problem = None if code < reason_codes.FAILURES else self._refusal(code, said)
-            self._confirmed(packets.number(data, start, start + 2), problem)
-        else:
+        if not self._five or end - start <= 2:
             self._confirmed(packets.number(data, start, end), None)
+            return
+        number, code = packets.number(data, start, start + 2), data[start + 2]
+        said = properties.read(data, start + 3, end)[1] if end - start > 3 else ""
+        published = self.waiting.get(number)
+        problem = None
+        if code >= reason_codes.FAILURES and published is not None:
+            problem = self._refusal(published[2][2:].decode(errors="replace"), code, said)
+        self._confirmed(number, problem)
 
-    def _refusal(self, code: int, said: str) -> DulyError:
-        why = f"{self._address!r} refuses a message: {reason_codes.words(code, said)}"
+    def _refusal(self, topic: str, code: int, said: str) -> DulyError:
+        """The error of a message that the broker refuses; each code is logged once in a connection."""
+        why = f"{self._address!r} refuses a message to {topic}: {reason_codes.words(code, said)}"
+        if code not in self._logged:
+            self._logged.add(code)
+            LOG.warning("%s", why)
         return reason_codes.publish_error(code, why)
 
     def _confirmed(self, number: int, problem: DulyError | None) -> None:
