@@ -53,52 +53,94 @@ def running(server: servers.Mosquitto) -> Iterator[servers.Mosquitto]:
         server.remove()
 
 
-async def test_a_message_that_expires_is_not_delivered_any_more(at: LinkBroker) -> None:
-    bob = await at.link("bob", subscriptions=[at.topic("bob")])
-    await bob.stop()
+async def test_sessions_and_messages_that_have_expired_are_gone(at: LinkBroker) -> None:
+    async def present(name: str, expiry: int, ear: Ear | None = None) -> bool:
+        """Whether the broker had kept the session of this name, which it is to keep for so many seconds."""
+        found: list[bool] = []
+        link = MqttLink(
+            f"{at.url(name)}&session_expiry={expiry}",
+            ear or Ear(),
+            subscriptions=[at.topic("long")],
+            on_connect=found.append,
+        )
+        await link.start()
+        await link.connected()
+        if ear is not None:
+            await ear.until(2)
+        await link.stop()
+        return found[0]
+
+    unused = [f"short-{n}" for n in range(5)]
+    assert not any([await present(name, 1) for name in unused] + [await present("long", 60)])
     alice = await at.link("alice")
-    await alice.publish(at.topic("bob"), b"short", properties=PublishProperties(expires=1))
-    await alice.publish(at.topic("bob"), b"long", properties=PublishProperties(expires=60))
+    await alice.publish(at.topic("long"), b"short", properties=PublishProperties(expires=1))
+    await alice.publish(at.topic("long"), b"long", properties=PublishProperties(expires=60))
     await asyncio.sleep(2.1)  # the broker counts whole seconds
+    while await present(unused.pop(), 1):
+        await asyncio.sleep(1)  # it looks once a second, if it has time
     ear = Ear()
-    await at.link("bob", ear, subscriptions=[at.topic("bob")])
-    await alice.publish(at.topic("bob"), b"last")
-    await ear.until(2)
+    await alice.publish(at.topic("long"), b"last")
+    assert await present("long", 60, ear)
     assert ear.payloads == [b"long", b"last"]
     await at.clean()
 
 
-async def test_a_session_that_is_not_used_expires_and_a_clean_one_ends_at_once(at: LinkBroker) -> None:
-    present: list[bool] = []
-    for name, expiry in (("short", 1), ("long", 60)):
-        url = f"{at.url(name)}&session_expiry={expiry}"
-        for pause in (2.5 if name == "short" else 0.0, 0.0):
-            link = MqttLink(url, Ear(), on_connect=present.append)
-            await link.start()
-            await link.connected()
-            await link.stop()
-            await asyncio.sleep(pause)  # the broker looks once a second
-    assert present == [False, False, False, True]
-
-
-async def test_a_refused_publish_says_why(
-    strict: servers.Mosquitto, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_publish_says_why(strict: servers.Mosquitto) -> None:
     at = LinkBroker(strict, 5)
     link = await at.link("bob")
-    with caplog.at_level(logging.WARNING, "duly.mqtt"):
-        for _ in range(3):
-            with pytest.raises(NotAllowed, match=r"refuses a message to shut/door: not authorized \(0x87\)"):
-                await link.publish("shut/door", b"!")
-    assert len(caplog.records) == 1, "each reason is logged once in a connection"
     told: list[DulyError | None] = []
-    link.post("shut/door", b"!", done=told.append)
     link.post("open/door", b"!", done=told.append)
-    await until(lambda: len(told) == 2)
-    assert isinstance(told[0], NotAllowed)
-    assert told[1] is None
-    assert link.connections == 1
+    with pytest.raises(NotAllowed, match=r"refuses a message to shut/door: not authorized \(0x87\)"):
+        await link.publish("shut/door", b"!")
+    assert told == [None]
     await at.clean()
+
+
+async def refuse_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(100)
+    writer.write(CONNACK)
+    while packet := await reader.read(100):
+        if packet[0] == 0x32:
+            writer.write(b"\x40\x03" + packet[5:7] + b"\x87")
+
+
+async def test_each_reason_is_logged_once_in_a_connection(caplog: pytest.LogCaptureFixture) -> None:
+    async with broker(refuse_all) as url:
+        link = MqttLink(f"{url}?version=5", Ear())
+        await link.start()
+        await link.connected()
+        with caplog.at_level(logging.WARNING, "duly.mqtt"):
+            for _ in range(3):
+                with pytest.raises(NotAllowed):
+                    await link.publish("a", b"!")
+        await link.stop()
+        assert link.connections == 1
+    (record,) = caplog.records
+    assert "refuses a message to a: not authorized (0x87)" in record.message
+
+
+async def test_a_broker_that_hangs_up_with_a_refusal_is_asked_with_3() -> None:
+    """Else a message that is forbidden would cost all others their connection, again and again."""
+    versions, asked = BrokerVersions(), list[int]()
+
+    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append((await reader.read(100))[8])
+        writer.write(CONNACK if asked[-1] == 5 else b"\x20\x02\x00\x00")
+        packet = await reader.read(100)
+        if asked[-1] == 5:
+            writer.write(b"\x40\x03" + packet[5:7] + b"\x87")
+        else:
+            await reader.read(100)
+
+    async with broker(rude) as url:
+        link = MqttLink(url, Ear(), retry=RetryPolicy.fixed(MS, tries=None), versions=versions)
+        await link.start()
+        await link.connected()
+        with pytest.raises(NotAllowed):
+            await link.publish("a", b"!")
+        await until(lambda: link.connections == 2)
+        assert (link.version, asked) == (3, [5, 4])
+        await link.stop()
 
 
 async def test_what_is_too_large_for_the_broker_is_not_sent_and_ends_no_connection(

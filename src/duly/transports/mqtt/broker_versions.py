@@ -3,6 +3,10 @@
 The laws. An address that names a version is connected to with that one. Every other broker is asked with
 MQTT 5 first; one that refuses it, or hangs up at it and then takes 3.1.1, is asked with 3.1.1 for an hour. So
 a broker that does not speak MQTT 5 costs one connect more, and one that was replaced is noticed.
+
+A broker that hangs up on a client that has published what it may not, as Mosquitto 2.0.11 does in MQTT 5, is
+asked with 3.1.1 as well: else one message that is forbidden would cost all others their connection, and come
+again with the next one.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ _Place: TypeAlias = tuple[str, int, bool, str]
 
 
 class BrokerVersions:
-    """The brokers that do not speak MQTT 5."""
+    """The brokers that do not speak MQTT 5, or not well."""
 
     def __init__(self) -> None:
         self._old: OrderedDict[_Place, float] = OrderedDict()
@@ -38,7 +42,7 @@ class BrokerVersions:
         return (3,) if 0 < remaining <= REMEMBERED else (5, 3)
 
     def speaks_only_3(self, address: BrokerAddress) -> None:
-        """Remember that a broker does not speak MQTT 5."""
+        """Remember that a broker is to be asked with 3.1.1."""
         self._old[_place(address)] = asyncio.get_running_loop().time() + REMEMBERED
         if len(self._old) > BROKERS:
             self._old.popitem(last=False)
