@@ -59,7 +59,7 @@ async def test_a_task_has_an_expiry_and_a_topic_for_its_answer(at: Brokered) -> 
                 sent.id.encode(),
             )
             peer.publish(about.ResponseTopic, json.dumps({"msg_id": task["msg_id"], "value": 7}), qos=1)
-            assert (await sent.wait()) == 7
+            assert await sent.result == 7
     finally:
         peer.disconnect()
         await asyncio.to_thread(peer.loop_stop)

@@ -253,3 +253,19 @@ async def test_a_broker_that_confirms_nothing_is_refused() -> None:
         with pytest.raises(ConnectionRefused, match="confirms no messages"):
             await link.connected()
         await link.stop()
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 5), (5, 3)])
+async def test_a_session_outlives_a_change_of_the_version(
+    mosquitto_server: servers.Mosquitto, before: int, after: int
+) -> None:
+    at = LinkBroker(mosquitto_server, before)
+    bob = await at.link("bob", subscriptions=[at.topic("bob")])
+    await bob.stop()
+    alice = await at.link("alice")
+    await alice.publish(at.topic("bob"), b"kept")
+    at.version, ear, present = after, Ear(), list[bool]()
+    await at.link("bob", ear, on_connect=present.append)
+    await ear.until(1)
+    assert (present, ear.payloads) == ([True], [b"kept"])
+    await at.clean()
