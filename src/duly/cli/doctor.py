@@ -232,7 +232,7 @@ def _broker(found: _Findings, mqtt: JsonObject | None) -> None:
         found.add("broker", mqtt["problem"], "bad")
         return
     durable = "what it has acknowledged survives kill -9" if mqtt["embedded"] else "what it keeps is up to it"
-    version = {3: "MQTT 3.1.1; ", 5: "MQTT 5; "}.get(mqtt.get("version"), "")
+    version = {3: "MQTT 3.1.1; ", 5: "MQTT 5; "}.get(mqtt.get("version") or 0, "")
     found.add("broker", f"{mqtt['url']}: {version}{durable}; what is not answered is sent again")
 
 

@@ -9,54 +9,23 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTProtocolVersion
 
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests import servers
 from tests.end_to_end.raw import join
+from tests.paho_device import PahoDevice
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 PENDING, STATUS = "nodes/lock/pending", "nodes/lock/status"
 
 
-class PahoDevice:
-    """A device that knows MQTT and nothing of duly."""
-
-    def __init__(self, port: int, version: MQTTProtocolVersion) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.tasks: asyncio.Queue[paho.MQTTMessage] = asyncio.Queue()
-        self._ready = asyncio.Event()
-        self.client = paho.Client(CallbackAPIVersion.VERSION2, f"paho-{version}", protocol=version)
-        self.client.on_message = lambda c, u, m: self._soon(self.tasks.put_nowait, m)
-        self.client.on_subscribe = lambda *_: self._soon(self._ready.set)
-        self.client.connect("127.0.0.1", port)
-
-    def _soon(self, function: Any, *args: object) -> None:
-        self._loop.call_soon_threadsafe(function, *args)
-
-    async def __aenter__(self) -> PahoDevice:
-        self.client.loop_start()
-        self.client.subscribe(PENDING, 1)
-        async with asyncio.timeout(20):
-            await self._ready.wait()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.client.disconnect()
-        await asyncio.to_thread(self.client.loop_stop)
-
-    async def task(self) -> paho.MQTTMessage:
-        async with asyncio.timeout(20):
-            return await self.tasks.get()
-
-    def is_online(self) -> None:
-        self.client.publish(STATUS, json.dumps({"online": True, "session": "1"}).encode(), qos=1)
+def is_online(lock: PahoDevice) -> None:
+    lock.client.publish(STATUS, json.dumps({"online": True, "session": "1"}).encode(), qos=1)
 
 
 @asynccontextmanager
@@ -85,13 +54,13 @@ async def test_with_5_a_device_sees_the_expiry_the_trace_and_where_to_answer_wit
     mosquitto_server: servers.Mosquitto, tmp_path: Path
 ) -> None:
     new, old = (
-        PahoDevice(mosquitto_server.port, version)
+        PahoDevice(mosquitto_server.port, PENDING, version)
         for version in (MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311)
     )
     async with hub_at(mosquitto_server, tmp_path) as (hub, token), new, old, join(hub.url, token) as phone:
         assert hub.mqtt is not None
         assert hub.mqtt.state()["version"] == 5
-        new.is_online()
+        is_online(new)
         await online(hub)
         seq_id = await phone.command(
             "lock",
@@ -99,16 +68,15 @@ async def test_with_5_a_device_sees_the_expiry_the_trace_and_where_to_answer_wit
             traceparent=PARENT,
             tracestate="vendor=1",
         )
-        message = await new.task()
-        task, about = json.loads(message.payload), message.properties
-        assert about is not None
+        message, about = await new.hear_with_properties()
+        task = json.loads(message.payload)
         assert 1 <= about.MessageExpiryInterval <= 60
         assert about.ResponseTopic == "nodes/hub/complete"
         assert about.CorrelationData == task["msg_id"].encode()
         properties = dict(about.UserProperty)
         assert properties == {"traceparent": task["traceparent"], "tracestate": "vendor=1"}
         assert properties["traceparent"][:35] == PARENT[:35], "the same trace"
-        assert (await old.task()).payload == message.payload
+        assert (await old.hear()).payload == message.payload
         answer = {"msg_id": task["msg_id"], "value": {"open": True}}
         new.client.publish(about.ResponseTopic, json.dumps(answer).encode(), qos=1)
         end = await phone.first(lambda frame: frame.get("seq_id") == seq_id and frame["type"] == "ack")
@@ -131,10 +99,9 @@ async def test_a_command_that_the_broker_refuses_has_the_reason_under_its_id(
     forbidding: servers.Mosquitto, tmp_path: Path
 ) -> None:
     """With MQTT 3.1.1 the broker would have confirmed it."""
-    lock = PahoDevice(forbidding.port, MQTTProtocolVersion.MQTTv311)
-    lock.client.username_pw_set("lock")
+    lock = PahoDevice(forbidding.port, PENDING, MQTTProtocolVersion.MQTTv311, "lock")
     async with hub_at(forbidding, tmp_path) as (hub, token), lock, join(hub.url, token) as phone:
-        lock.is_online()
+        is_online(lock)
         await online(hub)
         seq_id = await phone.command("lock", exp=round(time.time() * 1000) + 60_000)
         async with asyncio.timeout(20):

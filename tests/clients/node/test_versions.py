@@ -8,11 +8,11 @@ import json
 from typing import Any
 
 import pytest
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
+from paho.mqtt.enums import MQTTProtocolVersion
 
 from duly.clients.node.node import Node
 from tests.clients.node.nodes import Brokered
+from tests.paho_device import PahoDevice
 
 
 @pytest.fixture
@@ -38,28 +38,13 @@ async def test_a_node_of_each_version_calls_one_of_the_other(at: Brokered, asks:
 
 
 async def test_a_task_has_an_expiry_and_a_topic_for_its_answer(at: Brokered) -> None:
-    loop, heard = asyncio.get_running_loop(), asyncio.Queue[paho.MQTTMessage]()
-    subscribed = asyncio.Event()
-    peer = paho.Client(CallbackAPIVersion.VERSION2, at.b, protocol=MQTTProtocolVersion.MQTTv5)
-    peer.on_message = lambda c, u, m: loop.call_soon_threadsafe(heard.put_nowait, m)
-    peer.on_subscribe = lambda *_: loop.call_soon_threadsafe(subscribed.set)
-    peer.connect("127.0.0.1", at.server.port)
-    peer.loop_start()
-    peer.subscribe(f"nodes/{at.b}/pending", 1)
-    try:
-        async with asyncio.timeout(20), at.node(at.a) as a:
-            await subscribed.wait()
-            sent = await a.send(at.b, "turn_on", {}, expires=60)
-            message = await heard.get()
-            task, about = json.loads(message.payload), message.properties
-            assert about is not None
-            assert 1 <= about.MessageExpiryInterval <= 61
-            assert (about.ResponseTopic, about.CorrelationData) == (
-                f"nodes/{at.a}/complete",
-                sent.id.encode(),
-            )
-            peer.publish(about.ResponseTopic, json.dumps({"msg_id": task["msg_id"], "value": 7}), qos=1)
+    peer = PahoDevice(at.server.port, f"nodes/{at.b}/pending", MQTTProtocolVersion.MQTTv5)
+    async with peer, at.node(at.a) as a:
+        sent = await a.send(at.b, "turn_on", {}, expires=60)
+        message, about = await peer.hear_with_properties()
+        assert 1 <= about.MessageExpiryInterval <= 61
+        assert (about.ResponseTopic, about.CorrelationData) == (f"nodes/{at.a}/complete", sent.id.encode())
+        answer = {"msg_id": json.loads(message.payload)["msg_id"], "value": 7}
+        peer.client.publish(about.ResponseTopic, json.dumps(answer), qos=1)
+        async with asyncio.timeout(20):
             assert await sent.result == 7
-    finally:
-        peer.disconnect()
-        await asyncio.to_thread(peer.loop_stop)

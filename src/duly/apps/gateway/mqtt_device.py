@@ -132,5 +132,5 @@ def _trace_in(command: CommandFrame, fields: Fields) -> tuple[tuple[str, str], .
     if not command.traceparent:
         return ()
     trace = ("traceparent", command.traceparent)
-    state = frames.load(fields.get("tracestate", frames.NOTHING))
+    state = frames.load(fields["tracestate"]) if "tracestate" in fields else None
     return (trace, ("tracestate", state)) if isinstance(state, str) and 0 < len(state) <= 512 else (trace,)
