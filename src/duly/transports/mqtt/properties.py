@@ -5,6 +5,8 @@ The law: properties that are of no interest are measured and left out; what has 
 
 from __future__ import annotations
 
+import struct
+from functools import lru_cache
 from typing import Final, TypeAlias
 
 from duly.errors import Malformed
@@ -34,6 +36,10 @@ _SIZED: Final = {0x03, RESPONSE_TOPIC, CORRELATION_DATA, 0x12, 0x15, 0x16, 0x1A,
 """Those that are texts or bytes, led by their size."""
 _SUBSCRIPTION: Final = 0x0B
 
+_LARGEST: Final = 0xFFFF_FFFF
+_write_expiry: Final = struct.Struct(">BI").pack
+_write_size: Final = struct.Struct(">BH").pack
+
 Numbers: TypeAlias = dict[int, int]
 
 
@@ -43,16 +49,22 @@ def encode(about: PublishProperties) -> bytes:
     >>> encode(PublishProperties(expires=5))
     b'\\x05\\x02\\x00\\x00\\x00\\x05'
     """
-    found = bytearray()
+    found = b""
     if about.expires is not None:
-        found += number(MESSAGE_EXPIRY, about.expires)
+        found = _write_expiry(MESSAGE_EXPIRY, min(about.expires, _LARGEST))
     if about.response_topic:
-        found += _sized(RESPONSE_TOPIC, about.response_topic.encode())
+        found += _response_topic(about.response_topic)
     if about.correlation:
         found += _sized(CORRELATION_DATA, about.correlation)
     for name, value in about.user:
         found += _sized(USER_PROPERTY, name.encode()) + _counted(value.encode())
-    return packed(bytes(found))
+    return packed(found)
+
+
+@lru_cache(1_024)
+def _response_topic(topic: str) -> bytes:
+    """The property for a topic, which is the same in all tasks of one sender."""
+    return _sized(RESPONSE_TOPIC, topic.encode())
 
 
 def number(property: int, value: int) -> bytes:
@@ -67,7 +79,8 @@ def number(property: int, value: int) -> bytes:
 
 def packed(found: bytes) -> bytes:
     """Properties led by their size, as they stand in a packet."""
-    return varint(len(found)) + found
+    size = len(found)
+    return (bytes((size,)) if size < 0x80 else varint(size)) + found
 
 
 def varint(value: int) -> bytes:
@@ -142,7 +155,10 @@ def _after_sized(data: bytes, at: int) -> int:
 
 
 def _sized(property: int, value: bytes) -> bytes:
-    return bytes((property,)) + _counted(value)
+    size = len(value)
+    if size > 0xFFFF:
+        raise Malformed(f"{size} bytes where MQTT has room for 65535")
+    return _write_size(property, size) + value
 
 
 def _counted(value: bytes) -> bytes:
