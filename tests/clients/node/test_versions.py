@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
 from duly.clients.node.node import Node
+from tests import servers
 from tests.clients.node.nodes import Brokered
 from tests.paho_device import PahoDevice
 
@@ -48,3 +50,22 @@ async def test_a_task_has_an_expiry_and_a_topic_for_its_answer(at: Brokered) -> 
         peer.client.publish(about.ResponseTopic, json.dumps(answer), qos=1)
         async with asyncio.timeout(20):
             assert await sent.result == 7
+
+
+async def test_a_task_that_the_broker_refuses_is_recorded_with_the_reason(tmp_path: Path) -> None:
+    """With MQTT 3.1.1 the broker would have confirmed it, and the task would have ended as unknown."""
+    server = servers.Mosquitto("acl_file {folder}/acl")
+    (server.folder / "acl").write_text("pattern readwrite nodes/a/#\n")
+    try:
+        server.start()
+        async with Node(server.url("a"), store=str(tmp_path / "a.db")) as a:
+            await a.ready()
+            sent = await a.send("b", "turn_on", {}, expires=60)
+            assert a._ledger is not None
+            async with asyncio.timeout(20):
+                while not (found := await a._ledger.refusals(10, of=("a", sent.id))):
+                    await asyncio.sleep(0.01)
+            assert found[0].word == "not_allowed"
+            assert "refuses a message to nodes/b/pending: not authorized (0x87)" in found[0].reason
+    finally:
+        server.remove()

@@ -99,15 +99,16 @@ class LinkBroker:
             await link.stop()
 
 
-@pytest.fixture(params=["embedded", "mosquitto", "rabbitmq"], scope="session")
-def server(request: pytest.FixtureRequest) -> servers.MqttServer:
-    found: servers.MqttServer = request.getfixturevalue(f"{request.param}_server")
-    return found
+@pytest.fixture(params=["embedded", "mosquitto", "mosquitto 3.1.1", "rabbitmq"], scope="session")
+def server(request: pytest.FixtureRequest) -> tuple[servers.MqttServer, int]:
+    """A broker, and the version of MQTT to speak with it: the newest that it knows, unless it is named."""
+    name = request.param.partition(" ")[0]
+    return request.getfixturevalue(f"{name}_server"), 5 if request.param == "mosquitto" else 3
 
 
 @pytest.fixture
-async def broker(server: servers.MqttServer) -> AsyncIterator[LinkBroker]:
-    broker = LinkBroker(server, 5 if isinstance(server, servers.Mosquitto) else 3)
+async def broker(server: tuple[servers.MqttServer, int]) -> AsyncIterator[LinkBroker]:
+    broker = LinkBroker(*server)
     yield broker
     await broker.clean()
 
@@ -234,6 +235,7 @@ async def test_a_late_ack_does_not_reach_the_next_connection(broker: LinkBroker)
         await until(lambda: proxy.pubacks(2) == proxy.arrivals(2))
 
 
+@pytest.mark.parametrize("server", ["embedded", "mosquitto", "rabbitmq"], indirect=True)
 async def test_killed_in_the_handler_it_is_delivered_again(broker: LinkBroker, tmp_path: Path) -> None:
     """A process of its own, SIGKILL inside its handler, before the ack."""
     log = tmp_path / "log"
