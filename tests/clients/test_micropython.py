@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from duly.clients.app import Ack, App, Push
-from duly.identity.accounts import Principal, Role
+from duly.identity.accounts import Principal, Role, administer
 from duly.wire import frames
 from duly.wire.frames import Frame
 from duly.wire.session import Session
@@ -29,11 +29,11 @@ from tests.servers import GUARD
 
 DEVICE = """
 import asyncio, json, sys
-folder, url, token, library = sys.argv[1:]
+folder, url, token, library, key = sys.argv[1:]
 sys.path.insert(0, library)
 from duly_device import Device, DeviceError
 
-device = Device(url, token, file=folder + "/flash.json", name="lock", log=print)
+device = Device(url, token, file=folder + "/flash.json", name="lock", key=key, log=print)
 
 def note(word, command):
     with open(folder + "/effects", "a") as file:
@@ -85,8 +85,9 @@ pytestmark = pytest.mark.timeout(2 * GUARD)
 class Board:
     """A device's hardware: what is in its flash and what it has done outlive its process."""
 
-    def __init__(self, local: LocalHub, folder: Path, *, mqtt: bool = False) -> None:
+    def __init__(self, local: LocalHub, folder: Path, *, mqtt: bool = False, key: str = "") -> None:
         self._place = local
+        self._key = key
         self._mqtt = mqtt
         self._folder = folder
         self._process: asyncio.subprocess.Process | None = None
@@ -102,7 +103,7 @@ class Board:
         with (self._folder / "log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 "micropython", self._folder / "main.py", self._folder, self._url(),
-                self._place.tokens["lock"], str(library), stdout=log, stderr=log,
+                self._place.tokens["lock"], str(library), self._key, stdout=log, stderr=log,
             )  # fmt: skip
 
     def _url(self) -> str:
@@ -539,5 +540,31 @@ async def test_a_broker_that_does_not_let_it_in_is_named(mqtt_hub: LocalHub, tmp
     await board.power_on()
     try:
         await until(lambda: "the broker does not let lock in" in board.log)
+    finally:
+        await board.kill(noticed=False)
+
+
+async def test_over_mqtt_it_signs_all_that_a_hub_with_its_key_demands(
+    mqtt_hub: LocalHub, tmp_path: Path
+) -> None:
+    if shutil.which("micropython") is None:
+        servers.missing("micropython")
+    await administer(mqtt_hub.hub.accounts, "remove", {"name": "lock"})
+    made = await administer(mqtt_hub.hub.accounts, "add", {"role": "device", "name": "lock", "key": "shared"})
+    await mqtt_hub.hub.accounts.grant("phone", "lock")
+    mqtt_hub.tokens["lock"] = str(made["token"])
+    board = Board(mqtt_hub, tmp_path / "board", mqtt=True, key=str(made["key"]))
+    await board.start()
+    try:
+        async with App(mqtt_hub.url, mqtt_hub.tokens["phone"]) as app:
+            for echo in ('x\n"é', 0, None, [{"ü": 1.5}]):
+                assert (await app.send("lock", "dev_control", {"echo": echo})).data == echo
+            heard: list[object] = []
+            assert (await app.send("lock", "set_mode", progress=heard.append)).done
+            assert heard == [50, 100]
+            assert (await app.send("lock", "query")).detail == "the sensor is broken"
+            await until(lambda: kept_pushes(board) == 0)
+        await board.kill()
+        assert [one.reason for one in await mqtt_hub.hub.ledger.refusals(10)] == []
     finally:
         await board.kill(noticed=False)

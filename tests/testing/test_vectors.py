@@ -82,12 +82,17 @@ ON_A_BOARD = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from duly_device import Command, Memory, moment, next_id
-from duly_mqtt import content, split_id
+from duly_mqtt import Key, content, split_id
 
 def asked(question):
     verb, words = question[0], question[1:]
     if verb == "mint":
         return next_id(words[0] or "", words[1])
+    if verb == "sign":
+        try:
+            return Key(words[0]).sign(words[1])
+        except ValueError:
+            return "malformed"
     if verb == "content":
         return content(json.loads(words[0]), words[1])
     if verb == "task":
@@ -155,6 +160,26 @@ def test_micropython_mints_ids_of_pushes(tmp_path: Path) -> None:
     cases = vectors.read("ids")["mint"]
     said = ask_board(tmp_path, [["mint", case["last"], case["now"]] for case in cases])
     assert said == [case["next"] for case in cases]
+
+
+def test_micropython_signs(tmp_path: Path) -> None:
+    cases = [case for case in vectors.read("signatures")["signed"] if case["kid"] == HMAC_KEY["kid"]]
+    assert cases
+    key = f"{HMAC_KEY['kid']}:{HMAC_KEY['secret']}"
+    asked: list[list[object]] = [["sign", key, fields_in(case["canonical"])] for case in cases]
+    asked += [["sign", wrong, []] for wrong in ("", "kid", key[:-4], key[1:], key.replace(":", " "))]
+    expected = [json.loads(case["message"])["sig"] for case in cases]
+    assert ask_board(tmp_path, asked) == [*expected, *["malformed"] * 5]
+
+
+def fields_in(canonical: str) -> list[str]:
+    """The fields in canonical bytes: each is led by its length."""
+    data, fields = bytes.fromhex(canonical), []
+    while data:
+        end = 4 + int.from_bytes(data[:4], "big")
+        fields.append(data[4:end].decode())
+        data = data[end:]
+    return fields
 
 
 def test_micropython_takes_the_ids_of_tasks_apart(tmp_path: Path) -> None:

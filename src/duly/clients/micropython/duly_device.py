@@ -386,7 +386,7 @@ class WebSocket(HubLink):
 class Device:
     """A device. `log` is called with a sentence whenever something is not done; `ssl` is True or a context
     for `wss:` and `mqtts:`; a frame of more than `limit` bytes is not answered. For `mqtt:` its `name` has to
-    be given."""
+    be given; with `key` it signs there."""
 
     def __init__(
         self,
@@ -398,6 +398,7 @@ class Device:
         limit: int = 65536,
         ssl: object = None,
         name: str = "",
+        key: str = "",
         log: "Callable[[str], None]" = lambda text: None,
     ) -> None:
         scheme, _, rest = url.partition("://")
@@ -409,6 +410,7 @@ class Device:
         secure = scheme in ("wss", "https", "mqtts")
         usual = (8883 if secure else 1883) if self._mqtt else 443 if secure else 80
         self._where = (host, int(port or usual), ssl or secure or None)
+        self._key = __import__("duly_mqtt").Key(key) if key and self._mqtt else None
         self._token, self._limit, self._log = token, limit, log
         self._memory, self._chunks = Memory(window, file), Memory(window)
         self._handlers: dict[str, tuple[Handler, bool]] = {}
@@ -527,7 +529,7 @@ class Device:
     def _link(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> HubLink:
         if not self._mqtt:
             return WebSocket(reader, writer, self._limit, self._address)
-        link: HubLink = __import__("duly_mqtt").Mqtt(reader, writer, self._limit, self.name)
+        link: HubLink = __import__("duly_mqtt").Mqtt(reader, writer, self._limit, self.name, self._key)
         return link
 
     def _greet(self, welcome: "Json") -> None:

@@ -1,15 +1,16 @@
-# MicroPython has no contextlib, and a TimeoutError of its own.
-# ruff: noqa: SIM105, UP041
+# MicroPython has no contextlib, no stars in tuples, and a TimeoutError of its own.
+# ruff: noqa: RUF005, SIM105, UP041
 """The way to a hub through an MQTT broker, for `duly_device`: copy this file beside it for `mqtt:` URLs.
 
 The laws. The session at the broker is kept, and everything goes with QoS 1. A task is acknowledged to the
 broker when the device has heard it, and to the hub (`ack`) when it is in flash. A status with `online:true`
 is retained and renewed every minute; the will says `online:false` in the same session. To the device a task
-is a frame, as over WebSocket, and so are its answers.
+is a frame, as over WebSocket, and so are its answers. With a key everything that is said is signed.
 """
 
 import asyncio
 import binascii
+import hashlib
 import json
 import os
 import time
@@ -74,13 +75,54 @@ def split_id(msg_id: str) -> "tuple[str, str]":
     return app, rest
 
 
+class Key:
+    """A secret that device and hub share, as `duly add device NAME --key shared` prints it."""
+
+    def __init__(self, text: str) -> None:
+        self.kid, _, secret = text.partition(":")
+        try:
+            self._secret = binascii.a2b_base64(secret)
+        except ValueError:
+            self._secret = b""
+        if len(self.kid) != 16 or len(self._secret) != 32:
+            raise ValueError("a key is KID:SECRET, as 'duly add device --key shared' prints it")
+
+    def sign(self, fields: "tuple[object, ...]") -> str:
+        """Returns the HMAC-SHA256 of these fields, each led by its length in four bytes."""
+        inner = self._hash(0x36)
+        for field in fields:
+            raw = field if isinstance(field, bytes) else str(field).encode()
+            inner.update(len(raw).to_bytes(4, "big"))
+            inner.update(raw)
+        outer = self._hash(0x5C)
+        outer.update(inner.digest())
+        return binascii.b2a_base64(outer.digest()).decode().strip()
+
+    def _hash(self, pad: int) -> "hashlib._Hash":
+        block = self._secret + bytes(64 - len(self._secret))
+        return hashlib.sha256(bytes([byte ^ pad for byte in block]))
+
+
+def tagged(value: object) -> bytes:
+    """Returns what is signed of a value that is written as JSON."""
+    if value is None:
+        return b"n"
+    return b"t" + value.encode() if isinstance(value, str) else b"j" + json.dumps(value).encode()
+
+
 class Mqtt(HubLink):
-    """A connection to the broker: MQTT 3.1.1, as far as a device needs it."""
+    """A connection to the broker: MQTT 3.1.1, as far as a device needs it. With `key` it signs."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int, name: str
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limit: int,
+        name: str,
+        key: "Key | None" = None,
     ) -> None:
         self._reader, self._writer, self._limit, self._name = reader, writer, limit, name
+        self._key = key
         self._lock = asyncio.Lock()  # two drains at once send the same bytes twice on MicroPython
         self._session = binascii.hexlify(os.urandom(8)).decode()
         self._tasks: dict[tuple[str, str], str] = {}
@@ -106,10 +148,8 @@ class Mqtt(HubLink):
     async def say(self, frame: "Json") -> None:
         """Send an answer or a push."""
         if frame["type"] != "ack":
-            push = {name: frame[name] for name in ("type", "data", "seq_id") if name in frame}
-            status = self._status(True)
-            status["data"], status["enc"] = push, "json"
-            await self._publish(f"nodes/{self._name}/status", status)
+            push: Json = {name: frame[name] for name in ("type", "data", "seq_id") if name in frame}
+            await self._publish(f"nodes/{self._name}/status", self._status(True, push))
             return
         key = (frame["to"], frame["seq_id"])
         said: Json = {"msg_id": self._tasks.get(key)}
@@ -126,6 +166,7 @@ class Mqtt(HubLink):
             del self._tasks[key]
         if value is not None:
             said[field], said["enc"] = value, "json"
+        self._sign(said, kind, "hub", (said["msg_id"], tagged(value)))
         await self._publish(f"nodes/hub/{kind}", said)
 
     async def receive(self) -> bytes:
@@ -181,11 +222,23 @@ class Mqtt(HubLink):
             frame["order"] = said["order"]
         return frame
 
-    def _status(self, online: bool) -> "Json":
+    def _status(self, online: bool, push: "Json | None" = None) -> "Json":
         status: Json = {"time": clock() // 1000, "online": online, "session": self._session}
+        heartbeat: tuple[int, ...] = (HEARTBEAT * 1000,) if online else ()
         if online:
             status["heartbeat"] = HEARTBEAT
+        if push is not None:
+            status["data"], status["enc"] = push, "json"
+        unsaid = ("", "", "", "", 0)  # battery, rssi, ip, version and uptime
+        said = (self._session, tagged(push))
+        self._sign(status, "status", "", (status["time"], int(online)) + unsaid + said + heartbeat)
         return status
+
+    def _sign(self, said: "Json", kind: str, reader: str, fields: "tuple[object, ...]") -> None:
+        """Adds the signature to what is said: who says what kind of thing to which reader, and its fields."""
+        if self._key is not None:
+            place = ("duly-fd-1", "nodes", kind, self._name, reader)
+            said["sig"], said["kid"] = self._key.sign(place + fields), self._key.kid
 
     async def _report(self) -> None:
         self._said = time.time()
