@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from duly.broker.acl_dialects import DEVICES, NODES
 from duly.broker.callout import USER
+from duly.broker.kept_messages import imported
 
 ACK_PENDING: Final = 4096
 """Messages under way to one subscription at QoS 1; a session may then have 15 subscriptions. The server
@@ -64,9 +65,9 @@ def configuration(
         b"system_account: duly_system\n"
         b"accounts {\n"
         # not over WebSocket, whose port is not for the hub alone
-        b"  duly_system { users: [ { user: %b, password: %b, allowed_connection_types: [STANDARD] } ] }\n"
-        b"  %b { jetstream: enabled }\n"
-        b"  %b { jetstream: enabled }\n"
+        b"  duly_system { users: [ { user: %b, password: %b, allowed_connection_types: [STANDARD] } ]\n"
+        b"    imports: [ %b ] }\n"
+        b"%b"
         b"}\n"
         b"authorization { timeout: %d, auth_callout {\n"
         b"  issuer: %b, account: duly_system, auth_users: [%b]\n"
@@ -79,12 +80,24 @@ def configuration(
         PAYLOAD_LIMIT,
         _quoted(USER),
         _quoted(password),
-        DEVICES.encode(),
-        NODES.encode(),
+        b", ".join(map(_imported, (DEVICES, NODES))),
+        b"".join(map(_account, (DEVICES, NODES))),
         JUDGED_WITHIN,
         issuer.encode(),
         _quoted(USER),
     )
+
+
+def _account(name: str) -> bytes:
+    """An account of clients, whose streams the hub may read."""
+    exported = b'{ service: "$JS.API.>", accounts: [duly_system] }'
+    return b"  %b { jetstream: enabled, exports: [ %b ] }\n" % (name.encode(), exported)
+
+
+def _imported(account: str) -> bytes:
+    """The streams of an account, as the hub reaches them (`duly.broker.kept_messages`)."""
+    to = _quoted(f"{imported(account)}.>")
+    return b'{ service: { account: %b, subject: "$JS.API.>" }, to: %b }' % (account.encode(), to)
 
 
 def _listeners(serving: NatsServing, ack_wait: float) -> bytes:

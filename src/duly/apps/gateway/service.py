@@ -28,6 +28,7 @@ from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
+from duly.apps.gateway.revoked_commands import RevokedCommands
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.shared_tokens import SharedTokens
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
@@ -130,7 +131,11 @@ class GatewayService:
         )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
-            self._inbox, self.engine, ledger, activity, self.remote, self._effects.tell_progress, unaddressed
+            self._inbox, self.engine, ledger, accounts.is_anothers, self.remote, self._effects.tell_progress,
+            unaddressed,
+        )  # fmt: skip
+        self._revoked = RevokedCommands(
+            self._inbox, self.engine, ledger, accounts, self._admission, self.remote
         )
         self.tasks = Supervisor()
         self._takeovers = SharedTokens(activity, self.tasks)
@@ -152,7 +157,7 @@ class GatewayService:
         await self.remote.start()
         await self.engine.start()
         self._trail.resume(self._inbox.waiting())
-        await self.review()
+        await self._revoked.end()
 
     async def stop(self) -> None:
         """Stop the engine, then what tells others of its work."""
@@ -193,6 +198,7 @@ class GatewayService:
                 raise
             if devices.get(who.name) is not session:
                 return  # it has left meanwhile, or come again
+            await self._revoked.end_predecessors(who.name)
             await self.engine.put(Reachable(who.name))
             if devices.get(who.name) is not session:
                 return
@@ -336,12 +342,10 @@ class GatewayService:
             await self._accounts.find_permission(sender, device)
 
     async def review(self) -> None:
-        """Accounts or grants have changed. Cancel commands that wait and are no longer allowed, and tell apps
-        that are connected of devices that they were granted meanwhile."""
-        for message in await self.remote.waiting_commands():
-            reason = self._admission.forbidden(message)
-            if reason is not None:
-                await self.engine.put(CancelMessages((message,), reason))
+        """Accounts or grants have changed. End commands that are no longer allowed, and tell apps that are
+        connected of devices that they were granted meanwhile."""
+        await self._revoked.settle()
+        await self._revoked.end()
         for session, device in self.sessions.grants():
             if not self.pushes.knows(session, device):
                 await self.pushes.introduce(session, device, self._believed_online)
