@@ -49,12 +49,13 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers
 from duly.runtime.kept_traces import KeptTraces
+from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.tasks import Supervisor
 from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
@@ -93,6 +94,7 @@ class GatewayService:
         self.policy = policy or GatewayPolicy()
         limits = limits or AccountLimits()
         self._limit = limits.commands
+        self._repeats = LimitedRepeats(ledger)
         self._commands = self.policy.commands
         self._activity = activity
         self._ledger = ledger
@@ -277,10 +279,21 @@ class GatewayService:
         message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
         if who.role is _DEVICE:
             raise not_granted(who.name, message.recipient)
-        self._limit.take(who.name, len(message.body), self._ledger.clock.now())
+        if not self._inbox.is_live(message.key):
+            refusal = self._limit.excess(who.name, len(message.body), self._ledger.clock.now())
+            if refusal is not None:
+                return self._take_repeat(session, who, frame, message, refusal)
         if not self._accounts.may(who, message.recipient):
             return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
+
+    async def _take_repeat(
+        self, session: Session, who: Principal, frame: Frame, message: Message, refusal: RateLimited
+    ) -> bool:
+        """Take a command beyond its sender's limit if it is a repeat, which is answered and nothing more."""
+        if not await self._repeats.is_repeat(who.name, message.id):
+            raise self._limit.refuse(who.name, refusal)
+        return await self._find_grant(session, who, frame, message)
 
     async def _find_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
         """Look for a grant that another hub may have made a moment ago."""
