@@ -16,6 +16,7 @@ from msgspec import Struct
 from duly.broker.acl_dialects import DEVICES, NODES
 from duly.broker.callout import USER
 from duly.broker.kept_messages import imported
+from duly.settings import LOOPBACK
 
 ACK_PENDING: Final = 4096
 """Messages under way to one subscription at QoS 1; a session may then have 15 subscriptions. The server
@@ -116,11 +117,14 @@ def _listeners(serving: NatsServing, ack_wait: float) -> bytes:
     if serving.websocket_port is None:
         return text
     origins = b", ".join(map(_quoted, _origins(serving)))
+    # A page whose own name leads to this machine (DNS rebinding) has that name as its origin and as its host.
+    # So a broker for this machine alone compares with a list, and not with the host.
+    listed = serving.origins or serving.listen in LOOPBACK
     return text + b'websocket { host: %b, port: %d, handshake_timeout: "%ds", %b%b }\n' % (
         host,
         serving.websocket_port,
         HANDSHAKE,
-        b"allowed_origins: [%b]" % origins if serving.origins else b"same_origin: true",
+        b"allowed_origins: [%b]" % origins if listed else b"same_origin: true",
         tls or b", no_tls: true",
     )
 
@@ -132,7 +136,10 @@ def _origins(serving: NatsServing) -> list[str]:
     host = f"[{serving.listen}]" if ":" in serving.listen else serving.listen
     return [
         *serving.origins,
-        *(f"{scheme}://{name}:{serving.websocket_port}" for name in (host, "localhost", "127.0.0.1")),
+        *(
+            f"{scheme}://{name}:{serving.websocket_port}"
+            for name in dict.fromkeys((host, "localhost", "127.0.0.1", "[::1]"))
+        ),
     ]
 
 
