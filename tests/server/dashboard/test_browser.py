@@ -389,9 +389,10 @@ async def test_two_tabs_chat_see_receipts_and_come_back_after_a_cut(
     await second.bring_to_front()
     await say(second, "hello yourself")
     await first.wait_for_selector(".bubble:not(.mine):has-text('hello yourself')")
-    await first.wait_for_selector(
-        ".bubble.mine .meta:has-text('read'), .bubble.mine .meta:has-text('delivered')"
-    )
+    read = ".bubble.mine:has-text('hello') .meta:has-text('read')"
+    await first.wait_for_selector(read)
+    await first.reload()
+    await first.wait_for_selector(read)
     await local.stop()
     await first.wait_for_selector(".thread-head:has-text('does not answer')")
     await say(first, "said while it was away")
