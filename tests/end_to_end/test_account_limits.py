@@ -81,10 +81,10 @@ async def test_a_repeat_is_answered_whatever_its_sender_has_used_up(open_local: 
 async def test_a_repeated_line_and_a_repeated_alert_are_answered_too(open_chat_hub: Any) -> None:
     local: HubWithPeople = await open_chat_hub(lines_per_minute=1, alerts_per_minute=1)
     async with local.enter("ann") as ann:
-        line = {"seq_id": ann.ids(), "to": "bob", "data": {"text": "once"}}
+        seq_id = ann.ids()
         for code in (0, 5):
-            await ann.say("one_chat", **line)
-            assert (await ann.hear_of(line["seq_id"]))["code"] == code
+            await ann.say("one_chat", seq_id=seq_id, to="bob", data={"text": "once"})
+            assert (await ann.hear_of(seq_id))["code"] == code
         assert is_limited(await ann.chat("bob", "another"))
     await local.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
     token = await local.hub.accounts.add(Role.SENTINEL, "gate")

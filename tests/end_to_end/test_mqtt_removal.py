@@ -4,6 +4,7 @@ no successor answers for it. The devices are made with paho."""
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,11 @@ async def fall_asleep(local: HubWithBroker, client_id: str = "lock") -> None:
     asleep = await local.client("lock", client_id)
     subscribed = asyncio.Event()
     loop = asyncio.get_running_loop()
-    asleep.on_subscribe = lambda *_: loop.call_soon_threadsafe(subscribed.set)
+
+    def granted(*_: object) -> None:
+        loop.call_soon_threadsafe(subscribed.set)
+
+    asleep.on_subscribe = granted
     asleep.subscribe("nodes/lock/pending", 1)
     await subscribed.wait()
     tell(asleep, "nodes/lock/status", {"time": 1, "online": True})
@@ -85,8 +90,6 @@ async def wake_up(
     client.username_pw_set(name, local.tokens[name])
 
     def heard(client: paho.Client, _: object, message: paho.MQTTMessage) -> None:
-        import json
-
         task = json.loads(message.payload)
         loop.call_soon_threadsafe(tasks.put_nowait, task)
         done(client, task)

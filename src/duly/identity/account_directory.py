@@ -114,7 +114,7 @@ class AccountDirectory:
 
     def is_anothers(self, name: str, at: int) -> bool:
         """Whether what this name did at this time was done by an earlier account of the name."""
-        return name in self._book.after and at < self._book.stored[name].created
+        return self.predecessor(name) > 0 and at < self.born(name)
 
     def allows(self, sender: str, device: str) -> bool:
         """Whether the device exists and the sender of a command may still command it."""
