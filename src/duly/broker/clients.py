@@ -20,8 +20,8 @@ import msgspec
 from msgspec import Struct
 
 from duly.broker.acl_dialects import DEVICES, NODES, BrokerUser
+from duly.broker.broker_streams import BrokerStreams, KeptSession
 from duly.broker.callout import Callout, ConnectingClient
-from duly.broker.kept_messages import KeptMessages, KeptSession
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
 from duly.core.acl import HUB
 from duly.core.client_ids import ClientIds
@@ -107,7 +107,7 @@ class BrokerClients:
         """refused attempts, by kind: publish, subscribe, connect, flood"""
         self.callout = Callout(self._judge, tasks)
         self.on_refused = on_refused
-        self.kept = KeptMessages(self.callout.request)
+        self.kept = BrokerStreams(self.callout.request)
         self.end_session: Callable[[str], Awaitable[None]] | None = None
         """connects under a client id, without a session, and disconnects; None: sessions are not ended"""
         self._leaving: set[str] = set()

@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from duly.broker.acl_dialects import DEVICES, NODES
+from duly.broker.broker_streams import imported
 from duly.broker.callout import USER
-from duly.broker.kept_messages import imported
 from duly.settings import LOOPBACK
 
 ACK_PENDING: Final = 4096
@@ -96,7 +96,7 @@ def _account(name: str) -> bytes:
 
 
 def _imported(account: str) -> bytes:
-    """The streams of an account, as the hub reaches them (`duly.broker.kept_messages`)."""
+    """The streams of an account, as the hub reaches them (`duly.broker.broker_streams`)."""
     to = _quoted(f"{imported(account)}.>")
     return b'{ service: { account: %b, subject: "$JS.API.>" }, to: %b }' % (account.encode(), to)
 

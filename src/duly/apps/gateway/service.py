@@ -101,24 +101,15 @@ class GatewayService:
         self._accounts = accounts
         self.sessions = GatewaySessions(accounts)
         self._admission = CommandAdmission(
-            self.policy,
-            accounts,
-            ledger,
-            here=self.sessions.devices.keys(),
-            online=self.online,
-            has_room=self._has_room,
-        )
+            self.policy, accounts, ledger,
+            here=self.sessions.devices.keys(), online=self.online, has_room=self._has_room,
+        )  # fmt: skip
         self._inbox = _inbox_of(self.policy, ledger, accounts, self._admission, shared=notifier is not None)
         self.devices = DeviceList(ledger, accounts, self.online)
         self.pushes = PushService(
-            ledger,
-            activity,
-            self.sessions.listeners,
-            self._stored,
-            accounts.born,
-            reserved=self.policy.commands,
-            limit=limits.pushes,
-        )
+            ledger, activity, self.sessions.listeners, self._stored, accounts.born,
+            reserved=self.policy.commands, limit=limits.pushes,
+        )  # fmt: skip
         channel = self._inbox.channel
         self.remote: GatewayRemote = SingleHub(ledger, channel, self)
         if notifier is not None:

@@ -49,7 +49,7 @@ class KeptTask(Struct, frozen=True):
     stored_at: int
 
 
-class _Problem(Struct):
+class _StreamError(Struct):
     code: int = 0
     description: str = ""
 
@@ -63,7 +63,7 @@ class _StoredMessage(Struct):
 
 class _MessageAnswer(Struct):
     message: _StoredMessage | None = None
-    error: _Problem | None = None
+    error: _StreamError | None = None
 
 
 class _StreamState(Struct):
@@ -72,7 +72,7 @@ class _StreamState(Struct):
 
 class _StreamAnswer(Struct):
     state: _StreamState | None = None
-    error: _Problem | None = None
+    error: _StreamError | None = None
 
 
 class _SessionText(Struct):
@@ -84,7 +84,7 @@ def imported(account: str) -> str:
     return f"duly.{account}"
 
 
-class KeptMessages:
+class BrokerStreams:
     """The streams of one broker."""
 
     def __init__(self, request: Request) -> None:
@@ -134,7 +134,7 @@ class KeptMessages:
         return answer.message
 
 
-def _check(problem: _Problem | None) -> None:
+def _check(problem: _StreamError | None) -> None:
     """Raise if the broker could not answer; that there is no such stream or message (yet) is an answer."""
     if problem is not None and problem.code != NOT_FOUND:
         raise BrokerError(f"the broker cannot say what it keeps: {problem.description}")
