@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 from typer.testing import CliRunner
 
+from duly.apps.alerts.profiles import ProfileDraft
 from duly.cli import app as command_line
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
@@ -52,6 +53,53 @@ async def test_commands_beyond_the_rate_are_refused_and_recorded_and_others_are_
         assert (await lock.obey())["seq_id"] == ids[3], "a refused id is not burned"
 
 
+async def test_a_repeat_is_answered_whatever_its_sender_has_used_up(open_local: Open) -> None:
+    local = await open_local(commands_per_minute=2, pushes_per_minute=1)
+    async with local.join("phone") as phone, local.join("lock") as lock:
+        ended, open_ = [await phone.command("lock") for _ in range(2)]
+        assert (await lock.obey())["seq_id"] == ended
+        assert (await lock.hear())["seq_id"] == open_
+        assert [(await phone.hear_of(ended))["type"] for _ in range(2)] == ["server_ack", "ack"]
+        assert (await phone.hear_of(open_))["code"] == 0
+        assert is_limited(await phone.hear_of(await phone.command("lock"))), "a new one is refused"
+        await phone.command("lock", seq_id=ended)
+        again = [await phone.hear_of(ended) for _ in range(2)]
+        assert [(one["type"], one["code"], one.get("state")) for one in again] == [
+            ("server_ack", 5, "done"), ("ack", 0, "done"),
+        ]  # fmt: skip
+        await phone.command("lock", seq_id=open_)
+        duplicate = await phone.hear_of(open_)
+        assert (duplicate["code"], duplicate["state"]) == (5, "sent")
+        await phone.command("lock", seq_id=ended, data="another")
+        assert (await phone.hear_of(ended))["error"] == "id_conflict"
+        push = lock.ids()
+        codes = [(await say(lock, seq_id=seq_id, data=1))["code"] for seq_id in (push, lock.ids(), push)]
+        assert codes == [0, 4, 5]
+        assert local.hub.limited()["commands"] == 1
+
+
+async def test_a_repeated_line_and_a_repeated_alert_are_answered_too(open_chat_hub: Any) -> None:
+    local: HubWithPeople = await open_chat_hub(lines_per_minute=1, alerts_per_minute=1)
+    async with local.enter("ann") as ann:
+        seq_id = ann.ids()
+        for code in (0, 5):
+            await ann.say("one_chat", seq_id=seq_id, to="bob", data={"text": "once"})
+            assert (await ann.hear_of(seq_id))["code"] == code
+        assert is_limited(await ann.chat("bob", "another"))
+    await local.hub.alerts.profiles.set("home", ProfileDraft(nobody=True))
+    token = await local.hub.accounts.add(Role.SENTINEL, "gate")
+    data = {"profile_id": "home", "trigger_reason": "smoke", "timestamp": int(time.time() * 1000)}
+
+    async def report(seq_id: str) -> Json:
+        body = {"type": "alert_event", "seq_id": seq_id, "data": data}
+        answer: Json = (await curl(f"{local.url}/v1/messages", token, body=body)).json
+        return answer
+
+    assert [(await report("a"))["code"] for _ in range(2)] == [0, 5]
+    assert is_limited(await report("b"))
+    assert local.hub.limited()["lines"] == local.hub.limited()["alerts"] == 1
+
+
 async def test_by_http_it_is_429_with_retry_after(open_local: Open) -> None:
     local = await open_local(commands_per_minute=1)
     ids, url, token = Ids(), f"{local.url}/v1/messages", local.tokens["phone"]
@@ -83,6 +131,7 @@ async def test_pushes_are_stored_in_their_order_also_when_one_was_refused(open_l
         local.clock.seconds += 61
         early = await say(lock, seq_id=ids[3], data=3)
         assert is_limited(early), "the one before it comes first"
+        assert local.hub.limited()["pushes"] == 3, "what is refused for its order counts as well"
         for n in (2, 3):
             assert (await say(lock, seq_id=ids[n], data=n))["code"] == 0
         assert [(await phone.hear())["data"] for _ in range(4)] == [0, 1, 2, 3]

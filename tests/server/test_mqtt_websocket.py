@@ -19,6 +19,7 @@ from msgspec import Struct
 from paho.mqtt.enums import CallbackAPIVersion
 
 from duly.broker.clients import BrokerRefusal
+from duly.broker.embedded import EmbeddedBroker
 from duly.clients.app import App
 from duly.clients.device import Command, Device
 from duly.clients.node.node import Node
@@ -158,6 +159,26 @@ async def test_pages_of_other_origins_and_nats_clients_stay_outside(local: WebSo
         await socket.send_bytes(b"CONNECT %b\r\nPING\r\n" % json.dumps(login).encode())
         answer = (await socket.receive()).data
         assert b"Authorization Violation" in answer
+
+
+@pytest.mark.parametrize("origins", [[], [ORIGIN]])
+async def test_a_page_whose_own_name_leads_to_this_machine_stays_outside(
+    tmp_path: Path, origins: list[str]
+) -> None:
+    """DNS rebinding: such a page has the same origin as the host that it asks for."""
+    broker = EmbeddedBroker(tmp_path, websocket_port=0, origins=origins)
+    await broker.start()
+    try:
+        evil = f"evil.example:{broker.websocket_port}"
+        url = broker.websocket_url
+        with pytest.raises(aiohttp.WSServerHandshakeError):
+            async with opened(url, protocols=("mqtt",), origin=f"http://{evil}", headers={"Host": evil}):
+                pass
+        for origin in (None, f"http://localhost:{broker.websocket_port}"):
+            async with opened(url, protocols=("mqtt",), origin=origin) as socket:
+                assert socket.protocol == "mqtt"
+    finally:
+        await broker.stop()
 
 
 @pytest.mark.parametrize("also", [{"mqtt": "mqtt://broker.example"}, {"no_mqtt": True}])

@@ -369,13 +369,17 @@ class Callout:
             self._writer.write(line + b"\r\n" if body is None else b"%b\r\n%b\r\n" % (line, body))
 
     async def _ask(self, what: bytes, wanted: dict[str, object]) -> bytes:
+        return await self.request(f"$SYS.REQ.SERVER.{self._server.decode()}.{what.decode()}", wanted)
+
+    async def request(self, subject: str, wanted: dict[str, object]) -> bytes:
+        """Ask the broker something, and return its answer."""
         if self._writer is None:
             raise BrokerError("there is no connection to the broker's NATS port")
         self._asked += 1
         inbox, body = b"%b.%d" % (self._inbox, self._asked), msgspec.json.encode(wanted)
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._answers[inbox] = answer
-        self._send(b"PUB $SYS.REQ.SERVER.%b.%b %b %d" % (self._server, what, inbox, len(body)), body)
+        self._send(b"PUB %b %b %d" % (subject.encode(), inbox, len(body)), body)
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 return await answer

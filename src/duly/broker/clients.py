@@ -2,7 +2,8 @@
 
 A client is let in if `Users` accept its login, if its client id is its own (`duly.core.client_ids`), and
 if its account does not connect too often. An account that publishes too fast (`publish_rates`) is
-disconnected and stays out for `BANISHED` seconds. Every refusal is reported.
+disconnected and stays out for `BANISHED` seconds. Every refusal is reported. The sessions of a user who is
+gone are ended before its client ids are free again.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import asyncio
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Protocol
 
 import msgspec
 from msgspec import Struct
 
-from duly.broker.acl_dialects import BrokerUser
+from duly.broker.acl_dialects import DEVICES, NODES, BrokerUser
+from duly.broker.broker_streams import BrokerStreams, KeptSession
 from duly.broker.callout import Callout, ConnectingClient
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
 from duly.core.acl import HUB
@@ -55,6 +57,12 @@ class Users(Protocol):
     def exists(self, name: str) -> bool:
         """Whether there is a user of this name."""
 
+    def has_left(self, name: str) -> bool:
+        """Whether a user of this name is gone, also if there is another one by now."""
+
+    def born(self, name: str) -> int:
+        """When a user was made; 0 if that is not known."""
+
     async def admit(self, username: str, password: str) -> BrokerUser:
         """The user with this name and password; raises a `DulyError` if there is none."""
 
@@ -68,6 +76,14 @@ class UserList(Users):
     def exists(self, name: str) -> bool:
         """Whether the list names this user."""
         return name in self.users
+
+    def has_left(self, name: str) -> bool:
+        """Whether the list does not name this user: it says nothing of earlier users."""
+        return name not in self.users
+
+    def born(self, name: str) -> int:
+        """0: a list does not say when."""
+        return 0
 
     async def admit(self, username: str, password: str) -> BrokerUser:
         """The user of the list with this password; raises if there is none."""
@@ -91,6 +107,14 @@ class BrokerClients:
         """refused attempts, by kind: publish, subscribe, connect, flood"""
         self.callout = Callout(self._judge, tasks)
         self.on_refused = on_refused
+        self.kept = BrokerStreams(self.callout.request)
+        self.end_session: Callable[[str], Awaitable[None]] | None = None
+        """connects under a client id, without a session, and disconnects; None: sessions are not ended"""
+        self._leaving: set[str] = set()
+        """users that are gone and whose sessions are not ended yet: no client gets their client ids"""
+        self._ending = ("", "")
+        """the client id and the account of the session that the hub itself ends now"""
+        self._endings, self._clearing = asyncio.Lock(), asyncio.Lock()
         self._client_ids = ClientIds(self._exists)
         self._connects = Quota(CONNECTS)
         self.takeovers = Takeovers()
@@ -125,7 +149,7 @@ class BrokerClients:
                 LOG.warning("%s cannot be written: %s", path, problem)
 
     def _exists(self, name: str) -> bool:
-        return self.users.exists(name)  # `replace` may have changed them
+        return self.users.exists(name) or name in self._leaving  # `replace` may have changed the users
 
     def replace(self, users: UserList) -> Sequence[str]:
         """Use another list of users; returns the names of earlier users that have to be disconnected."""
@@ -134,11 +158,57 @@ class BrokerClients:
         return [name for name, user in known.items() if users.users.get(name) != user]
 
     async def dismiss(self, name: str) -> None:
-        """Disconnect a user that was removed or changed."""
-        if not self.users.exists(name):
-            self._client_ids.forget(name)
-            self._rates.forget(name)
+        """Disconnect a user that was removed or changed. With a user that is gone its sessions end, and what
+        waits in them: another user of that name, or of one of its client ids, gets nothing of it."""
+        self.note_gone(name)
         await self.callout.kick_user(name)
+        await self.clear()
+
+    def note_gone(self, name: str) -> None:
+        """Close the client ids of a user that is gone until its sessions are ended."""
+        if self.users.has_left(name):
+            self._leaving.add(name)
+            self._rates.forget(name)
+
+    async def clear(self, former: Iterable[str] = ()) -> None:
+        """End the sessions of users that are gone, `former` ones among them. If that fails, their client ids
+        stay closed until it is tried again."""
+        async with self._clearing:
+            self._leaving.update(former)
+            names = frozenset(self._leaving)
+            if not names:
+                return
+            if self.end_session is not None:
+                await self._end_sessions(names, self.end_session)
+            for name in names:
+                if not self.users.exists(name):
+                    self._client_ids.forget(name)
+            self._leaving -= names
+
+    def _is_left_over(self, session: KeptSession, gone: Collection[str]) -> bool:
+        """Whether a session is that of a user who is gone, also if there is another of that name by now."""
+        owner = self._client_ids.find(session.client_id, gone)
+        return owner in gone and (not self.users.exists(owner) or session.stored_at < self.users.born(owner))
+
+    async def _end_inherited(self, client_id: str, account: str) -> None:
+        """End the session that another account began under a client id before it was this account's."""
+        if self.end_session is not None:
+            await self._end(client_id, account, self.end_session)
+        self._client_ids.release(client_id)
+
+    async def _end(self, client_id: str, account: str, end: Callable[[str], Awaitable[None]]) -> None:
+        async with self._endings:
+            self._ending = (client_id, account)
+            try:
+                await end(client_id)
+            finally:
+                self._ending = ("", "")
+
+    async def _end_sessions(self, gone: Collection[str], end: Callable[[str], Awaitable[None]]) -> None:
+        for account in (DEVICES, NODES):
+            for session in await self.kept.sessions(account):
+                if self._is_left_over(session, gone):
+                    await self._end(session.client_id, account, end)
 
     def violated(self, cid: int, act: str, topic: str) -> None:
         """Report that the broker has refused a client the use of a topic."""
@@ -179,6 +249,8 @@ class BrokerClients:
         """The user as which a client is let in; raises a `DulyError` that says why it is not."""
         try:
             user = await self.users.admit(client.username, client.password)
+            if user.name == HUB and client.client_id and client.client_id == self._ending[0]:
+                return BrokerUser(HUB, account=self._ending[1])
             self._check_pace(user.name)
             owner = self._client_ids.owner(client.client_id, user.name)
             if owner != user.name:
@@ -186,6 +258,10 @@ class BrokerClients:
                     f"the client id {client.client_id!r} belongs to {owner}; use {user.name!r}, or one that "
                     f"begins with '{user.name}-'"
                 )
+            if owner in self._leaving:
+                raise RateLimited(f"the sessions of an earlier {owner} are being ended; try again", SECOND)
+            if self._client_ids.is_inherited(client.client_id, user.name):
+                await self._end_inherited(client.client_id, user.account)
         except DulyError as problem:
             self._refuse(BrokerRefusal(client.username, "connect", "", problem.word, str(problem)))
             raise

@@ -49,7 +49,7 @@ from duly.broker.nats_config import NatsServing, configuration
 from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import BrokerError
+from duly.errors import BrokerError, DulyError
 from duly.runtime.backoff import Backoff
 from duly.runtime.files import PRIVATE_FILE, private_folder, write_private
 from duly.runtime.tasks import SupervisedTask, Supervisor
@@ -259,7 +259,8 @@ class EmbeddedBroker:
             await self.dismiss(name)
 
     async def dismiss(self, name: str) -> None:
-        """Disconnect a user that was removed or changed."""
+        """Disconnect a user that was removed or changed, and end the sessions of one that is gone."""
+        self.clients.note_gone(name)
         if self.pid is not None:
             await self.clients.dismiss(name)
 
@@ -276,8 +277,9 @@ class EmbeddedBroker:
         """Disconnect clients that publish too fast, and store which account each client id belongs to."""
         async with self._checking:
             if self.pid is not None:
-                with contextlib.suppress(BrokerError, msgspec.DecodeError):  # the broker is restarting
+                with contextlib.suppress(DulyError, msgspec.DecodeError):  # the broker is restarting
                     await self.clients.check_rates()
+                    await self.clients.clear()
             self.clients.keep(self._folder / CLIENT_IDS)
 
     # ── the child ────────────────────────────────────────────────────────────────────────────────

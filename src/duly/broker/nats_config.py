@@ -14,7 +14,9 @@ import msgspec
 from msgspec import Struct
 
 from duly.broker.acl_dialects import DEVICES, NODES
+from duly.broker.broker_streams import imported
 from duly.broker.callout import USER
+from duly.settings import LOOPBACK
 
 ACK_PENDING: Final = 4096
 """Messages under way to one subscription at QoS 1; a session may then have 15 subscriptions. The server
@@ -64,9 +66,9 @@ def configuration(
         b"system_account: duly_system\n"
         b"accounts {\n"
         # not over WebSocket, whose port is not for the hub alone
-        b"  duly_system { users: [ { user: %b, password: %b, allowed_connection_types: [STANDARD] } ] }\n"
-        b"  %b { jetstream: enabled }\n"
-        b"  %b { jetstream: enabled }\n"
+        b"  duly_system { users: [ { user: %b, password: %b, allowed_connection_types: [STANDARD] } ]\n"
+        b"    imports: [ %b ] }\n"
+        b"%b"
         b"}\n"
         b"authorization { timeout: %d, auth_callout {\n"
         b"  issuer: %b, account: duly_system, auth_users: [%b]\n"
@@ -79,12 +81,24 @@ def configuration(
         PAYLOAD_LIMIT,
         _quoted(USER),
         _quoted(password),
-        DEVICES.encode(),
-        NODES.encode(),
+        b", ".join(map(_imported, (DEVICES, NODES))),
+        b"".join(map(_account, (DEVICES, NODES))),
         JUDGED_WITHIN,
         issuer.encode(),
         _quoted(USER),
     )
+
+
+def _account(name: str) -> bytes:
+    """An account of clients, whose streams the hub may read."""
+    exported = b'{ service: "$JS.API.>", accounts: [duly_system] }'
+    return b"  %b { jetstream: enabled, exports: [ %b ] }\n" % (name.encode(), exported)
+
+
+def _imported(account: str) -> bytes:
+    """The streams of an account, as the hub reaches them (`duly.broker.broker_streams`)."""
+    to = _quoted(f"{imported(account)}.>")
+    return b'{ service: { account: %b, subject: "$JS.API.>" }, to: %b }' % (account.encode(), to)
 
 
 def _listeners(serving: NatsServing, ack_wait: float) -> bytes:
@@ -103,11 +117,14 @@ def _listeners(serving: NatsServing, ack_wait: float) -> bytes:
     if serving.websocket_port is None:
         return text
     origins = b", ".join(map(_quoted, _origins(serving)))
+    # A page whose own name leads to this machine (DNS rebinding) has that name as its origin and as its host.
+    # So a broker for this machine alone compares with a list, and not with the host.
+    listed = serving.origins or serving.listen in LOOPBACK
     return text + b'websocket { host: %b, port: %d, handshake_timeout: "%ds", %b%b }\n' % (
         host,
         serving.websocket_port,
         HANDSHAKE,
-        b"allowed_origins: [%b]" % origins if serving.origins else b"same_origin: true",
+        b"allowed_origins: [%b]" % origins if listed else b"same_origin: true",
         tls or b", no_tls: true",
     )
 
@@ -119,7 +136,10 @@ def _origins(serving: NatsServing) -> list[str]:
     host = f"[{serving.listen}]" if ":" in serving.listen else serving.listen
     return [
         *serving.origins,
-        *(f"{scheme}://{name}:{serving.websocket_port}" for name in (host, "localhost", "127.0.0.1")),
+        *(
+            f"{scheme}://{name}:{serving.websocket_port}"
+            for name in dict.fromkeys((host, "localhost", "127.0.0.1", "[::1]"))
+        ),
     ]
 
 

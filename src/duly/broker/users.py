@@ -39,7 +39,13 @@ class HubUsers(Users):
         self.hub_password = secrets.token_urlsafe(32)
 
     def exists(self, name: str) -> bool:
-        return name == HUB or self._accounts.role_of(name) in (Role.DEVICE, Role.NODE)
+        return name == HUB or self._accounts.stored_role(name) in (Role.DEVICE, Role.NODE)
+
+    def has_left(self, name: str) -> bool:
+        return self._accounts.stored_role(name) is None or self._accounts.predecessor(name) > 0
+
+    def born(self, name: str) -> int:
+        return self._accounts.born(name)
 
     async def admit(self, username: str, password: str) -> BrokerUser:
         """The user with this name and token, by what the ledger holds now."""
@@ -73,7 +79,8 @@ async def own_session(folder: Path, address: BrokerAddress, *, embedded: bool) -
         return replace(address, client_id=kept)
     before = kept or (HUB if embedded else "")
     if before:
-        await _end_session(replace(address, client_id=before))
+        with suppress(DulyError):  # a broker that cannot be reached keeps the session
+            await end_session(replace(address, client_id=before))
     fresh = f"{username}-{secrets.token_hex(6)}"
     write_private(path, fresh.encode())
     return replace(address, client_id=fresh)
@@ -85,13 +92,15 @@ def second_session(address: BrokerAddress) -> BrokerAddress:
     return replace(address, client_id=f"{address.client_id}-{digest}")
 
 
-async def _end_session(address: BrokerAddress) -> None:
-    """Connect once under this client id, with a session that ends with the connection."""
+async def end_session(address: BrokerAddress) -> None:
+    """Connect once under this client id, with a session that ends with the connection. Raises if the broker
+    does not let us."""
     link = MqttLink(address, lambda topic, payload, old, ack: ack(), clean=True)
     await link.start()
-    with suppress(DulyError):  # a broker that cannot be reached keeps the session
+    try:
         await link.connected()
-    await link.stop()
+    finally:
+        await link.stop()
 
 
 def record(refusals: RefusalTally, refused: BrokerRefusal) -> None:

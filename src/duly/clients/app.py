@@ -108,6 +108,7 @@ class SentCommand:
         self._settled: asyncio.Future[Ack] = loop.create_future()
         self.refusal: Refused | None = None
         """why the hub did not take it"""
+        self._known = False
 
     @property
     def id(self) -> str:
@@ -118,6 +119,11 @@ class SentCommand:
     def is_accepted(self) -> bool:
         """Whether the hub has stored it."""
         return self._accepted.done()
+
+    @property
+    def is_repeat(self) -> bool:
+        """Whether it had ended before it was sent, as far as is known: its end is no news."""
+        return self._known or (self._ended.done() and not self._accepted.done())
 
     async def accepted(self) -> None:
         """Wait until the hub has stored it; raises `Refused` if the hub did not take it."""
@@ -141,8 +147,10 @@ class SentCommand:
 
     # ── for the app ──────────────────────────────────────────────────────────────────────────────
 
-    def accept(self) -> None:
-        """The hub has stored it."""
+    def accept(self, state: str | None = None) -> None:
+        """The hub has stored it, now or before: then it says in which state it is."""
+        if state is not None and state.upper() in State.__members__:
+            self._known |= State[state.upper()].terminal
         settle(self._accepted, None)
 
     def report_progress(self, value: object) -> None:
@@ -338,7 +346,7 @@ class App(OutboxClient):
             return  # it was asked for again: only an `ack` says more
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
-                self._accepted(key)
+                self._accepted(key, frame.state)
                 self._offer(Received(key))
             case None:
                 pass
@@ -362,10 +370,10 @@ class App(OutboxClient):
         if command is not None:
             command.report_progress(frames.load(frame.progress))
 
-    def _accepted(self, key: bytes) -> None:
+    def _accepted(self, key: bytes, state: str | None = None) -> None:
         command = self._commands.get(key)
         if command is not None:
-            command.accept()
+            command.accept(state)
 
     def _pushed(self, device: str, frame: Frame) -> None:
         cursor = frame.cursor or 0

@@ -3,7 +3,8 @@
 The laws. What one account sends and stores is bounded, so that it neither fills the disk nor keeps a hub
 busy that all share; another account is not affected. A refusal counts nothing and says how long to wait, and
 every refusal is counted. All kinds share one allowance of bytes. A message whose rate is free and whose bytes
-do not fit costs neither. What a limit of 0 stands for is not limited.
+do not fit costs neither. What a limit of 0 stands for is not limited. A repeat of a message that was taken is
+answered, whatever its sender has used up.
 """
 
 from __future__ import annotations
@@ -72,25 +73,30 @@ class AccountLimit:
 
     def take(self, name: str, size: int, now: int) -> None:
         """Count a message of this account with so many bytes; raises `RateLimited` if that is too much."""
+        refusal = self.excess(name, size, now)
+        if refusal is not None:
+            raise self.refuse(name, refusal)
+
+    def excess(self, name: str, size: int, now: int) -> RateLimited | None:
+        """Count a message of this account, or return why it is too much; a message that is refused for that
+        is counted by `refuse`."""
         wait = self._take_sent(name, now)
         if wait:
-            raise self._refuse(
-                name,
-                f"{name} may send {self.amount:,} {self.kind} a minute ({self.kind}_per_minute)",
-                wait,
+            return RateLimited(
+                f"{name} may send {self.amount:,} {self.kind} a minute ({self.kind}_per_minute)", wait
             )
         wait = self._take_stored(name, now, 1 + (size >> UNIT_BITS))
         if wait:
             self._sent.give_back(name)
-            raise self._refuse(
-                name, f"{name} may store {self._stored_mb:,} MB a day (stored_mb_per_day)", wait
-            )
+            return RateLimited(f"{name} may store {self._stored_mb:,} MB a day (stored_mb_per_day)", wait)
+        return None
 
-    def _refuse(self, name: str, reason: str, wait: int) -> RateLimited:
+    def refuse(self, name: str, refusal: RateLimited) -> RateLimited:
+        """Count a refusal, and return it."""
         self.refused += 1
         if name in self.names or len(self.names) < REFUSED_NAMES:
             self.names[name] += 1
-        return RateLimited(reason, wait)
+        return refusal
 
 
 class AccountLimits:

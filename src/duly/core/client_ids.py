@@ -10,7 +10,7 @@ oldest, never those of others.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 REMEMBERED: Final = 64
@@ -59,6 +59,28 @@ class ClientIds:
         if owner == user:
             self._keep(client_id, user)
         return owner
+
+    def find(self, client_id: str, former: Collection[str] = ()) -> str:
+        """Return the account that owns a client id, or that did: `former` are names of accounts that are
+        gone. It is empty if there is none."""
+        name = client_id
+        while name:
+            if self._exists(name) or name in former:
+                return name
+            name, _, _ = name.rpartition("-")
+        return self._owners.get(client_id, "")
+
+    def is_inherited(self, client_id: str, user: str) -> bool:
+        """Return whether another account has used an id that is this user's by its name: it did so before
+        there was an account of that name."""
+        return self._owners.get(client_id, user) != user
+
+    def release(self, client_id: str) -> None:
+        """Forget which account has used an id."""
+        owner = self._owners.pop(client_id, None)
+        if owner is not None:
+            self._used[owner].pop(client_id, None)
+            self.changed = True
 
     def forget(self, user: str) -> None:
         """Free the ids of an account that is gone."""

@@ -192,8 +192,8 @@ class Inbox:
                 if message is not None:
                     todo += self._move_all(self.lanes.acknowledged(message, now), now)
                 return todo
-            case CancelMessages(messages=messages, reason=reason):
-                return self._cancel(messages, reason, now)
+            case CancelMessages():
+                return self._cancel(event, now)
             case Answered() | AttemptFailed():
                 return self.outbox.handle(event, now)
             case TimesLowered(limit=limit):
@@ -537,13 +537,16 @@ class Inbox:
         self._stop_waiting(message.key)
         return self._next(message, now)
 
-    def _cancel(self, messages: Sequence[Message], reason: str, now: int) -> list[Todo]:
-        """End messages that wait, here or at another hub; a message that has just started is left alone."""
-        return [
-            self._finish(message, State.CANCELLED, Answer(NOT_ALLOWED, b"", reason), now)
-            for message in messages
-            if self.outbox.transmissions.state(message.key) is None
-        ]
+    def _cancel(self, event: CancelMessages, now: int) -> list[Todo]:
+        """End messages that wait, here or at another hub, and those that have started if they end, too."""
+        todo: list[Todo] = []
+        for message in event.messages:
+            if self.outbox.transmissions.state(message.key) is None:
+                cancelled = Answer(NOT_ALLOWED, b"", event.reason)
+                todo.append(self._finish(message, State.CANCELLED, cancelled, now))
+            elif event.started:
+                todo += self.outbox.given_up(message.key, event.reason, now)
+        return todo
 
     def waiting(self) -> list[Message]:
         """Return the messages that are stored and wait for their turn."""

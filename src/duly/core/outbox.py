@@ -353,6 +353,12 @@ class Outbox:
         self.transmissions.schedule(one, now + delay)
         return [Step((Postpone(self.ref(one.message), attempt, now + delay, reason),), _nothing)]
 
+    def given_up(self, key: bytes, reason: str, now: int) -> list[Todo]:
+        """End a message under way whose answer is not awaited any more; a late answer may settle it."""
+        one = self.transmissions.get(key)
+        unknown = Answer(TIMED_OUT, b"", f"{reason}; whether it took effect is not known")
+        return [] if one is None else self._end(one, Answered(key, State.UNKNOWN, unknown), now)
+
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Todo]:

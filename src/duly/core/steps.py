@@ -104,10 +104,12 @@ class TimesLowered(Struct, frozen=True, gc=False):
 
 
 class CancelMessages(Struct, frozen=True, gc=False):
-    """These messages must not be handed over any more, unless they have started."""
+    """These messages must not be handed over any more. Those that have started go on, unless `started` says
+    that they end as well: as `unknown`, since they may have taken effect."""
 
     messages: tuple[Message, ...]
     reason: str
+    started: bool = False
 
 
 Event: TypeAlias = (

@@ -112,6 +112,10 @@ class AccountDirectory:
         """The time at which an earlier account of this name was removed; 0 if there was none."""
         return self._book.after.get(name, 0)
 
+    def is_anothers(self, name: str, at: int) -> bool:
+        """Whether what this name did at this time was done by an earlier account of the name."""
+        return self.predecessor(name) > 0 and at < self.born(name)
+
     def allows(self, sender: str, device: str) -> bool:
         """Whether the device exists and the sender of a command may still command it."""
         book = self._book
@@ -136,6 +140,15 @@ class AccountDirectory:
         """The role of an account; None if there is no such account or it is disabled."""
         one = self._book.stored.get(name)
         return None if one is None or one.disabled else one.role
+
+    def stored_role(self, name: str) -> Role | None:
+        """The role of an account, also of a disabled one; None if there is no such account."""
+        one = self._book.stored.get(name)
+        return None if one is None else one.role
+
+    async def removed_names(self) -> set[str]:
+        """The names whose last account, or one before it, was removed."""
+        return set(await self._ledger.bucket(REMOVED))
 
     def key_of(self, name: str) -> str:
         """The key of a device as the ledger keeps it; empty if the device need not sign."""
@@ -267,6 +280,8 @@ class AccountDirectory:
         self._lapsed |= {who.name for key, who in before.by_token.items() if book.by_token.get(key) != who}
 
 
+REMOVED: Final = "removed"
+"""The bucket of times, in microseconds, at which the last account of a name was removed."""
 NETWORKS: Final = "login_networks"
 """The bucket of the networks that each user has logged in from: they outlive a user's sessions."""
 

@@ -32,6 +32,7 @@ from duly.identity.account_directory import (
     GRANTS,
     NETWORKS,
     PRINCIPALS,
+    REMOVED,
     TOKENS,
     VERSIONS,
     AccountDirectory,
@@ -64,8 +65,6 @@ SHARED_KEY: Final = "shared"
 PREFIX: Final = "duly_"
 """What a token starts with, so that people and secret scanners recognise one."""
 
-_REMOVED: Final = "removed"
-"""The bucket of times, in microseconds, at which the last account of a name was removed."""
 LEAVING: Final = "leaving"
 """The bucket of people whose account was removed, with the time: their conversations have to be left."""
 FORMER: Final = "former"
@@ -154,7 +153,7 @@ class Accounts(AccountDirectory):
 
     async def _put_new(self, name: str, new: StoredAccount, then: tuple[Write, ...] = ()) -> None:
         """Store a new account; raises `Conflict` if the name is not free."""
-        removed = await self._ledger.item(_REMOVED, name)
+        removed = await self._ledger.item(REMOVED, name)
         if removed is not None:
             new = changed(new, after=int(removed))
         body = _encode(new)
@@ -202,7 +201,7 @@ class Accounts(AccountDirectory):
             grants = book.grants_of(name)
             also: list[Write] = [DropItem(GRANTS, grant_name(*grant)) for grant in grants]
             if name in book.stored:
-                also.append(PutItem(_REMOVED, name, b"%d" % self._ledger.clock.now()))
+                also.append(PutItem(REMOVED, name, b"%d" % self._ledger.clock.now()))
                 also.append(DropItem(TOKENS, book.stored[name].token))
             if name in book.stored and book.stored[name].role is Role.USER:
                 also.append(PutItem(LEAVING, name, b"%d" % self._ledger.clock.now()))

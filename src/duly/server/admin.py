@@ -99,11 +99,13 @@ class Admin:
     async def _change_accounts(self, verb: str, wanted: dict[str, str]) -> dict[str, object]:
         hub = self._hub
         result = await administer(hub.accounts, verb, wanted)
-        await hub.gateway.review()
         hub.revocation.announce()
+        if verb in ("add", "remove"):
+            # They used a token that is void now.
+            await hub.revocation.disconnect(frozenset({wanted["name"]}))
+        await hub.revocation.review()
         if verb == "remove":
             await hub.people.log_out_everywhere(wanted["name"])
         if verb in ("add", "remove"):
-            hub.revocation.disconnect(frozenset({wanted["name"]}))  # they used a token that is void now
             await hub.chat.remove_from_chat()
         return result

@@ -269,7 +269,8 @@ class Hub:
             await self.chat.remove_from_chat()
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
-                self.revocation.disconnect(await self.accounts.refresh(), await self.people.refresh())
+                await self.revocation.disconnect(await self.accounts.refresh())
+                await self.revocation.disconnect(frozenset(), await self.people.refresh())
                 await self.alerts.configuration.refresh()
             before, self._others = self._others, self.gateway.remote.hubs
             if before - self._others:  # a hub has died: its work is taken over now

@@ -12,13 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 from msgspec.structs import replace
 
 from duly.apps.gateway.mqtt_devices import MqttDevices
 from duly.apps.gateway.service import GatewayService
+from duly.broker.acl_dialects import DEVICES
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.users import HubUsers, own_session, record, second_session
+from duly.broker.users import HubUsers, end_session, own_session, record, second_session
 from duly.core.acl import HUB
 from duly.core.units import seconds
 from duly.errors import DulyError
@@ -76,8 +78,24 @@ class MqttService:
         if self.broker is not None:
             for link in self.links.values():
                 await link.connected()
+            await self._clear(self.broker, address, accounts)
             self.broker.clients.callout.admit_all()
         self._tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
+
+    async def _clear(self, broker: EmbeddedBroker, address: BrokerAddress, accounts: Accounts) -> None:
+        """End what the broker has kept for accounts that were removed while the hub did not run."""
+
+        async def end(client_id: str) -> None:
+            await end_session(replace(address, client_id=client_id))
+
+        broker.clients.end_session = end
+        with contextlib.suppress(DulyError, msgspec.DecodeError):  # then it is tried again every second
+            await broker.clients.clear(await accounts.removed_names())
+        await self.take_back()
+
+    def _broker_restarted(self, devices: MqttDevices) -> None:
+        devices.presence.broker_restarted()
+        self._tasks.do("revoked tasks in the broker", self.take_back())
 
     def _outside(self) -> BrokerAddress:
         address = BrokerAddress.parse(self._settings.mqtt)
@@ -92,7 +110,7 @@ class MqttService:
             settings.listen,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
-            on_restart=lambda _: devices.presence.broker_restarted(),
+            on_restart=lambda _: self._broker_restarted(devices),
             on_refused=lambda refused: self._record(devices, refused),
             users=users,
             tasks=self._tasks,
@@ -148,14 +166,24 @@ class MqttService:
         if self.broker is not None:
             self.broker.hurry()
 
-    def dismiss(self, name: str) -> None:
-        """Disconnect an account whose token is void."""
+    async def dismiss(self, name: str) -> None:
+        """Disconnect an account whose token is void. If the account is gone, so are its sessions with the
+        embedded broker; a broker that is down ends them when it is back."""
         if self.broker is not None:
-            self._tasks.do("broker dismissal", self._dismiss(self.broker, name))
+            with contextlib.suppress(DulyError, msgspec.DecodeError):
+                await self.broker.dismiss(name)
+        await self.devices.dismiss(name)
 
-    async def _dismiss(self, broker: EmbeddedBroker, name: str) -> None:
-        with contextlib.suppress(DulyError):  # a broker that is down has no connections
-            await broker.dismiss(name)
+    async def take_back(self) -> None:
+        """Delete the tasks that the embedded broker keeps for devices that are away, and whose senders may no
+        longer command them. An outside broker does not give back what it has."""
+        if self.broker is None:
+            return
+        kept = self.broker.clients.kept
+        with contextlib.suppress(DulyError, msgspec.DecodeError):  # it is done again when the broker is back
+            async for task in kept.tasks(DEVICES, self.devices.tasks):
+                if not self.devices.may_have(task.topic, task.payload, task.stored_at):
+                    await kept.delete(DEVICES, task)
 
     def state(self) -> dict[str, object]:
         """The address of the broker, whether it is embedded, which version of MQTT it speaks with the hub (3

@@ -2,7 +2,7 @@
 
 The law: whatever hub an account was removed or a person logged out at, each hub closes its own connections of
 them, at once where a notification arrives and within a second where it is lost. Commands that are no longer
-allowed are cancelled with it.
+allowed end with it: those that wait are cancelled, those that were handed over are `unknown`.
 """
 
 from __future__ import annotations
@@ -51,17 +51,24 @@ class Revocation:
         hub = self._hub
         with suppress(LedgerError):
             before = hub.accounts.version
-            self.disconnect(await hub.accounts.catch_up(), await hub.people.catch_up())
+            await self.disconnect(await hub.accounts.catch_up())
+            await self.disconnect(frozenset(), await hub.people.catch_up())
             if hub.accounts.version != before:
-                await hub.gateway.review()
+                await self.review()
 
-    def disconnect(self, accounts: frozenset[str], logins: frozenset[Principal] = frozenset()) -> None:
+    async def review(self) -> None:
+        """End commands that are no longer allowed, also those that the embedded broker keeps."""
+        await self._hub.gateway.review()
+        if self._hub.mqtt is not None:
+            await self._hub.mqtt.take_back()
+
+    async def disconnect(self, accounts: frozenset[str], logins: frozenset[Principal] = frozenset()) -> None:
         """Close the connections of these accounts, and those of these logins of people."""
         hub = self._hub
         for name in accounts:
             hub.router.dismiss(name)
             if hub.mqtt is not None:
-                hub.mqtt.dismiss(name)
+                await hub.mqtt.dismiss(name)
         for who in logins:
             hub.chat.dismiss(who.name, who.device)
 

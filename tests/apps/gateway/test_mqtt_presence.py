@@ -69,6 +69,24 @@ def test_after_the_broker_has_died_only_a_new_session_is_news(loop: VirtualLoop)
     loop.run_until_complete(run())
 
 
+def test_a_device_that_connects_to_the_broker_anew_without_a_word_stays_online(loop: VirtualLoop) -> None:
+    """Firmware may say only at its start that it is online. One that promised a heartbeat has to report."""
+
+    async def run() -> None:
+        presence = MqttPresence()
+        presence.watch_connections()
+        for name, status in (("lock", online()), ("lamp", online()), ("bell", online(heartbeat=5))):
+            presence.connections(name, True)
+            presence.came(name, status, old=False)
+        presence.broker_restarted()
+        presence.connections("lock", True)
+        presence.connections("bell", True)
+        await asyncio.sleep(GRACE)
+        assert presence.silent() == ["lamp", "bell"]
+
+    loop.run_until_complete(run())
+
+
 def test_a_session_before_the_last_one_is_no_news_either_after_the_broker_has_died(loop: VirtualLoop) -> None:
     """All that the hub had not acknowledged comes again, in its order: also what an earlier session said."""
 

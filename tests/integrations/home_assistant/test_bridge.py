@@ -185,6 +185,55 @@ async def test_commands_and_what_becomes_of_them(home: Home) -> None:
     assert home.opened == [True, False, True]
 
 
+async def test_a_repeated_command_does_not_bring_an_old_state_back(home: Home) -> None:
+    await home.bridge()
+    state = f"{home.lock}_lock/state"
+    await home.shows(state, "LOCKED")
+    unlock = await home.command("UNLOCK")
+    await home.shows(state, "UNLOCKED")
+    await home.command("LOCK")
+    await home.shows(state, "LOCKED")
+    seen = len(home.seen[state])
+    await home.command("", payload=unlock)
+    assert await home.outcomes(3) == ["done", "done", "done"]
+    await until(lambda: home.attributes("last_command") == "UNLOCK")
+    assert set(home.seen[state][seen:]) <= {"LOCKED"}
+    assert home.opened == [True, False]
+
+
+async def test_a_retained_command_is_not_carried_out(home: Home) -> None:
+    topic = f"{home.prefix}/{home.lock}_lock/set"
+    retained = json.dumps({"command": "UNLOCK", "at": time.time()}).encode()
+    await home.assistant.publish(topic, retained, retain=True)
+    await home.bridge()
+    assert await home.outcomes(1) == ["retained"]
+    await until(lambda: f"{home.lock}_lock/attributes" in home.seen)
+    assert home.attributes("outcome") == "retained"
+    await home.command("LOCK")
+    assert await home.outcomes(2) == ["retained", "done"], "one that is sent now is"
+    assert home.opened == [False]
+    await home.assistant.publish(topic, b"", retain=True)
+
+
+async def test_only_declared_devices_are_asked_for_their_state(home: Home) -> None:
+    await home.bridge()
+    await home.shows(f"{home.lock}_lock/state", "LOCKED")
+    first, lock = home.device, home.lock
+    await home.add_device("undeclared")
+    try:
+        await home.device.push("status_report", {"open": True})
+        home.lock = lock
+        await first.stop()
+        await home.shows(f"{lock}/availability", "offline")
+        records = (await home.local.hub.ledger.messages(limit=1_000)).records
+        asked = [one.message.recipient for one in records if one.message.kind == "query"]
+        assert lock in asked
+        assert [device for device in asked if device.startswith("undeclared")] == []
+    finally:
+        await home.device.stop()
+        home.device = first
+
+
 async def test_a_command_is_not_lost_with_the_bridge_and_not_carried_out_twice(home: Home) -> None:
     """The bridge dies when the lock has opened and before the broker has its PUBACK."""
     first = await home.bridge()

@@ -103,6 +103,18 @@ async def test_what_is_offline_may_be_tried_again_and_an_old_event_has_no_effect
     assert (status, said["error"]) == (400, "expired")
 
 
+async def test_an_event_beyond_the_limit_of_its_account_is_429(tmp_path: Path) -> None:
+    local = LocalHub(tmp_path / "hub", alerts_per_minute=1)
+    await local.start()
+    try:
+        await local.add(Role.SENTINEL, "gate")
+        await alerts_to(local)
+        statuses = [(await send(local, to_binary_event(alert(id_)), "gate"))[0] for id_ in ("a1", "a1", "a2")]
+    finally:
+        await local.stop()
+    assert statuses == [200, 200, 429]
+
+
 async def test_a_batch_is_answered_by_an_array_and_the_worst_status(local: LocalHub) -> None:
     await alerts_to(local)
 

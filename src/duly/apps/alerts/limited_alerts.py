@@ -18,6 +18,7 @@ from duly.core.monitor.signals import EVENT, REFUSED, EventData, Severity, encod
 from duly.core.quota import Quota, Rate
 from duly.core.units import HOUR, MINUTE, MS
 from duly.errors import RateLimited
+from duly.runtime.limited_repeats import LimitedRepeats
 
 RESERVE: Final = Rate(600, MINUTE)
 """The critical alerts of one sentinel, and changes of alerts, that are taken beyond its limit."""
@@ -27,10 +28,17 @@ RESERVE_BITS: Final = 14
 
 class LimitedAlerts:
     """Counts what sentinels report to one hub. `worker` is the hub's name in the ledger; `store` stores an
-    alert of the tower's own, and returns when that is committed."""
+    alert of the tower's own, and returns when that is committed; `repeats` knows what was taken."""
 
-    def __init__(self, limit: AccountLimit, worker: str, store: Callable[[Message], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        limit: AccountLimit,
+        worker: str,
+        store: Callable[[Message], Awaitable[None]],
+        repeats: LimitedRepeats,
+    ) -> None:
         self._limit = limit
+        self._repeats = repeats
         self._worker = worker
         self._store = store
         self._reserve = Quota(RESERVE)
@@ -40,6 +48,17 @@ class LimitedAlerts:
     def take(self, sentinel: str, size: int, now: int) -> None:
         """Count what a sentinel sends; raises `RateLimited` if that is too much."""
         self._limit.take(sentinel, size, now)
+
+    def excess(self, sentinel: str, size: int, now: int) -> RateLimited | None:
+        """Count what a sentinel sends, or return why that is too much."""
+        return self._limit.excess(sentinel, size, now)
+
+    async def is_refused(self, sentinel: str, id_: str | None, refusal: RateLimited) -> bool:
+        """Count the refusal of what is too much; False if it is a repeat of what was taken."""
+        if await self._repeats.is_repeat(sentinel, id_):
+            return False
+        self._limit.refuse(sentinel, refusal)
+        return True
 
     def take_reserve(self, sentinel: str, size: int, now: int, refusal: RateLimited) -> None:
         """Count what the limit has refused against the reserve; raises the refusal, with the longer wait, if

@@ -78,6 +78,7 @@ from duly.errors import (
 from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
+from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.outages import Outages
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail
@@ -149,7 +150,9 @@ class AlertService:
         self.engine = Engine(self._fanout, ledger, self._perform)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
         self.held_back = HeldBackCounts(ledger)
-        self._limited = LimitedAlerts((limits or AccountLimits()).alerts, ledger.worker, self._store)
+        self._limited = LimitedAlerts(
+            (limits or AccountLimits()).alerts, ledger.worker, self._store, LimitedRepeats(ledger)
+        )
         self._sessions: dict[str, set[Session]] = {}
         self._box = box
         self.links: AckLinks | None = None
@@ -274,10 +277,9 @@ class AlertService:
         message = self._message(who, frame)
         if not self._repeated(message, session):
             event = Arrived(message, session)
-            try:
-                self._limited.take(who.name, len(message.body), self._ledger.clock.now())
-            except RateLimited as refusal:
-                return self._take_critical(event, refusal)
+            refusal = self._limited.excess(who.name, len(message.body), self._ledger.clock.now())
+            if refusal is not None:
+                return self._take_excess(event, refusal)
             if not self.configuration.is_sure_of_profile(message.recipient):
                 return self._take_later(event)
             try:
@@ -287,9 +289,12 @@ class AlertService:
         self._beat_with(message)
         return True
 
-    async def _take_critical(self, event: Arrived, refusal: RateLimited) -> bool:
-        """Take an alert beyond the limit if it is critical; before one is refused, people are told."""
+    async def _take_excess(self, event: Arrived, refusal: RateLimited) -> bool:
+        """Take an alert beyond the limit if it is a repeat, or critical; before a critical one is refused,
+        people are told."""
         message = event.message
+        if not await self._limited.is_refused(message.scope, message.id, refusal):
+            return await self._take_later(event)
         if read_event(message.body).severity is not Severity.CRITICAL:
             raise refusal
         await self.configuration.check_profile(message)
@@ -370,7 +375,7 @@ class AlertService:
         change = read_change(body)
         if not self._ledger.sole:
             await self.configuration.catch_up()
-        await self._take_change(who, change, len(body))
+        await self._take_change(who, change, frame.seq_id, len(body))
         async with self.operations.changing:
             now = self._ledger.clock.now()
             alert = await self.operations.get(key_of(who.name, change.event))
@@ -395,12 +400,11 @@ class AlertService:
             await self._unnotified.notify(alert.key)
         return True
 
-    async def _take_change(self, who: Principal, change: AlertChange, size: int) -> None:
+    async def _take_change(self, who: Principal, change: AlertChange, id_: str | None, size: int) -> None:
         """Count a change of an alert. Before one that makes an alert critical is refused, people are told."""
         now = self._ledger.clock.now()
-        try:
-            self._limited.take(who.name, size, now)
-        except RateLimited as refusal:
+        refusal = self._limited.excess(who.name, size, now)
+        if refusal is not None and await self._limited.is_refused(who.name, id_, refusal):
             try:
                 self._limited.take_reserve(who.name, size, now, refusal)
             except RateLimited:

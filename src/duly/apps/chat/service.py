@@ -39,10 +39,11 @@ from duly.core.messages import VerdictKind
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Reply
 from duly.core.units import MS
-from duly.errors import Malformed, NotAllowed, Overloaded
+from duly.errors import Malformed, NotAllowed, Overloaded, RateLimited
 from duly.identity.accounts import LEAVING, Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
+from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger
@@ -84,6 +85,7 @@ class ChatService:
     ) -> None:
         self.policy = policy or ChatPolicy()
         self._limit = (limits or AccountLimits()).lines
+        self._repeats = LimitedRepeats(ledger)
         self._ledger = ledger
         self._accounts = accounts
         self._activity = activity
@@ -198,7 +200,9 @@ class ChatService:
         if who.role is not Role.USER or not self._accounts.stands(who):
             raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
         if frame.type not in UNLIMITED:
-            self._limit.take(who.name, len(frame.data), self._ledger.clock.now())
+            refusal = self._limit.excess(who.name, len(frame.data), self._ledger.clock.now())
+            if refusal is not None:
+                return self._take_repeat(session, who, frame, refusal)
         request = self._lines.request_at_once(frame, who.name)
         if request is None:
             return self._receive_later(session, who, frame)
@@ -208,6 +212,14 @@ class ChatService:
         except Overloaded:
             return self._put(event)
         return True
+
+    async def _take_repeat(
+        self, session: Session, who: Principal, frame: Frame, refusal: RateLimited
+    ) -> bool:
+        """Take a frame beyond its sender's limit if it is a repeat, which is answered and nothing more."""
+        if not await self._repeats.is_repeat(who.name, frame.seq_id):
+            raise self._limit.refuse(who.name, refusal)
+        return await self._receive_later(session, who, frame)
 
     async def _put(self, event: Arrived) -> bool:
         await self.engine.put(event)

@@ -2,7 +2,8 @@
 
 The laws. An answer counts only if it comes from the device that the command was handed to. One for a command
 that is under way goes to the engine at once; a late one is looked up in the ledger, and may settle a command
-whose outcome is unknown. An answer to a command that the device never got is recorded as a refusal.
+whose outcome is unknown. An answer to a command that the device never got is recorded as a refusal, and so is
+one to a command for an earlier account of its name.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from duly.core.messages import key_of, names_in
 from duly.core.steps import Answered, Event, Received
 from duly.errors import Malformed, NotAllowed, Overloaded
 from duly.identity.accounts import Principal
-from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
-from duly.storage.ledger import Ledger
+from duly.storage.ledger import Ledger, Record
 from duly.wire import frames
 from duly.wire.fields import Fields
 from duly.wire.frames import Frame
@@ -44,7 +44,7 @@ class DeviceAnswers:
         inbox: Inbox,
         engine: Engine,
         ledger: Ledger,
-        activity: ActivityLog,
+        is_anothers: Callable[[str, int], bool],
         remote: GatewayRemote,
         tell_progress: TellProgress,
         unaddressed: UnaddressedAcks,
@@ -52,7 +52,7 @@ class DeviceAnswers:
         self._inbox = inbox
         self._engine = engine
         self._ledger = ledger
-        self._activity = activity
+        self._is_anothers = is_anothers
         self._remote = remote
         self.tell_progress = tell_progress
         """tells an app how far a device is with its command"""
@@ -105,7 +105,7 @@ class DeviceAnswers:
         )
         if record is not None and not record.state.terminal and not self._remote.handed_over(record):
             record = None
-        if record is None or record.message.recipient != end.by:
+        if record is None or record.message.recipient != end.by or self._is_strangers(record):
             app, id_ = names_in(end.key)
             raise NotAllowed(f"{end.by} answered a command it never got: {id_} of {app}")
         await self._engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
@@ -128,4 +128,8 @@ class DeviceAnswers:
         record = None if self._inbox.is_live(key) else await self._ledger.find(key)
         if record is None or not (record.state.terminal or self._remote.handed_over(record)):
             return None
-        return record.message.recipient
+        return None if self._is_strangers(record) else record.message.recipient
+
+    def _is_strangers(self, record: Record) -> bool:
+        """Whether a command was for an earlier account of its device's name."""
+        return self._is_anothers(record.message.recipient, record.accepted_at)

@@ -62,7 +62,7 @@ from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import Supervisor
 from duly.wire import fd
 from duly.wire.fd import FdKind
-from duly.wire.task_ids import TaskIds
+from duly.wire.task_ids import TaskIds, answered_id, read_task_id
 
 LOG: Final = logging.getLogger("duly.mqtt")
 
@@ -151,6 +151,11 @@ class MqttDevices:
     def reports(self) -> list[str]:
         """What is subscribed to in the other session."""
         return [f"{self._prefix}/+/{FdKind.STATUS.value}"]
+
+    @property
+    def tasks(self) -> str:
+        """The topics on which tasks are sent."""
+        return f"{self._prefix}/+/{FdKind.PENDING.value}"
 
     async def start(self) -> None:
         """Reads which devices were offline when the hub last stopped, before anything arrives."""
@@ -248,6 +253,23 @@ class MqttDevices:
         self.refusals.note(
             HUB, topic, "internal", f"what {sender} said could not be handled: {problem!r}"[:500]
         )
+
+    def may_have(self, topic: str, payload: bytes, sent_at: int) -> bool:
+        """Whether a task that a broker has kept since this time may still be given to its device."""
+        try:
+            device, _ = fd.parse_topic(self._prefix, topic)
+            app = read_task_id(answered_id(payload)).app
+        except SenderError:
+            return True  # it is no task of ours
+        strangers = (self._accounts.is_anothers(name, sent_at) for name in (app, device))
+        return self._accounts.allows(app, device) and not any(strangers)
+
+    async def dismiss(self, name: str) -> None:
+        """Forgets a device whose account is gone: another of that name is offline until it connects."""
+        if self._accounts.stored_role(name) is not Role.DEVICE:
+            self._kept.pop(name, None)
+            with suppress(LedgerError, Stopped):
+                await self._gone(name)
 
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 

@@ -193,7 +193,8 @@ class MqttPresence:
         else:
             self._connected.discard(name)
         device = self._online.get(name)
-        if device is not None and device.silence == inf and not device.doubted:
+        if device is not None and device.silence == inf and (connected or not device.doubted):
+            device.doubted = False  # it is back: firmware may say only at its start that it is online
             device.until = self._silent_at(name, inf)
 
     # ── silence ──────────────────────────────────────────────────────────────────────────────────

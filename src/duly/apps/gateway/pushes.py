@@ -25,6 +25,7 @@ from duly.core.operations import Admit, AppendEntry, PutItem, Recall
 from duly.core.units import DAY, MINUTE, MS, SECOND
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, RateLimited
 from duly.runtime.activity_log import ActivityLog
+from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import frames, outgoing
@@ -77,6 +78,7 @@ class PushService:
         self._born = born
         self._reserved = reserved
         self._limit = limit or AccountLimits().pushes
+        self._repeats = LimitedRepeats(ledger)
         self._refused: dict[str, tuple[str, int]] = {}
         """the push of each device that was refused by its limit and comes first, and until when that holds"""
         self._told: dict[Session, dict[str, int]] = {}
@@ -129,7 +131,7 @@ class PushService:
                 raise LedgerUnavailable("an earlier push could not be stored and comes first")
             try:
                 more = frames.more_in_push(frame)
-                self._take(device, frame.seq_id, len(frame.data))
+                await self._take(device, frame.seq_id, len(frame.data))
                 return await self.store_once(device, frame.seq_id, frame.type, frame.data, more)
             except LedgerError as problem:
                 self._cut.add(session)
@@ -139,24 +141,27 @@ class PushService:
     async def receive_without_id(self, device: str, frame: Frame) -> None:
         """Stores a push that came by a connection without an id; raises `RateLimited` if it is one too
         many."""
-        self._take(device, None, len(frame.data))
+        await self._take(device, None, len(frame.data))
         await self.store(device, frame.type, frame.data, frames.more_in_push(frame))
 
-    def _take(self, device: str, seq_id: str | None, size: int) -> None:
+    async def _take(self, device: str, seq_id: str | None, size: int) -> None:
         """Counts a push against the limit of its device. One with an id that is refused is sent again: until
-        then later ones are refused, too, so that they are stored in the order in which they were sent."""
+        then later ones are refused, too, so that they are stored in the order in which they were sent. A
+        repeat of one that is stored is not refused."""
         now = self._ledger.clock.now()
         first, until = self._refused.get(device, ("", 0))
-        if until > now and seq_id not in (None, first):
-            raise RateLimited(f"{first}, an earlier push of {device}, was refused and comes first", SECOND)
-        try:
-            self._limit.take(device, size, now)
-        except RateLimited as refusal:
-            if seq_id is not None:
+        overtakes = until > now and seq_id not in (None, first)
+        refusal = (
+            RateLimited(f"{first}, an earlier push of {device}, was refused and comes first", SECOND)
+            if overtakes
+            else self._limit.excess(device, size, now)
+        )
+        if refusal is None:
+            self._refused.pop(device, None)
+        elif not await self._repeats.is_repeat(device, seq_id):
+            if seq_id is not None and not overtakes:
                 self._refused[device] = (seq_id, now + refusal.wait + COMES_AGAIN)
-            raise
-        if until:
-            del self._refused[device]
+            raise self._limit.refuse(device, refusal)
 
     async def store_once(
         self, device: str, seq_id: str, kind: str, data: msgspec.Raw, more: Fields | None = None
@@ -182,7 +187,7 @@ class PushService:
     ) -> Verdict | None:
         """Stores a push of a device behind a broker; the verdict to answer it with, if it has an id."""
         self.check_type(kind)
-        self._take(device, id_, len(said))
+        await self._take(device, id_, len(said))
         if id_ is not None:
             return await self.store_once(device, id_, kind, frames.dump(data), more)
         await self.store(device, kind, frames.dump(data), more, said, old)

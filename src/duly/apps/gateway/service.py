@@ -28,6 +28,7 @@ from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.pushes import PushService, stream_of
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
+from duly.apps.gateway.revoked_commands import RevokedCommands
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.shared_tokens import SharedTokens
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
@@ -48,12 +49,13 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded
+from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers
 from duly.runtime.kept_traces import KeptTraces
+from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.tasks import Supervisor
 from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
@@ -92,30 +94,22 @@ class GatewayService:
         self.policy = policy or GatewayPolicy()
         limits = limits or AccountLimits()
         self._limit = limits.commands
+        self._repeats = LimitedRepeats(ledger)
         self._commands = self.policy.commands
         self._activity = activity
         self._ledger = ledger
         self._accounts = accounts
         self.sessions = GatewaySessions(accounts)
         self._admission = CommandAdmission(
-            self.policy,
-            accounts,
-            ledger,
-            here=self.sessions.devices.keys(),
-            online=self.online,
-            has_room=self._has_room,
-        )
+            self.policy, accounts, ledger,
+            here=self.sessions.devices.keys(), online=self.online, has_room=self._has_room,
+        )  # fmt: skip
         self._inbox = _inbox_of(self.policy, ledger, accounts, self._admission, shared=notifier is not None)
         self.devices = DeviceList(ledger, accounts, self.online)
         self.pushes = PushService(
-            ledger,
-            activity,
-            self.sessions.listeners,
-            self._stored,
-            accounts.born,
-            reserved=self.policy.commands,
-            limit=limits.pushes,
-        )
+            ledger, activity, self.sessions.listeners, self._stored, accounts.born,
+            reserved=self.policy.commands, limit=limits.pushes,
+        )  # fmt: skip
         channel = self._inbox.channel
         self.remote: GatewayRemote = SingleHub(ledger, channel, self)
         if notifier is not None:
@@ -130,7 +124,11 @@ class GatewayService:
         )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
-            self._inbox, self.engine, ledger, activity, self.remote, self._effects.tell_progress, unaddressed
+            self._inbox, self.engine, ledger, accounts.is_anothers, self.remote, self._effects.tell_progress,
+            unaddressed,
+        )  # fmt: skip
+        self._revoked = RevokedCommands(
+            self._inbox, self.engine, ledger, accounts, self._admission, self.remote
         )
         self.tasks = Supervisor()
         self._takeovers = SharedTokens(activity, self.tasks)
@@ -152,7 +150,7 @@ class GatewayService:
         await self.remote.start()
         await self.engine.start()
         self._trail.resume(self._inbox.waiting())
-        await self.review()
+        await self._revoked.end()
 
     async def stop(self) -> None:
         """Stop the engine, then what tells others of its work."""
@@ -193,6 +191,7 @@ class GatewayService:
                 raise
             if devices.get(who.name) is not session:
                 return  # it has left meanwhile, or come again
+            await self._revoked.end_predecessors(who.name)
             await self.engine.put(Reachable(who.name))
             if devices.get(who.name) is not session:
                 return
@@ -271,10 +270,21 @@ class GatewayService:
         message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
         if who.role is _DEVICE:
             raise not_granted(who.name, message.recipient)
-        self._limit.take(who.name, len(message.body), self._ledger.clock.now())
+        if not self._inbox.is_live(message.key):
+            refusal = self._limit.excess(who.name, len(message.body), self._ledger.clock.now())
+            if refusal is not None:
+                return self._take_repeat(session, who, frame, message, refusal)
         if not self._accounts.may(who, message.recipient):
             return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
+
+    async def _take_repeat(
+        self, session: Session, who: Principal, frame: Frame, message: Message, refusal: RateLimited
+    ) -> bool:
+        """Take a command beyond its sender's limit if it is a repeat, which is answered and nothing more."""
+        if not await self._repeats.is_repeat(who.name, message.id):
+            raise self._limit.refuse(who.name, refusal)
+        return await self._find_grant(session, who, frame, message)
 
     async def _find_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
         """Look for a grant that another hub may have made a moment ago."""
@@ -336,12 +346,10 @@ class GatewayService:
             await self._accounts.find_permission(sender, device)
 
     async def review(self) -> None:
-        """Accounts or grants have changed. Cancel commands that wait and are no longer allowed, and tell apps
-        that are connected of devices that they were granted meanwhile."""
-        for message in await self.remote.waiting_commands():
-            reason = self._admission.forbidden(message)
-            if reason is not None:
-                await self.engine.put(CancelMessages((message,), reason))
+        """Accounts or grants have changed. End commands that are no longer allowed, and tell apps that are
+        connected of devices that they were granted meanwhile."""
+        await self._revoked.settle()
+        await self._revoked.end()
         for session, device in self.sessions.grants():
             if not self.pushes.knows(session, device):
                 await self.pushes.introduce(session, device, self._believed_online)

@@ -4,8 +4,10 @@ The laws. The bridge is an app of the hub and a client of Home Assistant's MQTT 
 command is acknowledged to the broker (PUBACK) when the hub has stored or refused it, not before, so after a
 crash it comes again, with the same id, and the hub answers it with what it knows. A state is published when
 the device has reported it, or has confirmed a command. A command that failed changes no state; one whose end
-is not known makes the state unknown, until a late answer settles it. How the last command of an entity ended,
-and why, are attributes of the entity.
+is not known makes the state unknown, until a late answer settles it. The end of a repeated command changes no
+state that was learned after the command was given. A command that the broker has retained is not carried out:
+it would come again at every start. How the last command of an entity ended, and why, are attributes of the
+entity. Only devices that are declared are asked for their state.
 """
 
 from __future__ import annotations
@@ -105,6 +107,9 @@ class HomeAssistantBridge:
         }
         self._values: dict[str, object] = {}
         """the value of each entity's field, by its object id; absent: not known"""
+        self._learned: dict[str, int] = {}
+        """when the value of each entity, or that it is not known, was learned"""
+        self._devices = frozenset(entity.device for entity in entities)
         self._shown: dict[str, str] = {}
         """what was published at each topic, and is retained"""
         self._tasks = Supervisor()
@@ -119,6 +124,7 @@ class HomeAssistantBridge:
             address,
             self._arrived,
             subscriptions=[*self._commanded, self._topics.birth],
+            on_retained=self._retained,
             will=lambda: Will(self._topics.availability, OFFLINE.encode()),
             on_connect=lambda _: self._broker_connected(),
             tasks=self._tasks,
@@ -194,7 +200,7 @@ class HomeAssistantBridge:
 
     def _ask(self, device: str) -> None:
         """Ask a device for its state. One that knows no such command is known by its reports alone."""
-        if device in self._app.online:
+        if device in self._devices and device in self._app.online:
             self._tasks.do("state of a device", self._query(device), expected=(SenderError, Stopped))
 
     async def _query(self, device: str) -> None:
@@ -216,8 +222,12 @@ class HomeAssistantBridge:
         if isinstance(data, Mapping):
             for entity in self._entities:
                 if entity.device == device and entity.read_from in data:
-                    self._values[entity.object_id] = data[entity.read_from]
+                    self._set(entity, data[entity.read_from])
                     self._show_state(entity)
+
+    def _set(self, entity: EntityDeclaration, value: object) -> None:
+        self._values[entity.object_id] = value
+        self._learned[entity.object_id] = self._clock.now()
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
@@ -229,6 +239,13 @@ class HomeAssistantBridge:
         if topic == self._topics.birth and payload == ONLINE.encode():
             self._show_all()
         ack()
+
+    def _retained(self, topic: str) -> None:
+        """Refuse a command that the broker has kept; at the other topic it has nothing that is not known."""
+        entity = self._commanded.get(topic)
+        if entity is not None:
+            why = f"the broker has retained a command at {topic}; send commands without retain, and clear it"
+            self._report(CommandReport(entity, "", "", "retained", why))
 
     async def _carry_out(self, entity: EntityDeclaration, payload: bytes, ack: Acknowledge) -> None:
         try:
@@ -258,22 +275,27 @@ class HomeAssistantBridge:
         self, entity: EntityDeclaration, command: HomeAssistantCommand, sent: SentCommand, ack: Acknowledge
     ) -> None:
         """Show what becomes of a command until its end is certain."""
-        working = entity.working(command.value)
-        if working is not None:
-            self._show(self._topics.state(entity), working)
         await sent.accepted()
+        working = entity.working(command.value)
+        if working is not None and not sent.is_repeat:
+            self._show(self._topics.state(entity), working)
         ack()
         ended = await sent.ended()
-        self._ended(entity, command, ended)
+        old = sent.is_repeat and self._learned.get(entity.object_id, 0) >= command.given_at
+        self._ended(entity, command, ended, old)
         if ended.state == State.UNKNOWN.word:
             self._ended(entity, command, await sent.settled())
 
-    def _ended(self, entity: EntityDeclaration, command: HomeAssistantCommand, ended: Ack) -> None:
-        if ended.done:
-            self._values[entity.object_id] = command.value
+    def _ended(
+        self, entity: EntityDeclaration, command: HomeAssistantCommand, ended: Ack, old: bool = False
+    ) -> None:
+        """Show how a command ended; one that is `old` says nothing of the present state."""
+        if ended.done and not old:
+            self._set(entity, command.value)
             self._learn(entity.device, ended.data)
-        elif ended.state == State.UNKNOWN.word:
+        elif ended.state == State.UNKNOWN.word and not old:
             self._values.pop(entity.object_id, None)
+            self._learned[entity.object_id] = self._clock.now()
         self._show_state(entity)
         self._report(CommandReport(entity, command.word, command.id, ended.state, ended.detail))
 

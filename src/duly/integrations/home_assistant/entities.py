@@ -116,6 +116,8 @@ class HomeAssistantCommand(Struct, frozen=True):
     id: str
     expires_at: float
     """until when it may be carried out, in seconds since 1970: the same whenever it is delivered"""
+    given_at: int
+    """when Home Assistant gave it, in microseconds"""
 
 
 class _Given(Struct):
@@ -231,7 +233,7 @@ def read_command(
         )
     digest = blake2b(b"%b\0%b" % (entity.object_id.encode(), payload), digest_size=10).digest()
     return HomeAssistantCommand(
-        given.command, value, uuid7(at, int.from_bytes(digest, "big")), min(at, now) / SECOND + expires
+        given.command, value, uuid7(at, int.from_bytes(digest, "big")), min(at, now) / SECOND + expires, at
     )
 
 

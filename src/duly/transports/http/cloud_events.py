@@ -1,7 +1,7 @@
 """Takes CloudEvents by `POST /v1/cloudevents`: one in structured or binary mode, or a batch.
 
-The law: 2xx means stored, also for an event that was stored before. 503 means that the sender should send the
-same event again; every other answer, that this will not help.
+The law: 2xx means stored, also for an event that was stored before. 429 and 503 mean that the sender should
+send the same event again, and say when; every other answer, that this will not help.
 """
 
 from __future__ import annotations
@@ -51,6 +51,6 @@ class CloudEventsEndpoint:
 def _said(waiter: messages.WaitingRequest) -> FastAnswer:
     """The answer to one event."""
     said = messages.answer_to(waiter, wait=1.0)
-    if waiter.answer.code == ServerCode.OFFLINE or said.status == 429:
+    if waiter.answer.code == ServerCode.OFFLINE:
         return FastAnswer(503, said.body, said.later or LATER)
     return said

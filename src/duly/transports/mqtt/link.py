@@ -62,7 +62,8 @@ class MqttLink:
     asked for at it. `clean`: the broker forgets the session when the connection ends.
     `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
     was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
-    acknowledged, and the connection is made anew.
+    acknowledged, and the connection is made anew. `on_retained(topic)` is called instead of `on_message` for
+    what the broker has retained.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class MqttLink:
         subscriptions: Iterable[str] = (),
         latest: Iterable[str] = (),
         will: Callable[[], Will] | None = None,
+        on_retained: Callable[[str], None] | None = None,
         on_connect: Callable[[bool], None] | None = None,
         on_disconnect: Callable[[str], None] | None = None,
         before: Callable[[], Awaitable[None]] | None = None,
@@ -99,6 +101,7 @@ class MqttLink:
         self.garbage = 0
         """messages whose topic was no text: acknowledged and dropped"""
         self._on_message = on_message
+        self._on_retained = on_retained
         self._filters = _wanted(subscriptions, 1) | _wanted(latest, 0)
         """what we listen to, and at which QoS"""
         self._will = will
@@ -367,6 +370,10 @@ class MqttLink:
     def _arrived(self, arrival: IncomingPublish, topic: str | bytes, payload: bytes, old: bool) -> None:
         if not isinstance(topic, str):
             self.garbage += 1
+            arrival.ack()
+            return
+        if arrival.retained and self._on_retained is not None:
+            self._call(self._on_retained, topic)
             arrival.ack()
             return
         try:

@@ -62,10 +62,12 @@ class Will(Struct, frozen=True):
 class IncomingPublish:
     """One message on its way in."""
 
-    __slots__ = ("committed", "number", "session")
+    __slots__ = ("committed", "number", "retained", "session")
 
-    def __init__(self, session: MqttSession, number: int) -> None:
+    def __init__(self, session: MqttSession, number: int, retained: bool) -> None:
         self.session = session
+        self.retained = retained
+        """the broker has kept it for new subscriptions"""
         self.number = number
         """0: it wants no acknowledgement"""
         self.committed = False
@@ -450,7 +452,7 @@ class MqttSession(asyncio.Protocol):
                 body += 1
             else:
                 body = properties.skip(data, body, end)
-        arrival = IncomingPublish(self, number)
+        arrival = IncomingPublish(self, number, bool(first & packets.RETAIN))
         if number:
             self._arrivals.append(arrival)
         try:
