@@ -11,6 +11,7 @@ import pytest
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
 from duly.cluster.registry import HUBS, LAPSE, REGISTRY, HubRegistry
 from duly.core.operations import DropItem, Group, Results
+from duly.errors import LedgerUnavailable
 from duly.storage.memory import Disk, MemoryLedger
 from duly.testing.loops import VirtualLoop
 
@@ -202,5 +203,74 @@ def test_a_device_is_not_taken_from_a_hub_that_has_just_begun() -> None:
         assert await b.claim("lock")
         assert not await a.claim("lock")
         assert b.is_held("lock")
+
+    play(scene())
+
+
+class RefusingLedger(MemoryLedger):
+    """A ledger that is away while `away` is set."""
+
+    away = False
+
+    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+        if self.away:
+            await asyncio.sleep(1)
+            raise LedgerUnavailable("it is away")
+        return await super().commit(groups)
+
+
+def test_a_device_that_registers_twice_at_once_is_held_though_the_first_time_fails() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        ledger = RefusingLedger(disk=disk)
+        ledger.worker = "a"
+        a, b = HubRegistry(ledger, LocalNotifier("a", LocalBus())), hub("b", disk)
+        await live(1, a, b)
+        ledger.away = True
+        first = asyncio.create_task(a.register("lock"))
+        await asyncio.sleep(0.5)
+        ledger.away = False
+        await a.register("lock")
+        with pytest.raises(LedgerUnavailable):
+            await first
+        assert await b.look_up("lock")
+        assert await a.confirm("lock")
+
+    play(scene())
+
+
+def test_a_claimed_device_that_could_not_be_connected_is_free_again() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        await live(1, a, b)
+        assert await a.claim("lamp")
+        await a.drop_absent([])
+        assert await b.look_up("lamp"), "it is about to be connected"
+        a.end_claim("lamp")
+        assert await a.claim("lamp"), "it may try again before anything else"
+        a.end_claim("lamp")
+        await a.drop_absent([])
+        assert await b.claim("lamp")
+        assert await a.look_up("lamp")
+        assert a.is_held_elsewhere("lamp")
+        assert not await a.claim("lamp")
+
+    play(scene())
+
+
+def test_a_device_that_is_here_and_not_registered_is_registered_unless_another_hub_has_it() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        await live(1, a, b)
+        await a.register("lock")
+        await a.unregister("lock")  # of a session that has ended, after the next one had begun
+        assert not a.is_registered("lock")
+        assert await a.confirm("lock")
+        assert await b.look_up("lock")
+        await a.unregister("lock")
+        await b.register("lock")
+        assert not await a.confirm("lock")
 
     play(scene())

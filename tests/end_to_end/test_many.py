@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ import pytest
 
 from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
 from duly.core.operations import OpenDelivery
-from duly.core.steps import NumberRefused
+from duly.core.steps import Event, NumberRefused, Unreachable
 from duly.identity.accounts import Principal, Role
+from duly.wire.session import Session
 from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
 from tests.end_to_end.raw import Json, Peer, curl
 from tests.servers import Postgres
@@ -413,3 +414,35 @@ async def test_a_hub_that_stops_hands_over_at_once(cluster: LocalCluster) -> Non
         async with cluster.join(1, "lock") as after:
             await after.obey(data="after all")
             assert (await ends(phone, seq_id))["data"] == "after all"
+
+
+async def test_a_device_that_comes_back_before_its_end_was_noted_stays_reachable_from_other_hubs(
+    rung: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = rung.hubs[1].gateway
+    put, disconnected = here.engine.put, here.disconnected
+    busy, room, noted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def put_late(event: Event, committed: Callable[[], None] | None = None) -> None:
+        """The engine has no room for a while."""
+        if isinstance(event, Unreachable):
+            busy.set()
+            await room.wait()
+        await put(event, committed)
+
+    async def disconnect(session: Session, who: Principal) -> None:
+        await disconnected(session, who)
+        noted.set()
+
+    monkeypatch.setattr(here.engine, "put", put_late)
+    monkeypatch.setattr(here, "disconnected", disconnect)
+    async with rung.join(1, "lock"):
+        await rung.known("lock")
+    await busy.wait()
+    async with rung.join(1, "lock") as lock, rung.join(0, "phone") as phone:
+        room.set()
+        await noted.wait()
+        await rung.hubs[0].gateway.remote.refresh()
+        obeying = asyncio.create_task(lock.obey_all())
+        assert (await ends(phone, await phone.command("lock")))["state"] == "done"
+        obeying.cancel()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
@@ -51,8 +52,10 @@ class HubRegistry:
         self._refreshed = -BLIND
         self._holders: dict[str, bytes] = {}
         self._mine: dict[str, bytes] = {}
-        self._registering: set[str] = set()
-        """devices that are about to be held here"""
+        self._registering: Counter[str] = Counter()
+        """devices that are being registered here, and how often at the same time"""
+        self._claimed: set[str] = set()
+        """devices that were claimed, and are about to be connected"""
 
     @property
     def living(self) -> frozenset[str]:
@@ -65,6 +68,15 @@ class HubRegistry:
         """Whether a living hub holds a device, as far as is known."""
         holder = self._holders.get(device)
         return holder is not None and _hub_of(holder) in self.living
+
+    def is_held_elsewhere(self, device: str) -> bool:
+        """Whether another living hub holds a device, as far as is known."""
+        holder = self._holders.get(device)
+        return holder is not None and _hub_of(holder) in self.living - {self.me}
+
+    def is_registered(self, device: str) -> bool:
+        """Whether this hub has registered a device, or is about to."""
+        return device in self._mine or device in self._registering or device in self._claimed
 
     def may_be_lost(self, device: str) -> bool:
         """Whether a device that was held here seems to be held by another hub now."""
@@ -118,24 +130,27 @@ class HubRegistry:
 
     async def register(self, device: str) -> bool:
         """Hold a device, whichever hub held it before; whether none did."""
-        if device in self._registering:
-            self._registering.discard(device)
+        if device in self._claimed:
+            self._claimed.discard(device)
             return True
         holder = self._new_holder()
-        self._registering.add(device)
+        self._registering[device] += 1
         try:
             new = await self._ledger.apply(PutItem(self._registry, device, holder))
         finally:
-            self._registering.discard(device)
+            self._registering[device] -= 1
+            self._registering += Counter()  # drops those that are no more
         self._settle(device, holder)
         return new
 
     async def confirm(self, device: str) -> bool:
-        """Whether this hub still holds a device, by the ledger. If no hub does, because this one seemed dead
-        for a while, it does again."""
+        """Whether this hub still holds a device that is here, by the ledger. If no hub does, because this one
+        seemed dead for a while, it does again."""
+        if not self.is_registered(device):
+            return await self._register_again(device)
         mine = self._mine.get(device)
         if mine is None:
-            return True
+            return True  # in a moment
         ours = await self._ledger.item(self._registry, device) == mine
         if not ours:
             ours = await self._ledger.apply(PutNewItem(self._registry, device, mine))
@@ -147,30 +162,48 @@ class HubRegistry:
             del self._mine[device]
         return ours
 
+    async def _register_again(self, device: str) -> bool:
+        """Register a device that is here and is not registered: what ended its registration was about a
+        session before this one. Whether no other hub has it."""
+        holder = self._new_holder()
+        new = await self._ledger.apply(PutNewItem(self._registry, device, holder))
+        if new:
+            self._settle(device, holder)
+        return new or self.is_registered(device)
+
     async def claim(self, device: str) -> bool:
-        """Hold a device that every hub could serve, unless a living hub holds it; whether this hub does."""
+        """Hold a device that every hub could serve, unless another living hub holds it; whether this hub
+        does. It stays claimed until it is registered, or `end_claim` is called."""
         there = await self._ledger.item(self._registry, device)
         if there is not None:
             self._learn(device, there)
+            if _hub_of(there) == self.me:  # claimed before, and not served, or not known to be stored
+                self._claimed.add(device)
+                self._settle(device, there)
+                return True
             if _hub_of(there) in self.living:
-                return there == self._mine.get(device)
+                return False
         holder = self._new_holder()
         old = () if there is None else (DropItem(self._registry, device, there),)
         won = False
-        self._registering.add(device)
+        self._claimed.add(device)
         try:
             put = PutNewItem(self._registry, device, holder)
             won = (await self._ledger.write(*old, put)).of(put)
         finally:
             if not won:
-                self._registering.discard(device)
+                self._claimed.discard(device)
         if won:
             self._settle(device, holder)
         return won
 
+    def end_claim(self, device: str) -> None:
+        """Hold a claimed device only as long as it is here."""
+        self._claimed.discard(device)
+
     async def unregister(self, device: str) -> bool:
         """Hold a device no longer; whether this hub still was its holder."""
-        self._registering.discard(device)
+        self._claimed.discard(device)
         holder = self._mine.pop(device, None)
         return holder is not None and await self._drop(device, holder)
 
@@ -178,7 +211,8 @@ class HubRegistry:
         """Drop the devices that this hub holds by the ledger and that are not here: a session may end before
         it is known to be registered."""
         for device, holder in list(self._holders.items()):
-            if _hub_of(holder) == self.me and device not in here and device not in self._registering:
+            coming = device in self._registering or device in self._claimed
+            if _hub_of(holder) == self.me and device not in here and not coming:
                 self._mine.pop(device, None)
                 await self._drop(device, holder)
 

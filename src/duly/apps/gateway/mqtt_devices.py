@@ -380,18 +380,23 @@ class MqttDevices:
     async def _claim(self, name: str) -> None:
         remote = self._gateway.remote
         async with self._claiming:  # what it reported before is stored before what it reports next
-            if await remote.claim(name):
+            if not await remote.claim(name):
+                return
+            try:
                 for push in await remote.take_unstored(name):
                     await self._pushes.store(name, MqttPush(*push))
                 session = self.presence.session_of(name)
                 if self._ours(name) is None and session is not None:
                     await self._connect(name, session)
+            finally:
+                remote.end_claim(name)
 
     async def claim_orphaned(self) -> None:
-        """Claims the devices whose hub is gone."""
+        """Claims the devices that no hub serves: theirs is gone, or could not store that it serves them."""
         with suppress(LedgerError, Stopped):
+            here, remote = self._gateway.sessions.devices, self._gateway.remote
             for name in self.presence.online:
-                if not self._gateway.online(name):
+                if name not in here and not remote.holds_elsewhere(name):
                     await self._claim(name)
 
     async def _connect(self, name: str, session: str) -> None:

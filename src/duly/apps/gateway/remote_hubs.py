@@ -83,8 +83,16 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Ask the ledger whether a hub holds a device; None where no other hub can."""
         ...
 
+    def holds_elsewhere(self, device: str) -> bool:
+        """Whether another hub than this one holds a device, as far as is known here."""
+        ...
+
     async def claim(self, device: str) -> bool:
         """Become the hub that serves a device behind a shared broker; whether this hub is it."""
+        ...
+
+    def end_claim(self, device: str) -> None:
+        """The claimed device is connected now, or will not be."""
         ...
 
     def online_devices(self) -> list[str]:
@@ -178,9 +186,16 @@ class SingleHub(NoRemoteHubs):
         """There is no other hub to find a device at."""
         return None
 
+    def holds_elsewhere(self, device: str) -> bool:
+        """There is no other hub."""
+        return False
+
     async def claim(self, device: str) -> bool:
         """Every device is this hub's."""
         return True
+
+    def end_claim(self, device: str) -> None:
+        """Do nothing: no other hub wants it."""
 
     def online_devices(self) -> list[str]:
         """The devices whose sessions are here."""
@@ -258,7 +273,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
         await self.registry.drop_absent(here.keys())
         for device in list(here):
-            if self.registry.may_be_lost(device):
+            if self.registry.may_be_lost(device) or not self.registry.is_registered(device):
                 await self._deliveries.check_holder(device)
         await self._deliveries.take_over(list(here))
         await self._followed.refresh()
@@ -294,9 +309,17 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Ask the ledger whether a hub that lives holds a device."""
         return self.registry.look_up(device)
 
+    def holds_elsewhere(self, device: str) -> bool:
+        """Whether another hub that lives holds a device."""
+        return self.registry.is_held_elsewhere(device)
+
     async def claim(self, device: str) -> bool:
         """Become the hub that serves a device behind a shared broker, unless a living hub is it."""
         return await self.registry.claim(device)
+
+    def end_claim(self, device: str) -> None:
+        """Hold the device only as long as its session is here."""
+        self.registry.end_claim(device)
 
     def online_devices(self) -> list[str]:
         """The devices that hubs that live hold, by name."""

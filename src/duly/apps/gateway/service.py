@@ -181,7 +181,8 @@ class GatewayService:
             if before is not None:
                 new = False
                 before.close(REPLACED)
-                self._takeovers.note(who.name)
+                if heard:  # the hub itself renews the session of an MQTT device
+                    self._takeovers.note(who.name)
             session.push(self._welcome(who, {}))
             try:
                 await self.remote.fetch_for(who.name)
@@ -211,7 +212,10 @@ class GatewayService:
         if self.sessions.devices.get(who.name) is session:
             del self.sessions.devices[who.name]
             await self.engine.put(Unreachable(who.name))
-            await self.remote.unregister(who.name)
+            if who.name in self.sessions.devices:  # it has come again meanwhile, and is registered
+                await self.engine.put(Reachable(who.name))
+            else:
+                await self.remote.unregister(who.name)
 
     def dismiss(self, name: str) -> None:
         """Close the sessions of this name: its token is no longer valid."""

@@ -122,9 +122,11 @@ class ConsumerGroup(PolledRemoteHubs):
                     return
                 if partition in self._held or partition in self._leaving:
                     continue
-                if self._registry.is_held(partition) or not await self._registry.claim(partition):
+                elsewhere = self._registry.is_held_elsewhere(partition)
+                if elsewhere or not await self._registry.claim(partition):
                     continue
                 await self._take(partition)
+                self._registry.end_claim(partition)
 
     async def _take(self, partition: str) -> None:
         """Serve a partition: what waits there goes first, and how far its lanes have come is known."""
