@@ -152,3 +152,36 @@ async def test_a_repeat_is_not_recalled_before_the_first_is_on_the_disk(tmp_path
         assert ledger.recall(message(1), AT) is None
         await first
         assert ledger.recall(message(1), AT) == Verdict(VerdictKind.DUPLICATE, State.SENT)
+
+
+async def test_ids_that_are_not_in_memory_are_looked_up_together(tmp_path: Path) -> None:
+    def nameless(numbers: Sequence[int]) -> list[Message]:
+        """Messages whose ids carry no time, so that each may have been stored before."""
+        return [Message("app", f"order-{n:03}", "pay", "shop") for n in numbers]
+
+    def admitted(some: Sequence[Message]) -> list[w.Group]:
+        taken = (w.Deliver(w.DeliveryRef(m.key, "once", "run"), AT, 0, 1, "me") for m in some)
+        return [
+            (w.Admit(m, UNTIL, AT, State.SENT, (deliver,)),) for m, deliver in zip(some, taken, strict=True)
+        ]
+
+    path = tmp_path / "app.db"
+    ledger = await SqliteLedger.open(path)
+    await ledger.commit(admitted(nameless(range(0, 200, 2))))
+    await ledger.close()
+    ledger = await SqliteLedger.open(path)
+    asked: list[str] = []
+    assert ledger._flushes is not None
+    ledger._flushes._db.exec_trace = lambda _, statement, __: asked.append(statement) is None
+    known = [found.values for found in await ledger.commit(admitted(nameless(range(50))))]
+    one_by_one = len(asked)
+    asked.clear()
+    more = [found.values for found in await ledger.commit(admitted(nameless(range(50, 150))))]
+    verdicts = [values[0].kind for values in known + more]
+    stored = await ledger.deliveries(nameless([120])[0].key)
+    await ledger.close()
+
+    assert verdicts == [VerdictKind.DUPLICATE, VerdictKind.FRESH] * 75
+    assert [delivery.worker for delivery in stored] == ["me"]
+    assert one_by_one >= 50
+    assert len(asked) < 10, "the second flush knew that it would have to look up many"

@@ -268,10 +268,11 @@ class GatewayService:
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """Take a command. Its `server_ack`, and later its `ack`, are pushed to the session."""
-        message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
+        now = self._ledger.clock.now()
+        message = frames.message_of(frame, who.name, self._admission.expiry_of(frame, now))
         if who.role is _DEVICE:
             raise not_granted(who.name, message.recipient)
-        self._limit.take(who.name, len(message.body), self._ledger.clock.now())
+        self._limit.take(who.name, len(message.body), now)
         if not self._accounts.may(who, message.recipient):
             return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)

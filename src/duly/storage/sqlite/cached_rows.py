@@ -8,11 +8,12 @@ here may be read from the tables. So nothing is forgotten but what the tables ho
 
 A key that lies above every key that was ever forgotten, or that was stored when the ledger was opened, and is
 not here, is surely new: it is not looked up. Keys begin with the time in their ids, so that is the usual one.
+Those of ids that carry no time are looked up together, for all messages that a flush admits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from enum import Enum
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -98,6 +99,8 @@ class CachedRows:
         """the number of the flush that is carried out"""
         self.durable = 0
         """the number of the last flush that is on the disk"""
+        self.reads_one_by_one = False
+        """messages had to be read: it may pay to read those of the next flush together"""
         self.clear(top)
 
     def clear(self, top: bytes | None = None) -> None:
@@ -109,7 +112,9 @@ class CachedRows:
         self.messages: dict[bytes, CachedMessage] = {}
         self._gone: dict[bytes, None] = {}
         """messages that were withdrawn, while the tables may have them"""
-        self._deliveries: dict[bytes, dict[tuple[bytes, str, str, int], w.Delivery]] = {}
+        self._absent: set[bytes] = set()
+        """messages of which the flush that is carried out knows that the tables do not have them"""
+        self._deliveries: dict[bytes, dict[w.DeliveryNames, w.Delivery]] = {}
         """of those messages that are here, all of their deliveries"""
         self._lasts: dict[str, int] = {}
         self._tails: dict[str, list[StreamEntry]] = {}
@@ -165,14 +170,39 @@ class CachedRows:
     def message(self, key: bytes) -> CachedMessage | None:
         """Return a message."""
         found = self.messages.get(key)
-        if found is None and key <= self._top and key not in self._gone:
+        if found is None and key <= self._top and key not in self._gone and key not in self._absent:
+            self.reads_one_by_one = True
             row = self._tables.message(key)
             if row is not None:
-                fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
-                found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at, 0)
-                self.messages[key] = found
-                self._bytes += len(row[9])
+                found = self._keep(row)
         return found
+
+    def _keep(self, row: Row) -> CachedMessage:
+        """Keep a message as it was read."""
+        fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
+        found = CachedMessage(row[1], rows.STATES[state], rows.answer_of(answer), fixed, moved_at, 0)
+        self.messages[row[0]] = found
+        self._bytes += len(row[9])
+        return found
+
+    def look_up(self, keys: Sequence[bytes]) -> None:
+        """Read what is stored under these keys, with the deliveries, as far as it is not here: all at once,
+        before a flush asks for one after the other. What is not stored is known to be absent until the next
+        time."""
+        top, known, gone = self._top, self.messages, self._gone
+        cold = [key for key in keys if key <= top and key not in known and key not in gone]
+        self._absent = set()
+        if keys:
+            self.reads_one_by_one = len(cold) > 1  # so the next flush that admits will have some, too
+        if len(cold) < 2:
+            return
+        for row in self._tables.messages(cold):
+            self._keep(row)
+        self._absent.update(key for key in cold if key not in known)
+        unread = [key for key in cold if key not in self._deliveries]
+        self._deliveries.update((key, {}) for key in unread)
+        for delivery in self._tables.deliveries_of(unread):
+            self._deliveries[delivery.ref.key][rows.names(delivery.ref)] = delivery
 
     def admit(self, admit: w.Admit) -> None:
         """Note that a message was admitted."""
