@@ -165,14 +165,18 @@ async def test_ids_that_are_not_in_memory_are_looked_up_together(tmp_path: Path)
             (w.Admit(m, UNTIL, AT, State.SENT, (deliver,)),) for m, deliver in zip(some, taken, strict=True)
         ]
 
+    def trace(_: object, statement: str, __: object) -> bool:
+        asked.append(statement)
+        return True
+
     path = tmp_path / "app.db"
+    asked: list[str] = []
     ledger = await SqliteLedger.open(path)
     await ledger.commit(admitted(nameless(range(0, 200, 2))))
     await ledger.close()
     ledger = await SqliteLedger.open(path)
-    asked: list[str] = []
     assert ledger._flushes is not None
-    ledger._flushes._db.exec_trace = lambda _, statement, __: asked.append(statement) is None
+    ledger._flushes._db.exec_trace = trace
     known = [found.values for found in await ledger.commit(admitted(nameless(range(50))))]
     one_by_one = len(asked)
     asked.clear()
