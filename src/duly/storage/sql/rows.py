@@ -90,7 +90,7 @@ def row_of(d: Delivery) -> tuple[Any, ...]:
     return (*name, state, d.attempt, d.due, d.expires, d.worker, error, kind, d.in_doubt)
 
 
-def sqlite_row_of(d: Delivery) -> tuple[Any, ...]:
+def sqlite_row_of(d: Delivery) -> tuple[object, ...]:
     """Return the row of a delivery in the order of its fields; SQLite takes enums for numbers."""
     if d.error and not d.error.isprintable():
         d = replace(d, error=plain(d.error))

@@ -124,7 +124,7 @@ class CachedRows:
         """of entries that may be rewritten"""
         self._cursors: dict[tuple[str, str], int | None] = {}
         self._marks: dict[str, tuple[int, int] | None] = {}
-        self._items: dict[tuple[str, str], bytes | None] = {}
+        self.items: dict[tuple[str, str], bytes | None] = {}
         self._bytes = 0
         """about how much there is of messages"""
 
@@ -134,7 +134,7 @@ class CachedRows:
         """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
         tables = (self.messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
         most = self.rows_kept
-        if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
+        if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self.items, self._gone)):
             if self._tail_count > most:
                 self._shorten_tails(self.changes.together())
             return
@@ -145,7 +145,7 @@ class CachedRows:
         self._bytes //= 2
         self._gone = dict.fromkeys(key for key in self._gone if key in kept.gone)
         _forget_half(self._marks, kept.marks)
-        _forget_half(self._items, kept.items)
+        _forget_half(self.items, kept.items)
         _forget_half(self._cursors, kept.cursors)
         _forget_half(self._bodies, kept.bodies)
         self._shorten_tails(kept)
@@ -357,22 +357,18 @@ class CachedRows:
 
     def item(self, bucket: str, name: str) -> bytes | None:
         """Return an item."""
-        found = self._items.get((bucket, name), UNREAD)
+        found = self.items.get((bucket, name), UNREAD)
         if found is UNREAD:
-            found = self._items[bucket, name] = self._tables.item(bucket, name)
+            found = self.items[bucket, name] = self._tables.item(bucket, name)
         return found
-
-    def known_item(self, bucket: str, name: str) -> bytes | Unread | None:
-        """Return an item, if it is known here whether there is one."""
-        return self._items.get((bucket, name), UNREAD)
 
     def put_item(self, bucket: str, name: str, body: bytes) -> None:
         """Store an item, new or replaced."""
-        self._items[bucket, name] = self.changes.flush.items[bucket, name] = body
+        self.items[bucket, name] = self.changes.flush.items[bucket, name] = body
 
     def drop_item(self, bucket: str, name: str) -> None:
         """Remove an item."""
-        self._items[bucket, name] = self.changes.flush.items[bucket, name] = None
+        self.items[bucket, name] = self.changes.flush.items[bucket, name] = None
 
     def refuse(self, refusal: w.RecordRefusal) -> None:
         """Record a refusal."""

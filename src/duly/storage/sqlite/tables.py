@@ -239,7 +239,7 @@ class TableReader:
         found = self._fetch("message", key)
         return found[0] if found else None
 
-    def _of_keys(self, name: str, keys: Sequence[bytes]) -> Iterator[Any]:
+    def _of_keys(self, name: str, keys: Sequence[bytes]) -> Iterator[Row]:
         """Yield the rows of many keys; what is missing up to the size of a statement is filled with nulls."""
         for start in range(0, len(keys), KEYS[-1]):
             part = keys[start : start + KEYS[-1]]
