@@ -16,6 +16,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Answer, Message, Verdict, VerdictKind
 from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
+from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.writer import SqliteWriter
 
@@ -189,3 +190,21 @@ async def test_ids_that_are_not_in_memory_are_looked_up_together(tmp_path: Path)
     assert [delivery.worker for delivery in stored] == ["me"]
     assert one_by_one >= 50
     assert len(asked) < 10, "the second flush knew that it would have to look up many"
+
+
+async def test_an_entry_is_rewritten_that_was_asked_for_before_it_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CachedRows, "rows_kept", 0)
+    ledger = await SqliteLedger.open(tmp_path / "app.db")
+    for n in (9, 8, 7, 1):
+        assert not await ledger.apply(w.RewriteEntry("log", n, b"new"))
+    await ledger.apply(w.AppendEntry("log", b"old", AT))
+    assert ledger._flushes is not None
+    await ledger._flushes.settled()  # the tables have it, and memory forgets the end of the stream
+    rewritten = await ledger.apply(w.RewriteEntry("log", 1, b"new"))
+    entries = await ledger.entries("log")
+    await ledger.close()
+
+    assert rewritten
+    assert [entry.body for entry in entries] == [b"new"]

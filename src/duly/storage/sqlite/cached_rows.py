@@ -120,7 +120,7 @@ class CachedRows:
         self._tails: dict[str, list[StreamEntry]] = {}
         """the end of a stream, without gaps"""
         self._tail_count = 0
-        self._bodies: dict[tuple[str, int], bytes | None] = {}
+        self._bodies: dict[tuple[str, int], bytes] = {}
         """of entries that may be rewritten"""
         self._cursors: dict[tuple[str, str], int | None] = {}
         self._marks: dict[str, tuple[int, int] | None] = {}
@@ -300,9 +300,11 @@ class CachedRows:
         tail = self._tails.get(stream)
         if tail and tail[0].n <= n <= tail[-1].n:
             return tail[n - tail[0].n].body
-        found = self._bodies.get((stream, n), UNREAD)
-        if found is UNREAD:
-            found = self._bodies[stream, n] = self._tables.entry_body(stream, n)
+        found = self._bodies.get((stream, n))
+        if found is None:
+            found = self._tables.entry_body(stream, n)
+            if found is not None:  # one that is not there may be appended later
+                self._bodies[stream, n] = found
         return found
 
     def rewrite(self, stream: str, n: int, body: bytes) -> None:
@@ -322,7 +324,7 @@ class CachedRows:
         if tail and tail[0].n <= after + 1:
             begin = after + 1 - tail[0].n
             return KnownEntries(True, tail[begin : begin + limit])
-        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream and body is not None}
+        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream}
         return KnownEntries(False, tail[:limit] if tail else [], bodies)
 
     def cursor(self, stream: str, reader: str) -> int:
