@@ -22,7 +22,7 @@ import pytest
 from pydantic import BaseModel
 
 import duly
-from duly.errors import Failed, Malformed, ProgramError
+from duly.errors import Failed, LedgerInUse, Malformed, ProgramError
 from duly.idempotency.blocking import BlockingTransaction
 from duly.idempotency.ledgers import close_ledgers
 
@@ -99,6 +99,22 @@ def test_it_works_in_one_loop_after_another(tmp_path: Path) -> None:
     abandoned.close()  # without a word to its ledger
     assert asyncio.run(charge("o-1")) == "paid o-1"
     assert runs == ["o-1"]
+
+
+async def test_a_single_process_may_have_the_file_to_itself(url: str) -> None:
+    runs: list[int] = []
+
+    @duly.once(f"{url}?mode=rw", scope="shop", key=str)
+    async def charge(n: int) -> int:
+        runs.append(n)
+        return n
+
+    for _ in range(2):  # the second time its keys are on the disk, and not in memory
+        assert await asyncio.gather(*map(charge, range(20))) == [*range(20)]
+        with pytest.raises(LedgerInUse):
+            await duly.open_ledger(url)
+        await close_ledgers()
+    assert sorted(runs) == [*range(20)]
 
 
 async def test_functions_with_one_url_share_one_ledger(url: str) -> None:

@@ -29,7 +29,7 @@ ASKED = {
 }
 DIALECTS = pytest.mark.parametrize("dialect", sorted(ASKED))
 ASKS = re.compile(
-    r'(?:_read|_ask|_run|_run_many|_insert|_fetch|_all)\(\s*"(\w+)"|(?:_?queries|_sql|queries\("\w+"\))\["(\w+)"\]'
+    r'(?:_read|_ask|_run|_run_many|_insert|_fetch|_all|_of_keys)\(\s*"(\w+)"|(?:_?queries|_sql|queries\("\w+"\))\["(\w+)"\]'
     r'|\("(hold|known)",'
 )
 

@@ -62,6 +62,10 @@ class DeliveryRef(Struct, frozen=True, gc=False, array_like=True):
     kind: DeliveryKind = DeliveryKind.STEP
 
 
+DeliveryNames: TypeAlias = tuple[bytes, str, str, int]
+"""What names a delivery: key, channel, recipient and round."""
+
+
 class Delivery(Struct, frozen=True, gc=False, array_like=True):
     """A delivery as the ledger holds it. `due` is when it may be claimed (again): for one that waits,
     its next attempt; for one under way, the end of its lease."""

@@ -7,9 +7,10 @@ messages are told fresh, sent and ended between two counts, and are counted as o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from enum import IntEnum
+from operator import sub
 from typing import Any, Final, TypeAlias
 
 from duly.core.messages import Message
@@ -46,6 +47,8 @@ SAID, SENT, ENDED, NOTED = HopKind
 _OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
 _FRESH: Final = "fresh"
 _WHOLE: Final = (SAID, SENT, ENDED)
+_SAID_WORD, _SENT_ATTEMPT, _END_WORD = 1, HOP_WIDTH + 2, 2 * HOP_WIDTH + 1
+"""Where these values stand in three hops."""
 _UNKNOWN: Final = "unknown"
 
 
@@ -58,8 +61,8 @@ class _Tally:
     """What one count has found."""
 
     def __init__(self) -> None:
-        self.said: dict[tuple[str, str], int] = defaultdict(int)
-        self.ended: dict[tuple[str, str], int] = defaultdict(int)
+        self.said: Counter[tuple[str, str]] = Counter()
+        self.ended: Counter[tuple[str, str]] = Counter()
         self.sends: list[int] = []
         self.runs: list[int] = []
         self.totals: list[int] = []
@@ -72,26 +75,32 @@ class _Tally:
     def take_whole(self, noted: NotedHops, before: Container[bytes]) -> list[tuple[bytes, NotedHop]]:
         """Count the messages that were told fresh, sent and ended, and nothing else; return the other
         hops."""
-        said, ended, sends, runs, totals = self.said, self.ended, self.sends, self.runs, self.totals
         rest: list[tuple[bytes, NotedHop]] = []
-        whole: list[bytes] = []
+        whole: NotedHops = {}
         for key, hops in noted.items():
-            if len(hops) == 3 * HOP_WIDTH and key not in before:
-                began, what, _, _, first, of, begun, _, attempt, _, second, _, last, end, _, _, third, _ = (
-                    hops
-                )
-                if what == _FRESH and attempt == 1 and (first, second, third) == _WHOLE and end != _UNKNOWN:
-                    said[of, what] += 1
-                    ended[of, end] += 1
-                    sends.append(begun - began)
-                    runs.append(last - begun)
-                    totals.append(last - began)
-                    whole.append(key)
-                    continue
-            rest += [(key, hop) for hop in each(hops)]
+            if (
+                hops[4::HOP_WIDTH] == _WHOLE
+                and hops[_SAID_WORD] == _FRESH
+                and hops[_SENT_ATTEMPT] == 1
+                and hops[_END_WORD] != _UNKNOWN
+                and key not in before
+            ):
+                whole[key] = hops
+            else:
+                rest += [(key, hop) for hop in each(hops)]
         if whole:
-            self.newest, self.last = max(whole), noted[whole[-1]][-HOP_WIDTH]
+            self._count_whole(whole)
         return rest
+
+    def _count_whole(self, whole: NotedHops) -> None:
+        """Count messages that have the same three hops, value by value for all of them together."""
+        began, what, _, _, _, of, begun, _, _, _, _, _, last, end, *_ = zip(*whole.values(), strict=True)
+        self.said.update(Counter(zip(of, what, strict=True)))
+        self.ended.update(Counter(zip(of, end, strict=True)))
+        self.sends += map(sub, begun, began)
+        self.runs += map(sub, last, begun)
+        self.totals += map(sub, last, began)
+        self.newest, self.last = max(whole), last[-1]
 
 
 class HopCounts:

@@ -10,7 +10,7 @@ outcome.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
@@ -103,7 +103,7 @@ class Trail:
         self._kept = kept
         self._size = size
         self._counts = HopCounts(self._telemetry)
-        self._noted: NotedHops = {}
+        self._noted: NotedHops = defaultdict(tuple)
         self._recent: deque[NotedHops] = deque()
         """the newest hops, as they were noted"""
         self._remembered = 0
@@ -127,22 +127,22 @@ class Trail:
     def said(self, message: Message, verdict: Verdict) -> None:
         """Note that a sender was told this of its message."""
         hop = (self._ledger.clock.now(), verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
-        self._noted[message.key] = self._noted.get(message.key, ()) + hop
+        self._noted[message.key] += hop
 
     def sent(self, message: Message, attempt: int) -> None:
         """Note that a message was handed over to its recipient."""
         hop = (self._ledger.clock.now(), "sent", attempt, "", SENT, message.kind)
-        self._noted[message.key] = self._noted.get(message.key, ()) + hop
+        self._noted[message.key] += hop
 
     def ended(self, key: bytes, state: State, reason: str = "") -> None:
         """Note that a message has ended here."""
         hop = (self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, "")
-        self._noted[key] = self._noted.get(key, ()) + hop
+        self._noted[key] += hop
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
         """Note anything else that happened to a message."""
         hop = (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, "")
-        self._noted[key] = self._noted.get(key, ()) + hop
+        self._noted[key] += hop
 
     def resume(self, messages: Iterable[Message]) -> None:
         """Take up messages that were under way before a restart."""
@@ -159,7 +159,7 @@ class Trail:
         noted = self._noted
         if not noted:
             return
-        self._noted = {}
+        self._noted = defaultdict(tuple)
         if LOG.isEnabledFor(logging.DEBUG):
             _log(noted)
         self._counts.count(noted)

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from duly.core import operations as w
+from duly.core.operations import Admit, Advance, Deliver, Finish
 
 
 class Footprint:
@@ -20,7 +21,7 @@ class Footprint:
         """the first admission of each key"""
         self.recalls: set[bytes] = set()
         self.moves: set[bytes] = set()
-        self.refs: set[w.DeliveryRef] = set()
+        self.deliveries: set[w.DeliveryNames] = set()
         self.claims: dict[str, DueDeliveries] = {}
         self.streams: set[str] = set()
         self.cursors: set[tuple[str, str]] = set()
@@ -33,24 +34,27 @@ class Footprint:
 
     def _add(self, group: w.Group) -> None:
         for operation in group:
-            if type(operation) is w.Admit:  # asked first: these four are most of what there is
+            if type(operation) is Admit:  # asked first: these four are most of what there is
                 self.admits.setdefault(operation.message.key, operation)
                 if operation.then:
                     self._add(operation.then)
                 if operation.otherwise:
                     self._add(operation.otherwise)
-            elif type(operation) is w.Advance:
+            elif type(operation) is Advance:
                 self.moves.add(operation.key)
-            elif type(operation) is w.Finish:
-                self.refs.add(operation.ref)
+            elif type(operation) is Deliver:
+                self._add_delivery(operation.ref)
+            elif type(operation) is Finish:
+                self._add_delivery(operation.ref)
                 if operation.then:
                     self._add(operation.then)
                 if operation.otherwise:
                     self._add(operation.otherwise)
-            elif type(operation) is w.Deliver:
-                self.refs.add(operation.ref)
             else:
                 self._add_other(operation)
+
+    def _add_delivery(self, ref: w.DeliveryRef) -> None:
+        self.deliveries.add((ref.key, ref.channel, ref.recipient, ref.round))
 
     def _add_other(self, operation: w.Write) -> None:
         match operation:
@@ -59,7 +63,7 @@ class Footprint:
             case w.Withdraw(key=key):
                 self.moves.add(key)
             case w.Take(ref=ref) | w.Renew(ref=ref) | w.Postpone(ref=ref):
-                self.refs.add(ref)
+                self._add_delivery(ref)
             case w.Claim(channel=channel, now=now, limit=limit):
                 other = self.claims.get(channel, DueDeliveries(0, 0))
                 self.claims[channel] = DueDeliveries(max(now, other.now), limit + other.limit)

@@ -86,14 +86,13 @@ class GroupCommit:
         else:
             self._idle.set()
         for batch in batches:
-            if batch.error is None:
+            error, future = batch.error, batch.future
+            if error is None:
                 self._learn(batch.results)
-            if batch.future.done():
-                continue
-            if batch.error is None:
-                batch.future.set_result(batch.results)
-            else:
-                batch.future.set_exception(batch.error)
+                if not future.done():
+                    future.set_result(batch.results)
+            elif not future.done():
+                future.set_exception(error)
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -107,7 +106,7 @@ class GroupCommit:
         count = 0
         for i, batch in enumerate(self._waiting):
             if batch.alone:
-                return max(i, 1)
+                return i or 1
             count += len(batch.groups)
             if count >= GROUP_LIMIT:
                 return i + 1

@@ -6,7 +6,6 @@ A ledger that several processes write reads the rows of a flush's footprint unde
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -56,7 +55,7 @@ class LockedRows:
         self.bodies: dict[tuple[str, int], bytes] = {}
         """of the entries that may be rewritten"""
         self.refusals: list[w.RecordRefusal] = []
-        self._deliveries: dict[bytes, dict[w.DeliveryRef, w.Delivery]] = {}
+        self.deliveries: dict[w.DeliveryNames, w.Delivery] = {}
 
     def message(self, key: bytes) -> LockedMessage | None:
         """Return what is known of a message."""
@@ -73,26 +72,22 @@ class LockedRows:
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
         del self.messages[key]
-        self._deliveries.pop(key, None)
+        for names in [names for names in self.deliveries if names[0] == key]:
+            del self.deliveries[names]
         self.withdrawn.add(key)
 
     def delivery(self, ref: w.DeliveryRef) -> w.Delivery | None:
         """Return a delivery."""
-        of_one = self._deliveries.get(ref.key)
-        return None if of_one is None else of_one.get(ref)
+        return self.deliveries.get((ref.key, ref.channel, ref.recipient, ref.round))
 
     def put_delivery(self, delivery: w.Delivery) -> None:
         """Put a delivery here, new or changed."""
-        self._deliveries.setdefault(delivery.ref.key, {})[delivery.ref] = delivery
-
-    def deliveries(self) -> Iterator[w.Delivery]:
-        """Yield all deliveries."""
-        for of_one in self._deliveries.values():
-            yield from of_one.values()
+        ref = delivery.ref
+        self.deliveries[ref.key, ref.channel, ref.recipient, ref.round] = delivery
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""
-        return earliest(self.deliveries(), channel, now, limit)
+        return earliest(self.deliveries.values(), channel, now, limit)
 
     def last(self, stream: str) -> int:
         """Return the number of a stream's last entry."""

@@ -16,6 +16,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Answer, Message, Verdict, VerdictKind
 from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
+from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.writer import SqliteWriter
 
@@ -152,3 +153,58 @@ async def test_a_repeat_is_not_recalled_before_the_first_is_on_the_disk(tmp_path
         assert ledger.recall(message(1), AT) is None
         await first
         assert ledger.recall(message(1), AT) == Verdict(VerdictKind.DUPLICATE, State.SENT)
+
+
+async def test_ids_that_are_not_in_memory_are_looked_up_together(tmp_path: Path) -> None:
+    def nameless(numbers: Sequence[int]) -> list[Message]:
+        """Messages whose ids carry no time, so that each may have been stored before."""
+        return [Message("app", f"order-{n:03}", "pay", "shop") for n in numbers]
+
+    def admitted(some: Sequence[Message]) -> list[w.Group]:
+        taken = (w.Deliver(w.DeliveryRef(m.key, "once", "run"), AT, 0, 1, "me") for m in some)
+        return [
+            (w.Admit(m, UNTIL, AT, State.SENT, (deliver,)),) for m, deliver in zip(some, taken, strict=True)
+        ]
+
+    def trace(_: object, statement: str, __: object) -> bool:
+        asked.append(statement)
+        return True
+
+    path = tmp_path / "app.db"
+    asked: list[str] = []
+    ledger = await SqliteLedger.open(path)
+    await ledger.commit(admitted(nameless(range(0, 200, 2))))
+    await ledger.close()
+    ledger = await SqliteLedger.open(path)
+    assert ledger._flushes is not None
+    ledger._flushes._db.exec_trace = trace
+    known = [found.values for found in await ledger.commit(admitted(nameless(range(50))))]
+    one_by_one = len(asked)
+    asked.clear()
+    more = [found.values for found in await ledger.commit(admitted(nameless(range(50, 150))))]
+    verdicts = [values[0].kind for values in known + more]
+    stored = await ledger.deliveries(nameless([120])[0].key)
+    await ledger.close()
+
+    assert verdicts == [VerdictKind.DUPLICATE, VerdictKind.FRESH] * 75
+    assert [delivery.worker for delivery in stored] == ["me"]
+    assert one_by_one >= 50
+    assert len(asked) < 10, "the second flush knew that it would have to look up many"
+
+
+async def test_an_entry_is_rewritten_that_was_asked_for_before_it_was_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CachedRows, "rows_kept", 0)
+    ledger = await SqliteLedger.open(tmp_path / "app.db")
+    for n in (9, 8, 7, 1):
+        assert not await ledger.apply(w.RewriteEntry("log", n, b"new"))
+    await ledger.apply(w.AppendEntry("log", b"old", AT))
+    assert ledger._flushes is not None
+    await ledger._flushes.settled()  # the tables have it, and memory forgets the end of the stream
+    rewritten = await ledger.apply(w.RewriteEntry("log", 1, b"new"))
+    entries = await ledger.entries("log")
+    await ledger.close()
+
+    assert rewritten
+    assert [entry.body for entry in entries] == [b"new"]

@@ -66,7 +66,7 @@ class CommandAdmission:
         """How long the ids of a kind are remembered."""
         return CHUNK_HORIZON if kind == CHUNK else self._horizon
 
-    def expiry_of(self, frame: Frame) -> int:
+    def expiry_of(self, frame: Frame, now: int) -> int:
         """The expiry of a command without `exp`: a day for one that may wait, else half a minute.
 
         An expiry that is set here must not make an old command young again. So what may wait has its day from
@@ -77,7 +77,7 @@ class CommandAdmission:
         made, _, _, _ = parts_of(frame.seq_id)
         if not made:
             return 0
-        return made + DAY if frame.queue else self._ledger.clock.now() + self._lasts
+        return made + DAY if frame.queue else now + self._lasts
 
     def check(self, who: Principal, frame: Frame, message: Message) -> Message:
         """The message to be admitted. Raises if a command of this form cannot be taken."""

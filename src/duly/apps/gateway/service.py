@@ -271,11 +271,12 @@ class GatewayService:
 
     def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
         """Take a command. Its `server_ack`, and later its `ack`, are pushed to the session."""
-        message = frames.message_of(frame, who.name, self._admission.expiry_of(frame))
+        now = self._ledger.clock.now()
+        message = frames.message_of(frame, who.name, self._admission.expiry_of(frame, now))
         if who.role is _DEVICE:
             raise not_granted(who.name, message.recipient)
         if not self._inbox.is_live(message.key):
-            refusal = self._limit.excess(who.name, len(message.body), self._ledger.clock.now())
+            refusal = self._limit.excess(who.name, len(message.body), now)
             if refusal is not None:
                 return self._take_repeat(session, who, frame, message, refusal)
         if not self._accounts.may(who, message.recipient):

@@ -60,7 +60,7 @@ class _Flush:
         self._connection = connection
         self._footprint = footprint
         self._reserved: dict[bytes, w.Admit] = {}
-        self._deliveries: dict[w.DeliveryRef, w.Delivery] = {}
+        self._deliveries: dict[w.DeliveryNames, w.Delivery] = {}
         self.rows = LockedRows()
 
     async def _run(self, name: str, *args: Any) -> Sequence[Any]:
@@ -109,13 +109,13 @@ class _Flush:
     async def _load_deliveries(self) -> None:
         touched = self._footprint
         found: list[Any] = []
-        if touched.refs:
-            found += await self._run("hold_deliveries", *zip(*map(rows.names, touched.refs), strict=True))
+        if touched.deliveries:
+            found += await self._run("hold_deliveries", *zip(*touched.deliveries, strict=True))
         for channel, due in sorted(touched.claims.items()):
             found += await self._run("hold_due", channel, due.now, due.limit)
-        self._deliveries = {d.ref: d for d in map(rows.delivery_of, found)}
-        for delivery in self._deliveries.values():
+        for delivery in map(rows.delivery_of, found):
             self.rows.put_delivery(delivery)
+        self._deliveries = dict(self.rows.deliveries)
 
     async def _load_streams(self) -> None:
         touched, held = self._footprint, self.rows
@@ -179,9 +179,9 @@ class _Flush:
             await self._run("forget_deliveries", sorted(withdrawn))
         new: list[tuple[Any, ...]] = []
         changed: list[tuple[Any, ...]] = []
-        for delivery in self.rows.deliveries():
-            old = before.get(delivery.ref)
-            if old is None or delivery.ref.key in withdrawn:
+        for names, delivery in self.rows.deliveries.items():
+            old = before.get(names)
+            if old is None or names[0] in withdrawn:
                 new.append(rows.row_of(delivery))
             elif old is not delivery:
                 changed.append(rows.row_of(delivery))

@@ -46,7 +46,7 @@ class RowCache:
                 self.messages.pop(key, None)
             else:
                 self._put(self.messages, key, LockedMessage(message.fingerprint, message.state))
-        for delivery in rows.deliveries():
+        for delivery in rows.deliveries.values():
             if delivery.state.terminal:
                 self.deliveries.pop(delivery.ref, None)
             else:
@@ -65,7 +65,7 @@ class RowCache:
         """Forget the rows of a flush that was refused: some of them are not as they were here."""
         for key in rows.messages:
             self.messages.pop(key, None)
-        for delivery in rows.deliveries():
+        for delivery in rows.deliveries.values():
             self.deliveries.pop(delivery.ref, None)
         for mark in rows.marks:
             self.marks.pop(mark, None)

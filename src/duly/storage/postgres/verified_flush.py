@@ -170,7 +170,7 @@ class ExpectedRows(LockedRows):
         """Return the rows of deliveries that are created, and of those that are changed."""
         created: list[Row] = []
         changed: list[Row] = []
-        for delivery in self.deliveries():
+        for delivery in self.deliveries.values():
             old = self._cache.deliveries.get(delivery.ref)
             if old is None:
                 created.append(rows.row_of(delivery))

@@ -8,11 +8,12 @@ here may be read from the tables. So nothing is forgotten but what the tables ho
 
 A key that lies above every key that was ever forgotten, or that was stored when the ledger was opened, and is
 not here, is surely new: it is not looked up. Keys begin with the time in their ids, so that is the usual one.
+Those of ids that carry no time are looked up together, for all messages that a flush admits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from enum import Enum
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -98,6 +99,8 @@ class CachedRows:
         """the number of the flush that is carried out"""
         self.durable = 0
         """the number of the last flush that is on the disk"""
+        self.reads_one_by_one = False
+        """messages had to be read: it may pay to read those of the next flush together"""
         self.clear(top)
 
     def clear(self, top: bytes | None = None) -> None:
@@ -109,17 +112,19 @@ class CachedRows:
         self.messages: dict[bytes, CachedMessage] = {}
         self._gone: dict[bytes, None] = {}
         """messages that were withdrawn, while the tables may have them"""
-        self._deliveries: dict[bytes, dict[tuple[bytes, str, str, int], w.Delivery]] = {}
+        self._absent: set[bytes] = set()
+        """messages of which the flush that is carried out knows that the tables do not have them"""
+        self._deliveries: dict[bytes, dict[w.DeliveryNames, w.Delivery]] = {}
         """of those messages that are here, all of their deliveries"""
         self._lasts: dict[str, int] = {}
         self._tails: dict[str, list[StreamEntry]] = {}
         """the end of a stream, without gaps"""
         self._tail_count = 0
-        self._bodies: dict[tuple[str, int], bytes | None] = {}
+        self._bodies: dict[tuple[str, int], bytes] = {}
         """of entries that may be rewritten"""
         self._cursors: dict[tuple[str, str], int | None] = {}
         self._marks: dict[str, tuple[int, int] | None] = {}
-        self._items: dict[tuple[str, str], bytes | None] = {}
+        self.items: dict[tuple[str, str], bytes | None] = {}
         self._bytes = 0
         """about how much there is of messages"""
 
@@ -129,7 +134,7 @@ class CachedRows:
         """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
         tables = (self.messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
         most = self.rows_kept
-        if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self._items, self._gone)):
+        if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self.items, self._gone)):
             if self._tail_count > most:
                 self._shorten_tails(self.changes.together())
             return
@@ -140,7 +145,7 @@ class CachedRows:
         self._bytes //= 2
         self._gone = dict.fromkeys(key for key in self._gone if key in kept.gone)
         _forget_half(self._marks, kept.marks)
-        _forget_half(self._items, kept.items)
+        _forget_half(self.items, kept.items)
         _forget_half(self._cursors, kept.cursors)
         _forget_half(self._bodies, kept.bodies)
         self._shorten_tails(kept)
@@ -165,14 +170,39 @@ class CachedRows:
     def message(self, key: bytes) -> CachedMessage | None:
         """Return a message."""
         found = self.messages.get(key)
-        if found is None and key <= self._top and key not in self._gone:
+        if found is None and key <= self._top and key not in self._gone and key not in self._absent:
+            self.reads_one_by_one = True
             row = self._tables.message(key)
             if row is not None:
-                fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
-                found = CachedMessage(row[1], State(state), rows.answer_of(answer), fixed, moved_at, 0)
-                self.messages[key] = found
-                self._bytes += len(row[9])
+                found = self._keep(row)
         return found
+
+    def _keep(self, row: Row) -> CachedMessage:
+        """Keep a message as it was read."""
+        fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
+        found = CachedMessage(row[1], rows.STATES[state], rows.answer_of(answer), fixed, moved_at, 0)
+        self.messages[row[0]] = found
+        self._bytes += len(row[9])
+        return found
+
+    def look_up(self, keys: Sequence[bytes]) -> None:
+        """Read what is stored under these keys, with the deliveries, as far as it is not here: all at once,
+        before a flush asks for one after the other. What is not stored is known to be absent until the next
+        time."""
+        top, known, gone = self._top, self.messages, self._gone
+        cold = [key for key in keys if key <= top and key not in known and key not in gone]
+        self._absent = set()
+        if keys:
+            self.reads_one_by_one = len(cold) > 1  # so the next flush that admits will have some, too
+        if len(cold) < 2:
+            return
+        for row in self._tables.messages(cold):
+            self._keep(row)
+        self._absent.update(key for key in cold if key not in known)
+        unread = [key for key in cold if key not in self._deliveries]
+        self._deliveries.update((key, {}) for key in unread)
+        for delivery in self._tables.deliveries_of(unread):
+            self._deliveries[delivery.ref.key][rows.names(delivery.ref)] = delivery
 
     def admit(self, admit: w.Admit) -> None:
         """Note that a message was admitted."""
@@ -270,9 +300,11 @@ class CachedRows:
         tail = self._tails.get(stream)
         if tail and tail[0].n <= n <= tail[-1].n:
             return tail[n - tail[0].n].body
-        found = self._bodies.get((stream, n), UNREAD)
-        if found is UNREAD:
-            found = self._bodies[stream, n] = self._tables.entry_body(stream, n)
+        found = self._bodies.get((stream, n))
+        if found is None:
+            found = self._tables.entry_body(stream, n)
+            if found is not None:  # one that is not there may be appended later
+                self._bodies[stream, n] = found
         return found
 
     def rewrite(self, stream: str, n: int, body: bytes) -> None:
@@ -292,7 +324,7 @@ class CachedRows:
         if tail and tail[0].n <= after + 1:
             begin = after + 1 - tail[0].n
             return KnownEntries(True, tail[begin : begin + limit])
-        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream and body is not None}
+        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream}
         return KnownEntries(False, tail[:limit] if tail else [], bodies)
 
     def cursor(self, stream: str, reader: str) -> int:
@@ -327,22 +359,18 @@ class CachedRows:
 
     def item(self, bucket: str, name: str) -> bytes | None:
         """Return an item."""
-        found = self._items.get((bucket, name), UNREAD)
+        found = self.items.get((bucket, name), UNREAD)
         if found is UNREAD:
-            found = self._items[bucket, name] = self._tables.item(bucket, name)
+            found = self.items[bucket, name] = self._tables.item(bucket, name)
         return found
-
-    def known_item(self, bucket: str, name: str) -> bytes | Unread | None:
-        """Return an item, if it is known here whether there is one."""
-        return self._items.get((bucket, name), UNREAD)
 
     def put_item(self, bucket: str, name: str, body: bytes) -> None:
         """Store an item, new or replaced."""
-        self._items[bucket, name] = self.changes.flush.items[bucket, name] = body
+        self.items[bucket, name] = self.changes.flush.items[bucket, name] = body
 
     def drop_item(self, bucket: str, name: str) -> None:
         """Remove an item."""
-        self._items[bucket, name] = self.changes.flush.items[bucket, name] = None
+        self.items[bucket, name] = self.changes.flush.items[bucket, name] = None
 
     def refuse(self, refusal: w.RecordRefusal) -> None:
         """Record a refusal."""

@@ -17,8 +17,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Final, TypeAlias, TypeVar
 
+from duly.core.operations import Admit
 from duly.errors import LedgerError
 from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
@@ -97,6 +99,8 @@ class Flushes:
         """Carry batches out in memory; return what makes it durable, which may be nothing."""
         execute = self._interpreter.execute
         with translated(self._writer.file.path):
+            if self.rows.reads_one_by_one:
+                self.rows.look_up(_admitted_keys(batches))
             for batch in batches:
                 batch.results = [execute(group) for group in batch.groups]
         changes = self.rows.changes.take()
@@ -325,3 +329,9 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None) -> N
             future.set_result(None)
         else:
             future.set_exception(problem)
+
+
+def _admitted_keys(batches: Sequence[CommitBatch]) -> list[bytes]:
+    """Return the keys of the messages that these batches admit first of all."""
+    groups = chain.from_iterable(batch.groups for batch in batches)
+    return [operation.message.key for group in groups for operation in group if type(operation) is Admit]

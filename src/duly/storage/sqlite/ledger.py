@@ -250,7 +250,7 @@ class SqliteLedger(SqlLedger):
         if self._flushes is not None:
             known = await self._flushes.ask(
                 lambda cached: {
-                    place: body for place in places if (body := cached.known_item(*place)) is not UNREAD
+                    place: body for place in places if (body := cached.items.get(place, UNREAD)) is not UNREAD
                 }
             )
         unread = [place for place in dict.fromkeys(places) if place not in known]

@@ -13,7 +13,6 @@ from itertools import chain
 from typing import Any, Final, TypeAlias, TypeVar
 
 from duly.core import operations as w
-from duly.core.lifecycle import State
 from duly.core.messages import pack_answer
 from duly.core.trusted_time import Floor
 from duly.storage import sql
@@ -54,7 +53,7 @@ class _SharedFlush:
     def __init__(self, run: Run, footprint: Footprint) -> None:
         self._run = run
         self._footprint = footprint
-        self._deliveries: dict[w.DeliveryRef, w.Delivery] = {}
+        self._deliveries: dict[w.DeliveryNames, w.Delivery] = {}
         self.rows = LockedRows()
 
     def _many(self, name: str, values: Iterable[Row]) -> list[Row]:
@@ -75,15 +74,15 @@ class _SharedFlush:
         touched, held = self._footprint, self.rows
         keys = touched.recalls.union(touched.admits, touched.moves)
         for key, fingerprint, state, answer in self._many("messages", ((key,) for key in keys)):
-            held.messages[key] = LockedMessage(fingerprint, State(state), rows.answer_of(answer))
+            held.messages[key] = LockedMessage(fingerprint, rows.STATES[state], rows.answer_of(answer))
         if touched.admits:
             held.floor = Floor(*next(iter(self._run(sql.queries("sqlite")["floor"], ()))))
-        found = self._many("deliveries", map(rows.names, touched.refs))
+        found = self._many("deliveries", touched.deliveries)
         for channel, due in touched.claims.items():
             found += self._run(sql.queries("sqlite")["due"], (channel, due.now, due.limit))
-        self._deliveries = {d.ref: d for d in map(rows.delivery_of, found)}
-        for delivery in self._deliveries.values():
+        for delivery in map(rows.delivery_of, found):
             held.put_delivery(delivery)
+        self._deliveries = dict(held.deliveries)
         self._load_streams()
         held.marks.update(
             {mark: (n, ms) for mark, n, ms in self._many("marks", ((m,) for m in touched.marks))}
@@ -105,7 +104,7 @@ class _SharedFlush:
         """Write every row that the operations of this flush have changed."""
         held = self.rows
         self._store_messages()
-        self._many("put_deliveries", map(rows.row_of, self._changed_deliveries()))
+        self._many("put_deliveries", map(rows.sqlite_row_of, self._changed_deliveries()))
         self._many("put_streams", _changed(self._lasts, held.lasts, lambda stream, n: (stream, n)))
         self._many("put_entries", ((e.stream, n, e.body, e.at, e.key) for (_, n), e in held.appended.items()))
         self._many("rewrite_entries", _changed(self._bodies, held.bodies, lambda at, body: (*at, body)))
@@ -140,11 +139,13 @@ class _SharedFlush:
         self._many("put_messages", new)
         self._many("move_messages", moved)
 
-    def _changed_deliveries(self) -> Iterable[w.Delivery]:
+    def _changed_deliveries(self) -> list[w.Delivery]:
         before, withdrawn = self._deliveries, self.rows.withdrawn
-        for delivery in self.rows.deliveries():
-            if before.get(delivery.ref) is not delivery or delivery.ref.key in withdrawn:
-                yield delivery
+        return [
+            delivery
+            for names, delivery in self.rows.deliveries.items()
+            if before.get(names) is not delivery or names[0] in withdrawn
+        ]
 
 
 def _changed(before: dict[K, V], after: dict[K, V], row: Callable[[K, V], Row]) -> Iterable[Row]:

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from duly.core.operations import Delivery
+from duly.core.operations import Delivery, DeliveryNames
 from duly.core.trusted_time import Floor
 from duly.storage import sql
 from duly.storage.ledger import REFUSALS_KEPT
@@ -31,6 +31,9 @@ Values: TypeAlias = list[Any]
 
 ROWS: Final = (256, 64, 16, 4, 1)
 """How many rows a statement has: a few sizes, so that each is prepared once."""
+
+KEYS: Final = (4, 16, 64, 256)
+"""How many keys a statement reads the rows of."""
 
 MESSAGE_WIDTH: Final = 14
 FIXED_WIDTH: Final = 11
@@ -67,7 +70,7 @@ class TableChanges:
         """state, moved_at and answer of messages, new ones and others"""
         self.gone: dict[bytes, None] = {}
         """messages that are deleted with their deliveries, before anything else"""
-        self.deliveries: dict[tuple[bytes, str, str, int], Delivery] = {}
+        self.deliveries: dict[DeliveryNames, Delivery] = {}
         self.marks: dict[str, tuple[int, int]] = {}
         self.lasts: dict[str, int] = {}
         self.entries: dict[tuple[str, int], Row] = {}
@@ -215,8 +218,14 @@ def statement(name: str, size: int) -> str:
     return head + values + ",".join([row + close] * size) + rest
 
 
+@cache
+def _statement_of_keys(name: str, size: int) -> str:
+    """Return the statement that reads the rows of so many keys."""
+    return sql.queries("sqlite")[name].replace(":keys", ", ".join("?" * size))
+
+
 class TableReader:
-    """Reads single rows from the tables, on one connection."""
+    """Reads rows from the tables, on one connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._run = db.cursor().execute  # one for all: making one costs a tenth of a question
@@ -229,6 +238,21 @@ class TableReader:
         """Return the columns of a message."""
         found = self._fetch("message", key)
         return found[0] if found else None
+
+    def _of_keys(self, name: str, keys: Sequence[bytes]) -> Iterator[Row]:
+        """Yield the rows of many keys; what is missing up to the size of a statement is filled with nulls."""
+        for start in range(0, len(keys), KEYS[-1]):
+            part = keys[start : start + KEYS[-1]]
+            size = next(size for size in KEYS if size >= len(part))
+            yield from self._run(_statement_of_keys(name, size), (*part, *(None,) * (size - len(part))))
+
+    def messages(self, keys: Sequence[bytes]) -> list[Row]:
+        """Return the columns of those messages that are stored."""
+        return list(self._of_keys("messages_of", keys))
+
+    def deliveries_of(self, keys: Sequence[bytes]) -> list[Delivery]:
+        """Return the deliveries of messages."""
+        return [rows.delivery_of(row) for row in self._of_keys("deliveries_of", keys)]
 
     def top(self) -> bytes:
         """Return the highest key that is stored."""

@@ -65,6 +65,16 @@ SELECT key, fingerprint, kind, recipient, until, accepted_at, time, expires, pos
        state, moved_at, answer
 FROM messages WHERE key = ?;
 
+-- name: messages_of
+-- `:keys` stands for many.
+SELECT key, fingerprint, kind, recipient, until, accepted_at, time, expires, position, body, listed,
+       state, moved_at, answer
+FROM messages WHERE key IN (:keys);
+
+-- name: deliveries_of
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM deliveries WHERE key IN (:keys);
+
 -- name: top
 -- Above every key that is stored.
 SELECT max((SELECT coalesce(max(key), x'') FROM messages), (SELECT coalesce(max(key), x'') FROM deliveries));

@@ -48,7 +48,7 @@ DELETE FROM deliveries WHERE key IN (VALUES :rows);
 
 -- name: put_deliveries
 INSERT OR REPLACE INTO deliveries
-    (key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt)
+    (key, channel, recipient, round, kind, state, attempt, due, expires, worker, error, in_doubt)
 SELECT * FROM (VALUES :rows) WHERE column1 IS NOT NULL;
 
 -- name: put_streams
