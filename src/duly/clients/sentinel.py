@@ -22,7 +22,7 @@ from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, key_of
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.machine import OFFSET, SELF, Monitor
+from duly.core.monitor.machine import SELF, Monitor
 from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     DISCONNECT,
@@ -157,7 +157,7 @@ class Sentinel(Client):
         return secrets.token_hex(8).encode()
 
     async def _recall(self) -> None:
-        self._monitor.remember(await self._ledger.bucket(DEVICES), await self._ledger.item(SELF, OFFSET))
+        self._monitor.remember(await self._ledger.bucket(DEVICES))
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
@@ -309,12 +309,16 @@ class Sentinel(Client):
 
     def _up(self, welcome: Frame) -> None:
         super()._up(welcome)
-        if welcome.time is not None:
-            self._offer(MachineEvent(ClockOffset(welcome.time * MS - self._now())))
+        self._measure(welcome)
         self._offer(Reachable(""))
         self._alerts.say("online")
         self._told = {}
         self._tell_held_back()
+
+    def _measure(self, frame: Frame) -> None:
+        """Measure how far the tower's clock is ahead of ours, if a frame says what it shows."""
+        if frame.time is not None:
+            self._offer(MachineEvent(ClockOffset(frame.time * MS - self._now())))
 
     def _down(self) -> None:
         self._offer(Unreachable(""))
@@ -327,6 +331,7 @@ class Sentinel(Client):
             if frame.error:
                 self._alerts.say("refused", detail=f"the heartbeat: {frame.error}: {frame.detail or ''}")
             return
+        self._measure(frame)
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:

@@ -254,6 +254,7 @@ async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
     ahead = (time.time_ns() // 1_000_000) + 400 * 86_400_000
     _, said = await tower.post(event(timestamp=ahead), query="?wait=5")
     assert said["ack"]["state"] == "done"
+    assert said["detail"]
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────
