@@ -14,6 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
+from duly.apps.alerts.heartbeats import PROMISES
 from duly.apps.alerts.model import is_undated
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.clients.sentinel import FIELD_LIMIT, Sentinel
@@ -23,7 +24,7 @@ from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import SentinelPolicy
 from duly.core.operations import Group, Results
 from duly.core.units import DAY, HOUR, MS, SECOND
-from duly.errors import LedgerUnavailable, Malformed, Stopped, TooLarge
+from duly.errors import ConnectionLost, LedgerUnavailable, Malformed, Stopped, TooLarge
 from duly.identity.accounts import Role
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
@@ -471,6 +472,18 @@ async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_i
         assert "no profile 'barn'" in (await watch.hear("refused")).detail
         await tower.hub.alerts.profiles.set("barn", ProfileDraft(nobody=True))
         assert (await alert.sent).done
+
+
+async def test_a_sentinel_that_stands_down_knows_that_the_tower_has_it(tower: LocalHub) -> None:
+    watch = sentinel(tower, SentinelPolicy(heartbeat=60))
+    async with watch:
+        await watch.hear("online")
+        await watch.stand_down()
+        assert (await watch.hear("stood down")).detail == "the tower expects no heartbeat"
+        assert await tower.hub.ledger.bucket(PROMISES) == {}
+        await watch.stand_down()
+    with pytest.raises(ConnectionLost):
+        watch.stand_down()
 
 
 # ── storage ──────────────────────────────────────────────────────────────────────────────────────
