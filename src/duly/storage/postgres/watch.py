@@ -50,7 +50,7 @@ class StatementWatch:
         self._heartbeat: asyncio.Task[None] | None = None
         self._last = float("-inf")
         self.silent = False
-        """whether the server did not answer when it was asked last, and nothing else has come from it since"""
+        """whether the server did not answer when it was last asked, and nothing has come from it since"""
 
     @contextmanager
     def over(self, connection: Any) -> Iterator[None]:
