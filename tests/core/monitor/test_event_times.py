@@ -42,7 +42,7 @@ def happened(event: Message) -> int:
     """When an event happened, by the tower's clock."""
     told = data(event)
     assert "undated" not in told
-    return (told["timestamp"] + told["offset_ms"]) * MS
+    return int(told["timestamp"] + told["offset_ms"]) * MS
 
 
 @pytest.mark.parametrize("severity", list(Severity))

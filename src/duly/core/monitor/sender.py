@@ -53,7 +53,7 @@ class EventSender:
         for item in open_:
             if not item.delivery.attempt:
                 known = before.get(item.message.key)
-                waiting = PendingEvent(item.message, item.delivery.due, steps=known and known.steps)
+                waiting = PendingEvent(item.message, item.delivery.due, steps=known.steps if known else None)
                 self.pending.add_again(waiting, self._keep, now)
                 data, passed = waiting.data, SuppressionDecision(Ruling.PASS)
                 if data is not None:
