@@ -168,6 +168,7 @@ class AlertService:
             scope, _, id_ = name.partition("/")
             self.planner.statuses[key_of(scope, id_)] = read_status(body)
         await self.engine.start()
+        await self.heartbeats.check()  # what is heard from now on is told apart from what was heard before
         self._spawn(self._catch_up())
 
     async def _catch_up(self) -> None:
