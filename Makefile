@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
 SEEDS  ?= 20
-# A test may run on any worker, two for each core (tests/conftest.py). The one that has nothing left to do
+# A test may run on any worker, three for each core (tests/conftest.py). The one that has nothing left to do
 # takes over.
 PARALLEL := -n auto --dist worksteal
 # Tests flush their ledgers a hundred thousand times. They run in memory where there is enough of it: a sixth of

@@ -18,7 +18,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.servers import Mosquitto, Postgres, Redis, quiet_port, wait_for_port
+from tests.servers import Mosquitto, Postgres, Redis, free_port, wait_for_port
 
 HERE = Path(__file__).parent
 
@@ -28,7 +28,7 @@ class HubServer:
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
         self.folder = folder
-        self.port = quiet_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         folder.mkdir(parents=True)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
@@ -65,7 +65,7 @@ class Balancer:
     """HAProxy, with the configuration of `compose.yaml`."""
 
     def __init__(self, hubs: list[HubServer]) -> None:
-        self.port = quiet_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         places = {f"HUB{n + 1}": f"127.0.0.1:{hub.port}" for n, hub in enumerate(hubs)}
         self._env = os.environ | places | {"LISTEN": f"127.0.0.1:{self.port}"}

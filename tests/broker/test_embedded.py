@@ -31,7 +31,7 @@ from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
-from tests.servers import GUARD
+from tests.servers import GUARD, free_port
 from tests.small_disk import small_disk
 from tests.stopwatch import Stopwatch
 
@@ -567,6 +567,18 @@ async def test_says_which_port_is_taken(tmp_path: Path) -> None:
             await broker.start()
     await broker.start()
     await broker.stop()
+
+
+async def test_any_free_port_is_another_one_if_the_first_is_taken_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], *(free_port() for _ in range(3))])
+        monkeypatch.setattr(embedded, "_free_port", lambda *_: next(ports))
+        broker = EmbeddedBroker(tmp_path, websocket_port=0)
+        await broker.start()
+        assert taken.getsockname()[1] not in (broker.port, broker.websocket_port)
+        await broker.stop()
 
 
 async def test_a_folder_has_one_broker(broker: EmbeddedBroker, tmp_path: Path) -> None:

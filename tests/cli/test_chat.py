@@ -19,7 +19,7 @@ import pytest
 from duly.clients.chat import Chat
 from tests.certificates import Authority
 from tests.cli.conftest import SECONDS, CommandLine
-from tests.servers import quiet_port
+from tests.servers import free_port
 
 
 class Window:
@@ -140,7 +140,7 @@ def test_with_a_password_from_elsewhere(cli: CommandLine, tmp_path: Path) -> Non
     hub = cli.up()
     url = f"http://127.0.0.1:{cli.port}"
     env = cli.env | {"DULY_PASSWORD": "correct horse"}
-    urls = f"http://127.0.0.1:{quiet_port()},{url}"
+    urls = f"http://127.0.0.1:{free_port()},{url}"
     command = [sys.executable, "-m", "duly", "chat", "--as", "zoe", "--url", urls, "--json"]
     for more, code in (("--register", 0), ("", 0), ("--register", 6)):
         done = subprocess.run(

@@ -15,7 +15,7 @@ from duly.core.outbox import Outbox
 from duly.errors import NotAuthenticated, Stopped
 from duly.identity.accounts import Role
 from tests.local_hub import LocalHub
-from tests.servers import quiet_port
+from tests.servers import free_port
 
 
 @pytest.fixture
@@ -200,7 +200,7 @@ async def test_what_was_heard_and_not_made_use_of_comes_again_also_after_a_recon
 
 
 async def test_of_several_hubs_one_that_is_there_is_asked(local: LocalHub) -> None:
-    urls = f"http://127.0.0.1:{quiet_port()}, {local.url}/"
+    urls = f"http://127.0.0.1:{free_port()}, {local.url}/"
     await Chat.register(urls, "dan", "dan's password")
     token = await Chat.log_in(urls, "dan", "dan's password")
     async with asyncio.timeout(10), Chat(urls, token) as dan:

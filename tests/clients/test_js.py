@@ -293,7 +293,7 @@ async def test_when_a_hub_goes_a_page_goes_on_at_the_next(
 ) -> None:
     cluster = LocalCluster(tmp_path, postgres_server, origins=[site])
     await cluster.start(2)
-    nobody = f"http://127.0.0.1:{servers.quiet_port()}"
+    nobody = f"http://127.0.0.1:{servers.free_port()}"
     urls = ", ".join([nobody, *(f"{hub.url}/" for hub in cluster.hubs)])
     device = Device(urls, cluster.tokens["lock"])
     done: list[int] = []

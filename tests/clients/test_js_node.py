@@ -125,7 +125,7 @@ async def test_a_sentinel_works_without_its_tower_and_reports_when_it_is_there(
     local: LocalHub, tmp_path: Path
 ) -> None:
     program = await sentinel(
-        local, tmp_path, "offline", url=f"http://127.0.0.1:{servers.quiet_port()}", signals=3
+        local, tmp_path, "offline", url=f"http://127.0.0.1:{servers.free_port()}", signals=3
     )
     process = await program.start()
     assert process.stdout is not None

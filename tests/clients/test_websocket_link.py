@@ -18,7 +18,7 @@ from duly.wire import frames
 from duly.wire.frames import Frame
 from tests.end_to_end.many import LocalCluster
 from tests.local_hub import LocalHub
-from tests.servers import Postgres, quiet_port
+from tests.servers import Postgres, free_port
 
 WELCOME = frames.encode(Frame("welcome", you="phone")).decode()
 
@@ -95,7 +95,7 @@ async def test_a_hub_that_dies_before_its_welcome_is_tried_again(turn: str) -> N
 
 
 async def test_a_hub_that_is_not_there_is_passed_over(local: LocalHub) -> None:
-    nobody = f"http://127.0.0.1:{quiet_port()}"
+    nobody = f"http://127.0.0.1:{free_port()}"
     async with asyncio.timeout(5), App(f"{nobody}, {local.url}", local.tokens["phone"]) as app:
         assert app.name == "phone"
 

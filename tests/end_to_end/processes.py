@@ -16,7 +16,7 @@ from duly.cli.device import Effects
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
 from tests.proof import count
-from tests.servers import GUARD, quiet_port
+from tests.servers import GUARD, free_port
 
 ROOT = Path(__file__).parents[2]
 
@@ -105,7 +105,7 @@ class HubProcess(Killable):
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         super().__init__(folder)
-        port = quiet_port()
+        port = free_port()
         self.url = f"http://127.0.0.1:{port}"
         settings = {"data": folder, "port": port, "log_level": "warning"} | settings
         if not settings.keys() & {"mqtt", "mqtt_port"}:

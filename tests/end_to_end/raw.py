@@ -241,7 +241,7 @@ class Bare:
             async with asyncio.timeout(patience):
                 while part := await self.reader.read(1 << 16):
                     said += part
-        return said
+        return said + bytes(self.reader._buffer)  # type: ignore[attr-defined]  # not read before a reset
 
 
 @contextlib.asynccontextmanager

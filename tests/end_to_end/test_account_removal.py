@@ -181,12 +181,19 @@ async def test_who_is_removed_on_one_hub_is_gone_from_the_others(
         await there.hub.accounts.add(Role.USER, "bob")
 
 
+async def _no_lapsed() -> frozenset[str]:
+    return frozenset()
+
+
 async def test_what_a_hub_lets_them_do_before_it_has_heard_is_ended_as_well(
     chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = chat_hubs
-    # As an older hub on the same ledger would: it does not ask whether an account still stands.
+    # As an older hub on the same ledger would: it does not ask whether an account still stands, nor hears
+    # that one does not.
     monkeypatch.setattr(there.hub.accounts, "proof", lambda who, device="": ())
+    monkeypatch.setattr(there.hub.accounts, "catch_up", _no_lapsed)
+    monkeypatch.setattr(there.hub.accounts, "refresh", _no_lapsed)
     async with there.enter("bob") as bob, here.enter("ann") as ann:
         await here.hub.accounts.remove("bob")  # nobody rings
         await here.hub.chat.remove_from_chat()

@@ -30,6 +30,7 @@ from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import ROOT, DeviceProcess
 from tests.end_to_end.raw import curl, join
 from tests.proof import TWO_SIZES, WHOLE
+from tests.servers import GUARD
 
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "12"))
 BEGUN = 20
@@ -236,6 +237,7 @@ async def test_a_hub_that_died_is_missed_and_its_devices_are_said_to_be_gone(tmp
         await asyncio.to_thread(cluster.stop)
 
 
+@pytest.mark.timeout(GUARD + 30)
 async def test_the_script_starts_everything_and_says_where() -> None:
     script = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "deploy.cluster", cwd=ROOT, stdout=subprocess.PIPE
@@ -243,7 +245,7 @@ async def test_the_script_starts_everything_and_says_where() -> None:
     try:
         assert script.stdout is not None
         told: dict[str, str] = {}
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD):
             while "accounts" not in told:
                 line = await script.stdout.readline()
                 assert line, "it ended"

@@ -24,7 +24,7 @@ from tests.end_to_end.fused import DEVICE_POINTS, HUB_POINTS
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import DeviceProcess, HubProcess
 from tests.proof import TWO_SIZES
-from tests.servers import GUARD, quiet_port
+from tests.servers import GUARD, free_port
 
 SECONDS = float(os.environ.get("DULY_KILL_SECONDS", "0"))
 ROUNDS = 7
@@ -46,7 +46,7 @@ class Broker:
     """Between the hub and its devices: embedded in the hub, or an outside one; it dies and comes back."""
 
     def __init__(self, kind: str) -> None:
-        self._port = quiet_port()
+        self._port = free_port()
         outside = {"mosquitto": servers.Mosquitto, "rabbitmq": servers.RabbitMq}.get(kind)
         self._outside: servers.MqttServer | None = None if outside is None else outside()
 

@@ -107,7 +107,7 @@ async def kill_them_all(
 async def test_each_is_killed_and_all_agree(tmp_path: Path) -> None:
     node = shutil.which("node") or servers.missing("node")
     presses, rounds = PRESSES, PRESSES // 20
-    port = servers.quiet_port()
+    port = servers.free_port()
     hub = HubProcess(tmp_path / "hub", mqtt_port=port, patience=2)
     tokens = await hub.prepare(["phone", "desk"], ["lock"])
     done = tmp_path / "effects"

@@ -20,7 +20,7 @@ from deploy.cluster import HubServer
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
 from tests.end_to_end.raw import Ids, Json
-from tests.servers import GUARD, Postgres, missing, quiet_port, wait_for_port
+from tests.servers import GUARD, Postgres, free_port, missing, wait_for_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MOVED = "moved-house"
@@ -52,7 +52,7 @@ class Shards:
             )
             for name, shard in (("a", 0), ("b", 1), ("c", 1))
         ]  # fmt: skip
-        self.port = quiet_port()
+        self.port = free_port()
         self._balancer: subprocess.Popen[bytes] | None = None
         self.tokens: dict[str, str] = {}
 

@@ -25,7 +25,7 @@ class WorkerServer:
     def __init__(self, folder: Path, ledger: str) -> None:
         self.log = folder / "effects"
         self.log.touch()
-        self.port = servers.quiet_port()
+        self.port = servers.free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.errors = folder / "errors"
         program = [sys.executable, "-m", "uvicorn", "tests.integrations.worker_app:app"]

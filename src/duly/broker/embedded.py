@@ -64,6 +64,9 @@ STABLE: Final = 10.0
 READY_WITHIN: Final = 10.0
 """Seconds within which the broker has to be ready. It takes 0.05; recovering a large store takes longer."""
 
+PORT_TRIES: Final = 5
+"""Ports that are tried where any free one will do."""
+
 STOP_WITHIN: Final = 5.0
 """Seconds within which the broker has to end by itself."""
 
@@ -123,6 +126,10 @@ class _LogFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: a full disk must not end what is logged."""
+
+
+class PortTaken(BrokerError):
+    """Another program listens on the port of the embedded broker."""
 
 
 class EmbeddedBroker:
@@ -213,12 +220,7 @@ class EmbeddedBroker:
             await self._end_leftover()
             self.clients.restore(self._folder / CLIENT_IDS)
             self._open_log()
-            if not self.port:
-                self.port = _free_port(self.listen)
-            if self.websocket_port == 0:
-                self.websocket_port = _free_port(self.listen, self.port)
-            self._write_config()
-            await self._launch()
+            await self._launch_on_free_ports()
         except BaseException:
             await self._end_child()
             self._release()
@@ -279,6 +281,23 @@ class EmbeddedBroker:
             self.clients.keep(self._folder / CLIENT_IDS)
 
     # ── the child ────────────────────────────────────────────────────────────────────────────────
+
+    async def _launch_on_free_ports(self) -> None:
+        """Launch it, with a free port for each that is 0; another program may take such a port first."""
+        given = self.port, self.websocket_port
+        for tries_left in reversed(range(PORT_TRIES)):
+            self.port = self.port or _free_port(self.listen)
+            if self.websocket_port == 0:
+                self.websocket_port = _free_port(self.listen, self.port)
+            self._write_config()
+            try:
+                await self._launch()
+                return
+            except PortTaken:
+                if 0 not in given or not tries_left:
+                    raise
+                await self._end_child()
+                self.port, self.websocket_port = given
 
     async def _launch(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
@@ -382,7 +401,7 @@ class EmbeddedBroker:
             port, what, option = self.port, "MQTT", "--mqtt-port"
             if "websocket" in line:
                 port, what, option = self.websocket_port or 0, "MQTT over WebSocket", "--mqtt-ws-port"
-            return BrokerError(
+            return PortTaken(
                 f"port {port} on {self.listen}, for {what}, is taken; stop the other program, or use "
                 f"another port, {option} {port % 65_535 + 1} or {option} 0 for any free one"
             )

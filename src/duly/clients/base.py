@@ -29,7 +29,7 @@ from duly.runtime.engine import Engine
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.runtime.tracing import ClientTraces
 from duly.storage.ledger import Ledger
-from duly.wire.frames import Frame
+from duly.wire.frames import Frame, with_traceparent
 
 CURSORS: Final = "cursors"
 """The bucket of the local ledger with the number of the last item that was read from each stream."""
@@ -292,7 +292,8 @@ class OutboxClient(Client):
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Transmit(message=message):
-                self._link.send(self._traces.stamped(message.key, message.body))
+                trace, body = self._traces.traceparent(message.key), message.body
+                self._link.send(with_traceparent(body, trace) if trace else body)
             case ReportOutcome(key=key, state=state, answer=answer):
                 self._end(key, state, answer)
             case Reply(message=message, verdict=verdict):

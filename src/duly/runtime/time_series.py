@@ -2,7 +2,7 @@
 
 Counters come in as totals and become rates; the buckets of histograms come in as totals and become those of
 the time between two points, so that the percentiles of an hour are those of all its observations. Memory is
-bounded, and a restart begins anew.
+bounded; `kept_charts` stores the minutes and hours.
 """
 
 from __future__ import annotations
@@ -94,6 +94,12 @@ class TimeSeries:
             elif time < last.time:  # the clock was set back
                 self._last[step] = reading
 
+    def restore(self, step: ChartStep, points: Sequence[ChartPoint]) -> None:
+        """Put points of before a restart, oldest first, in front of those that are here. Points with other
+        columns than these are left out."""
+        fit = [point for point in points if len(point.rates) + len(point.gauges) == len(self.columns)]
+        self._points[step] = deque([*fit, *self._points[step]], step.kept)
+
     def points(self, step: ChartStep) -> list[ChartPoint]:
         """The points of one length, oldest first."""
         return list(self._points[step])
@@ -132,7 +138,7 @@ def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> flo
     below = 0.0
     for at, count in enumerate(counts):
         if count and below + count >= wanted:
-            if at == len(bounds):
+            if at >= len(bounds):
                 return bounds[-1]
             low = bounds[at - 1] if at else 0.0
             return low + (bounds[at] - low) * (wanted - below) / count

@@ -174,11 +174,10 @@ class ClientTraces:
         if len(self._spans) > TRACES_KEPT:
             _end(self._spans.popitem(last=False)[1])
 
-    def stamped(self, key: bytes, frame: bytes) -> bytes:
-        """A frame as it is sent, with the traceparent of its command if that is traced."""
+    def traceparent(self, key: bytes) -> str:
+        """The traceparent of a command that is sent; empty if it is not traced."""
         span = self._spans.get(key) if self._spans else None
-        traceparent = "" if span is None else traceparent_of(span)
-        return frame[:-1] + b',"traceparent":"%b"}' % traceparent.encode() if traceparent else frame
+        return "" if span is None else traceparent_of(span)
 
     def end(self, key: bytes, state: str) -> None:
         """A command has ended."""

@@ -1,4 +1,4 @@
-"""The figures of a hub: reads gauges off its parts, samples charts, and stores totals and the trail."""
+"""The figures of a hub: reads gauges off its parts, samples charts, and stores totals, charts and trail."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from duly.core.units import DAY
 from duly.errors import DulyError, LedgerError
 from duly.runtime.durable_totals import DurableTotals
+from duly.runtime.kept_charts import KeptCharts
 from duly.runtime.outages import Outages
 from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
 from duly.runtime.trail import FLUSH_SECONDS, Trail
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 MEGABYTE: Final = 1024 * 1024
 SAMPLE_SECONDS: Final = 1.0
 STORE_SECONDS: Final = 2.0
+CHART_SECONDS: Final = 15.0
 TRIM_SECONDS: Final = 60.0
 SCRAPE_SECONDS: Final = 2.0
 """How long a scrape waits for the ledger."""
@@ -43,13 +45,15 @@ class HubFigures:
         )
         self.outages = Outages()
         self.totals = DurableTotals(ledger, self.telemetry)
+        self._charts = KeptCharts(ledger, self.telemetry.series, hub.name)
         self._started = False
         self._dead = 0
         self._dead_at: tuple[int, ...] = ()
 
     async def load(self) -> None:
-        """Go on from the totals in the ledger."""
+        """Go on from the totals and charts in the ledger."""
         await self.totals.load()
+        await self._charts.load()
 
     def start(self) -> None:
         """Read and store everything from time to time."""
@@ -72,6 +76,7 @@ class HubFigures:
             ("storing the trail", FLUSH_SECONDS, self.trail.flush),
             ("storing traces", FLUSH_SECONDS, hub.gateway.kept_traces.store),
             ("storing totals", STORE_SECONDS, self.totals.store),
+            ("storing charts", CHART_SECONDS, self._charts.store),
             ("trimming the trail", TRIM_SECONDS, self.trail.trim),
             ("count of dead letters", DEAD_SECONDS, self.count_dead),
         ):
@@ -86,6 +91,7 @@ class HubFigures:
             await self.trail.flush()
             await self._hub.gateway.kept_traces.store()
             await self.totals.store()
+            await self._charts.store()
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
         """All figures now. With `stored` the totals are stored first and shown as they are stored; those that

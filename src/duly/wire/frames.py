@@ -19,7 +19,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta, Raw, Struct
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from duly.core.ids import counter_of
 from duly.core.lifecycle import State
@@ -269,6 +269,15 @@ def encode(frame: Frame) -> bytes:
     return _encode(frame.more | _fields_of(frame) if type(frame) is FullFrame else frame)
 
 
+def with_traceparent(text: bytes, traceparent: str) -> bytes:
+    """The JSON of the same frame as part of a trace.
+
+    >>> with_traceparent(b'{"type":"query","seq_id":"1_0"}', "00-0af7-b7ad-01")
+    b'{"type":"query","seq_id":"1_0","traceparent":"00-0af7-b7ad-01"}'
+    """
+    return encode(replace(decode(text), traceparent=traceparent))
+
+
 def _fields_of(frame: Frame) -> dict[str, object]:
     """The fields of a frame that the protocol knows, by name, without those that are left out."""
     pairs = zip(_NAMES_IN_ORDER, astuple(frame), strict=False)
@@ -339,7 +348,7 @@ def received_command(frame: Frame, device: str) -> Message:
     """The message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
     if frame.from_ is None:
         raise Malformed(f"a {frame.type} from a hub says whom it is from")
-    return message_of(msgspec.structs.replace(frame, to=device), frame.from_)
+    return message_of(replace(frame, to=device), frame.from_)
 
 
 # ── answers ──────────────────────────────────────────────────────────────────────────────────────

@@ -19,7 +19,7 @@ import pytest
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower
 from tests.receivers import Receiver
-from tests.servers import missing, quiet_port, wait_for_port
+from tests.servers import free_port, missing, wait_for_port
 from tests.small_disk import small_disk
 
 CONFIG = """
@@ -39,7 +39,7 @@ class Alertmanager:
         found = shutil.which("prometheus-alertmanager")
         if found is None:
             missing("prometheus-alertmanager")
-        self._binary, self._folder, self._port = found, folder, quiet_port()
+        self._binary, self._folder, self._port = found, folder, free_port()
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, url: str, token: str) -> None:

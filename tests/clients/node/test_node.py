@@ -12,7 +12,10 @@ import pytest
 import duly
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import Task
+from duly.core.lifecycle import State
+from duly.core.messages import Answer
 from duly.errors import Conflict, Malformed, Stopped, TaskFailed, Unknown
+from duly.storage.records import Record
 from tests import servers
 from tests.clients.node.nodes import Brokered, until
 
@@ -91,6 +94,38 @@ async def test_a_task_outlives_its_sender(at: Brokered, tmp_path: Path) -> None:
         async with asyncio.timeout(servers.GUARD):
             assert (await again.result)["on"]
     assert done == [task.id]
+
+
+async def test_a_task_that_ends_while_it_is_looked_up_is_found_ended(
+    at: Brokered, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported = asyncio.Event()
+    async with at.node(at.a, store=str(tmp_path / "a.db")) as a:
+        task = await a.send(at.b, "turn_on", expires=60)
+    async with at.node(at.a, store=str(tmp_path / "a.db")) as a:
+        ledger = a._ledger
+        assert ledger is not None
+        find, end = ledger.find, a._outgoing._ended
+
+        def report(key: bytes, state: State, answer: Answer) -> None:
+            end(key, state, answer)
+            reported.set()
+
+        async def find_slowly(key: bytes) -> Record | None:
+            """Returns what the ledger said of the task before it ended, after its end was reported."""
+            monkeypatch.setattr(ledger, "find", find)
+            record = await find(key)
+            assert record is not None
+            assert not record.state.terminal
+            async with lamp(at, []):
+                await reported.wait()
+            return record
+
+        monkeypatch.setattr(a._outgoing, "_ended", report)
+        monkeypatch.setattr(ledger, "find", find_slowly)
+        found = await a.find(task.id)
+        assert found.state == "done"
+        assert (await found.result)["on"]
 
 
 async def test_a_repeat_gets_the_ack_and_the_stored_answer_and_never_runs(

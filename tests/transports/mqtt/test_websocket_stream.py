@@ -61,7 +61,7 @@ class WebSocketEar:
 @pytest.fixture(scope="module")
 def mosquitto() -> Iterator[tuple[int, int]]:
     """Mosquitto at two ports: MQTT, and MQTT over WebSocket."""
-    port = servers.quiet_port()
+    port = servers.free_port()
     server = servers.Mosquitto(f"listener {port} 127.0.0.1", "protocol websockets")
     server.start()
     yield server.port, port

@@ -171,14 +171,13 @@ class Outgoing:
     async def find(self, id: str) -> SentTask:
         """Returns a task that this node sent, also before a restart."""
         key = key_of(self._name, id)
-        sent = self._sent.get(key)
-        if sent is None:
-            record = await self._record(id)
-            sent = SentTask(record.message, record.state)
-            if record.state.terminal:
-                sent.end(record.state, record.answer or Answer())
-            if not record.state.terminal or record.state is State.UNKNOWN:
-                self._sent[key] = sent
+        if (sent := self._sent.get(key)) is not None:
+            return sent
+        record = await self._record(id)
+        sent = self._sent.setdefault(key, SentTask(record.message, record.state))
+        record = await self._record(id)  # it may have ended while no SentTask was there to be told
+        if record.state.terminal and not sent.result.done:
+            self._ended(key, record.state, record.answer or Answer())
         return sent
 
     async def cancel(self, id: str) -> SentTask:

@@ -94,6 +94,27 @@ function talk(body, Chat, who, leave) {
     return states.some((each) => (each.delivered ?? 0) >= line.n) ? t("receipt.delivered") : t("receipt.stored");
   }
 
+  function note(one, reader, how, n) {
+    const reached = one.reached.get(reader) ?? {};
+    reached[how] = Math.max(reached[how] ?? 0, n);
+    one.reached.set(reader, reached);
+  }
+
+  // Receipts are told as they happen. How far earlier lines came is asked: a line that was read means that
+  // all before it were, so a few questions find the last one.
+  async function askReceipts(one) {
+    const mine = [...one.lines.values()].filter((line) => line.sender === who.name && !line.pending).map((line) => line.n).sort((a, b) => a - b);
+    for (const how of ["read", "delivered"]) {
+      let reached = 0, beyond = mine.length;
+      while (reached < beyond) {
+        const middle = (reached + beyond) >> 1;
+        if ((await chat.receipts(one.id, mine[middle]))[how] > 0) reached = middle + 1;
+        else beyond = middle;
+      }
+      if (reached) note(one, "", how, mine[reached - 1]);
+    }
+  }
+
   async function choose(one) {
     open = one;
     one.unread = 0;
@@ -104,6 +125,8 @@ function talk(body, Chat, who, leave) {
       try {
         for (const line of await chat.history(one.id, { limit: 100 })) one.lines.set(line.n, line);
         one.loaded = true;
+        showLines();
+        await askReceipts(one);
       } catch { /* a conversation that has not begun */ }
       showLines();
     }
@@ -177,9 +200,7 @@ function talk(body, Chat, who, leave) {
   chat.on("receipt", ({ conv: id, n, reader, state: how }) => {
     const one = convs.get(id);
     if (!one) return;
-    const reached = one.reached.get(reader) ?? {};
-    reached[how] = Math.max(reached[how] ?? 0, n);
-    one.reached.set(reader, reached);
+    note(one, reader, how, n);
     if (open === one) showLines();
   });
   chat.on("up", () => { state.textContent = t("chat.up"); load().catch(() => {}); });
