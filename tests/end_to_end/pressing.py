@@ -70,6 +70,8 @@ class Lock:
                 async with join(self._hub.url, self._token) as peer:
                     while True:
                         command = await peer.hear(60)
+                        if command["type"] == "server_ack":
+                            continue  # the hub cannot serve it now, and hangs up
                         key = (command["from"], command["seq_id"])
                         if key not in self._answers:
                             with self._log.open("a") as log:
@@ -226,9 +228,11 @@ async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
         assert not late, [one.under_way() for one in remotes]
         await asyncio.gather(*pressing)
     finally:
+        ended = [task.exception() for task in living if task.done()]
         for task in (*living, *pressing):
             task.cancel()
         await asyncio.gather(*living, *pressing, return_exceptions=True)
+        assert not ended, f"a client of the test has ended: {ended}"
 
 
 async def judge(
