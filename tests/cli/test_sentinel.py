@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from duly.cli import sentinel
+from duly.cli.common import CommandFailed, Exit
+from duly.clients.sentinel import Sentinel
 from tests.cli.conftest import CommandLine
 
 
@@ -89,6 +92,23 @@ def test_lines_that_make_no_sense_cost_nothing_else(tower: CommandLine) -> None:
     assert "not a JSON object" in done.stderr
     assert "colour: not known" in done.stderr
     assert "aa:05" in listed(tower)
+
+
+def test_a_promise_is_taken_back_by_the_first_line(tower: CommandLine) -> None:
+    seen = news(say(tower, "stand-down\n", "--heartbeat", "60s", "--json"))
+    assert "stood down" in [one["what"] for one in seen]
+
+
+async def test_a_promise_that_cannot_be_taken_back_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sentinel, "STAND_DOWN_SECONDS", 0.05)
+    monkeypatch.setattr("sys.stdin", ["stand-down\n"])
+    async with Sentinel("http://127.0.0.1:9", "duly_x") as watcher:
+        with pytest.raises(CommandFailed, match="it expects the heartbeat until it is told") as refused:
+            await sentinel._work(watcher, json=False)
+    assert refused.value.code is Exit.UNREACHABLE
+    assert "stand-down" in capsys.readouterr().err
 
 
 def test_one_signal_says_how_it_ended(tower: CommandLine) -> None:

@@ -14,6 +14,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from duly.apps.alerts.heartbeats import PROMISES
+from duly.apps.alerts.model import is_undated
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.clients.sentinel import FIELD_LIMIT, Sentinel
 from duly.clients.sentinel_alerts import SentinelNews
@@ -22,7 +24,7 @@ from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import SentinelPolicy
 from duly.core.operations import Group, Results
 from duly.core.units import DAY, HOUR, MS, SECOND
-from duly.errors import LedgerUnavailable, Malformed, Stopped, TooLarge
+from duly.errors import ConnectionLost, LedgerUnavailable, Malformed, Stopped, TooLarge
 from duly.identity.accounts import Role
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
@@ -425,14 +427,42 @@ async def test_an_ancient_event_is_refused_for_good_and_told_and_the_others_go_o
     assert len(await listed(tower)) == 1
 
 
-async def test_an_event_from_a_decade_ahead_is_refused_and_stays_in_the_queue(tower: LocalHub) -> None:
+@pytest.mark.parametrize("wrong", [4_000 * DAY, HOUR, -20_000 * DAY], ids=["decade", "hour", "1970"])
+async def test_an_event_of_a_wrong_clock_arrives_and_measures_that_clock(tower: LocalHub, wrong: int) -> None:
+    """The tower's clock was wrong when the sentinel connected, or it did not say what it shows."""
     watch = Unmeasured(tower.url, tower.tokens["watch"], profile="home", policy=AT_ONCE)
-    watch.clock = ManualClock(tower.hub.ledger.clock.now() + 4_000 * DAY)
+    watch.clock = ManualClock(tower.hub.ledger.clock.now() + wrong)
     async with watch:
-        watch.trigger("fall", "band")
-        assert "set the sender's clock" in (await watch.hear("refused")).detail
-        assert watch.waiting == 1
-    assert await listed(tower) == []
+        assert (await watch.trigger("fall", "band").sent).done
+        assert (await watch.trigger("smoke", "band").sent).done
+    first, second = await tower.hub.alerts.operations.alerts()
+    dated, undated = sorted((first, second), key=lambda alert: is_undated(alert.record.message))
+    assert is_undated(undated.record.message)
+    assert "offset_ms" not in json.loads(undated.record.message.body)
+    assert abs(json.loads(dated.record.message.body)["offset_ms"] + wrong // MS) < 60_000
+
+
+async def test_a_sentinel_without_a_clock_of_its_own_loses_nothing_when_its_clock_is_set(
+    tower: LocalHub, tmp_path: Path
+) -> None:
+    """It starts in 1970, notices something, is killed, and connects after its clock was set."""
+    memory, now = tmp_path / "watch.db", tower.hub.ledger.clock.now()
+    offline = Told(
+        "http://127.0.0.1:9", tower.tokens["watch"], store=str(memory), profile="home", policy=AT_ONCE
+    )
+    offline.clock = ManualClock(5 * SECOND)
+    async with offline:
+        await offline.trigger("fall", "band").stored()
+        offline.clock.set(now)
+        await offline.trigger("smoke", "band").stored()
+    async with sentinel(tower, store=memory) as watch:
+        await watch.drained()
+    told = {
+        json.loads(one.record.message.body)["trigger_reason"]: one.record.message
+        for one in await tower.hub.alerts.operations.alerts()
+    }
+    assert (is_undated(told["fall"]), is_undated(told["smoke"])) == (True, False)
+    assert abs(told["smoke"].time - now) < 10 * SECOND
 
 
 async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_is(tower: LocalHub) -> None:
@@ -442,6 +472,18 @@ async def test_an_event_whose_profile_is_not_there_stays_in_the_queue_until_it_i
         assert "no profile 'barn'" in (await watch.hear("refused")).detail
         await tower.hub.alerts.profiles.set("barn", ProfileDraft(nobody=True))
         assert (await alert.sent).done
+
+
+async def test_a_sentinel_that_stands_down_knows_that_the_tower_has_it(tower: LocalHub) -> None:
+    watch = sentinel(tower, SentinelPolicy(heartbeat=60))
+    async with watch:
+        await watch.hear("online")
+        await watch.stand_down()
+        assert (await watch.hear("stood down")).detail == "the tower expects no heartbeat"
+        assert await tower.hub.ledger.bucket(PROMISES) == {}
+        await watch.stand_down()
+    with pytest.raises(ConnectionLost):
+        watch.stand_down()
 
 
 # ── storage ──────────────────────────────────────────────────────────────────────────────────────

@@ -19,6 +19,7 @@ class Eye:
         self.elapsed = 5 * SECOND
         self.ahead = 0
         self.promise = PROMISE
+        self.limit = LIMIT
 
     def look(self, seconds: int = 0) -> bool:
         """Let so much time pass; whether the sentinel was found silent."""
@@ -28,7 +29,7 @@ class Eye:
             late |= bool(
                 self.watcher.overdue(
                     {"gate/home": self.promise},
-                    lambda _: LIMIT,
+                    lambda _: self.limit,
                     self.elapsed,
                     WALL + self.elapsed + self.ahead,
                 )
@@ -48,6 +49,8 @@ def test_a_sentinel_that_keeps_its_promise_is_not_silent() -> None:
 
 def test_one_that_does_not_is_after_its_grace() -> None:
     eye = Eye()
+    eye.look(2)
+    eye.beat()
     assert not eye.look(90)
     assert eye.look(4)
 
@@ -72,7 +75,27 @@ def test_a_watcher_that_did_not_look_for_a_while_begins_anew() -> None:
     assert not eye.look(80)
     eye.elapsed += 3_600 * SECOND  # the ledger was away
     assert not eye.look(80)
-    assert eye.look(20)
+    assert eye.look(40)
+
+
+def test_a_watcher_that_could_not_look_begins_anew_however_short_that_was() -> None:
+    eye = Eye()
+    eye.look(2)
+    eye.beat()
+    assert not eye.look(90)
+    eye.watcher.interrupted()
+    assert not eye.look(80)
+    assert eye.look(40)
+
+
+def test_after_its_start_a_watcher_gives_sentinels_the_time_to_connect_again() -> None:
+    eye = Eye()
+    eye.limit = 4 * SECOND
+    assert not eye.look(), "the tower was away for a minute: sentinels try to connect every 10 s by now"
+    assert not eye.look(10)
+    eye.beat()
+    assert not eye.look(4)
+    assert eye.look(4), "from then on the promise counts"
 
 
 def test_a_machine_that_slept_begins_anew() -> None:
@@ -80,7 +103,7 @@ def test_a_machine_that_slept_begins_anew() -> None:
     assert not eye.look(80)
     eye.ahead += 3_600 * SECOND  # the wall clock went on, the monotonic one did not
     assert not eye.look(80)
-    assert eye.look(20)
+    assert eye.look(40)
 
 
 def test_all_hubs_give_one_silence_the_same_id_and_the_next_one_another() -> None:

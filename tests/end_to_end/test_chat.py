@@ -6,6 +6,7 @@ import asyncio
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
+from duly.testing import ManualClock
 from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.raw import curl
 
@@ -245,6 +246,25 @@ async def test_an_edit_is_a_line_of_its_own_and_changes_what_is_seen_later(chat_
             await ann.ask("edit", conv="ann+bob", n=7, data="not there"),
         ):
             assert (refused["code"], refused["error"]) == (3, "not_allowed")
+
+
+class TickingClock(ManualClock):
+    """Every look at it takes a millisecond, as storing a line may."""
+
+    def now(self) -> int:
+        self.advance(0.001)
+        return super().now()
+
+
+async def test_a_line_and_an_edit_have_the_same_time_when_they_come_and_in_the_history(
+    chat_hub: HubWithPeople,
+) -> None:
+    chat_hub.hub.ledger.clock = TickingClock(chat_hub.hub.ledger.clock.now())
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
+        await ann.chat("bob", "teh end")
+        await ann.ask("edit", conv="ann+bob", n=1, data={"text": "the end"})
+        seen = [(await bob.line())["time"] for _ in range(2)]
+        assert [line["time"] for line in (await bob.history("ann+bob"))["lines"]] == seen
 
 
 async def test_what_is_deleted_is_gone_from_the_ledger_with_its_edits(chat_hub: HubWithPeople) -> None:

@@ -12,7 +12,7 @@ from duly.apps.alerts.heartbeats import Heartbeats
 from duly.core.heartbeat_watch import HeartbeatWatch, Promise
 from duly.core.ids import event_id
 from duly.core.messages import Message
-from duly.core.monitor import messages
+from duly.core.monitor import messages, suppression
 from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
 from duly.core.monitor.suppression import Ruling, SuppressionDecision, Suppressor
@@ -43,6 +43,12 @@ def limits_in_memory(patch: Patch) -> None:
 
 
 @breaks("held_back")
+def repeats_pass(patch: Patch) -> None:
+    """Every repeat is an event of its own, however soon it comes."""
+    patch.setattr(suppression, "_alive", lambda span, marks, now: {})
+
+
+@breaks("not_swallowed")
 def limits_saved_apart(patch: Patch) -> None:
     """What is remembered of a device is never written down with what changed it."""
 
@@ -155,7 +161,7 @@ def silence_not_told(patch: Patch) -> None:
 
 
 PLANTED_IN_SENTINELS = planted(
-    queue_in_memory, limits_in_memory, limits_saved_apart, id_worked_out_again,
+    queue_in_memory, limits_in_memory, limits_saved_apart, repeats_pass, id_worked_out_again,
     called_off_in_memory, given_up_when_lost, forgotten_at_the_windows_end, cooldown_swallows,
     return_not_told, critical_ones_wait, silence_not_noticed, silence_not_told,
 )  # fmt: skip

@@ -116,7 +116,7 @@ def _hub(found: _Findings, hub: HubClient) -> bool:
     online = "" if devices is None else f", {count(len(devices), 'device')} online"
     found.add("hub", f"runs at {hub.url}{online}" + ("" if told else "; only an admin is told more"))
     if told.get("down"):
-        found.add("storing", f"the hub cannot store anything now: {told['down']}", "bad")
+        found.add("storing", f"the hub takes nothing new now: {told['down']}", "bad")
     _clock(found, offset, way)
     if "settings" in told:
         _what_it_says(found, hub, told)
@@ -160,7 +160,7 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     _limits(found, told.get("limits"), told["disk"]["free"])
     _thresholds(found, told.get("thresholds") or [])
     if told.get("unforgotten"):
-        found.add("retention", told["unforgotten"], "warn")
+        found.add("retention", f"old messages cannot be forgotten now: {told['unforgotten']}", "warn")
     floor = told.get("floor") or {"ahead": 0, "tolerated": 0}
     ahead, tolerated = seconds(floor["ahead"]), seconds(floor["tolerated"])
     if ahead > MINUTE:

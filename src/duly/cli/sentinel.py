@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 STORED_EVERY = 500
 """Lines between two waits for the disk."""
 
+STAND_DOWN_SECONDS = 10.0
+"""How long `stand-down` waits for the tower."""
+
 sentinel = typer.Typer(invoke_without_command=True)
 
 
@@ -325,15 +328,39 @@ async def _work(watcher: Sentinel, json: bool) -> None:
     lines = _lines()
     alert: Alert | None = None
     for_the_disk = 0
+    undone: str | None = None
     while (line := await lines.get()) is not None:
         try:
+            if line.strip() == "stand-down":
+                undone = await _stand_down(watcher)
+                if undone:
+                    _complain(undone, line, json)
+                continue
             alert = _obey(watcher, line) or alert
         except DulyError as problem:
             _complain(str(problem), line, json)
         for_the_disk += 1
         if alert is not None and for_the_disk % STORED_EVERY == 0:
             await alert.stored()
+    if undone and watcher.waiting:
+        await watcher.drained()
+        undone = await _stand_down(watcher)
+    if undone:
+        raise CommandFailed(Exit.UNREACHABLE, f"stand-down: {undone}")
     await watcher.drained()
+
+
+async def _stand_down(watcher: Sentinel) -> str | None:
+    """Take the promise of a heartbeat back, when the tower can be reached; returns why that failed."""
+    try:
+        async with asyncio.timeout(STAND_DOWN_SECONDS):
+            await watcher.ready()
+            await watcher.stand_down()
+    except TimeoutError:
+        return "the tower has not answered; it expects the heartbeat until it is told"
+    except DulyError as problem:
+        return str(problem)
+    return None
 
 
 def _lines() -> asyncio.Queue[str | None]:
@@ -364,9 +391,6 @@ def _obey(watcher: Sentinel, line: str) -> Alert | None:
             return None
         case "cancel" if words:
             watcher.cancel(words)
-            return None
-        case "stand-down":
-            watcher.stand_down()
             return None
         case "trigger" if len(words.split()) > 1:
             reason, device, *more = words.split(maxsplit=2)

@@ -15,14 +15,14 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from duly.clients.base import Client, HubLink
+from duly.clients.base import Client, HubLink, fail, settle
 from duly.clients.http_link import HttpLink
 from duly.clients.sentinel_alerts import Alert, SentinelAlerts, SentinelNews
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, key_of
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.machine import OFFSET, SELF, Monitor
+from duly.core.monitor.machine import SELF, Monitor
 from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     DISCONNECT,
@@ -55,7 +55,7 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import ConnectionLost, Malformed, Stopped, TooLarge
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Stopped, TooLarge
 from duly.runtime.engine import Engine
 from duly.runtime.tasks import SupervisedTask
 from duly.wire import frames
@@ -63,6 +63,9 @@ from duly.wire.frames import Frame, ServerCode
 
 HELD_SECONDS: Final = 1.0
 """How soon the tower is told that signals were held back; what happens meanwhile is told with it."""
+STAND_DOWN: Final = "stand-down"
+"""The id of the heartbeat that takes the promise back."""
+NOT_TOLD: Final = "the tower cannot be reached; it expects the heartbeat until it is told"
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of `meta`, and of `location`, that the tower takes."""
 
@@ -115,6 +118,8 @@ class Sentinel(Client):
         self._last = 0
         self._run = secrets.token_hex(8)
         self._telling: SupervisedTask | None = None
+        self._stood_down: asyncio.Future[None] | None = None
+        """done when the tower knows that the promise of a heartbeat was taken back; None: it was not"""
         self._told: dict[str, int] = {}
         """what the tower was told of held back signals"""
 
@@ -157,7 +162,7 @@ class Sentinel(Client):
         return secrets.token_hex(8).encode()
 
     async def _recall(self) -> None:
-        self._monitor.remember(await self._ledger.bucket(DEVICES), await self._ledger.item(SELF, OFFSET))
+        self._monitor.remember(await self._ledger.bucket(DEVICES))
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
@@ -219,13 +224,16 @@ class Sentinel(Client):
         )
         self._tell(change)
 
-    def stand_down(self) -> None:
+    def stand_down(self) -> asyncio.Future[None]:
         """Take the promise of a heartbeat back: from now on no recipient is told when this sentinel falls
-        silent."""
+        silent. The tower has it when the future is done; that need not be awaited."""
         if not self._link.connected:
-            raise ConnectionLost("the tower cannot be reached; it expects the heartbeat until it is told")
+            raise ConnectionLost(NOT_TOLD)
         self._tell(StopHeartbeat())
-        self._beat(0)
+        if self._stood_down is None or self._stood_down.done():
+            self._stood_down = asyncio.get_running_loop().create_future()
+        self._beat(0, STAND_DOWN)
+        return self._stood_down
 
     def news(self) -> AsyncIterator[SentinelNews]:
         """Yield what the sentinel does, as it happens, until it is closed."""
@@ -277,7 +285,8 @@ class Sentinel(Client):
             case MachineEffect(what=EventQueued(event=event, device=device, reason=reason)):
                 self._alerts.say("queued", device, reason, event)
             case MachineEffect(what=HeartbeatDue()):
-                self._beat(round(self.policy.heartbeat * 1000))
+                if self._stood_down is None:
+                    self._beat(round(self.policy.heartbeat * 1000))
             case MachineEffect(what=NothingToChange(event=event)):
                 self._alerts.say("nothing to update", event=event)
             case MachineEffect(what=CancelResult() as called):
@@ -297,26 +306,32 @@ class Sentinel(Client):
         self._telling = None
         self._beat(None)
 
-    def _beat(self, every: int | None) -> None:
+    def _beat(self, every: int | None, id_: str | None = None) -> None:
         """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back, None
-        leaves it as it is."""
+        leaves it as it is. One with an id is answered."""
         held = self._told = self.counts.held_back
         reported = {"run": self._run, "held": held} if held else {}
         beat = frames.dump({"profile_id": self._profile, "every": every} | reported)
-        self._link.send(frames.encode(Frame(HEARTBEAT, data=frames.raw(beat))))
+        self._link.send(frames.encode(Frame(HEARTBEAT, id_, data=frames.raw(beat))))
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def _up(self, welcome: Frame) -> None:
         super()._up(welcome)
-        if welcome.time is not None:
-            self._offer(MachineEvent(ClockOffset(welcome.time * MS - self._now())))
+        self._measure(welcome)
         self._offer(Reachable(""))
         self._alerts.say("online")
         self._told = {}
         self._tell_held_back()
 
+    def _measure(self, frame: Frame) -> None:
+        """Measure how far the tower's clock is ahead of ours, if a frame says what it shows."""
+        if frame.time is not None:
+            self._offer(MachineEvent(ClockOffset(frame.time * MS - self._now())))
+
     def _down(self) -> None:
+        if self._stood_down is not None:
+            fail(self._stood_down, ConnectionLost(NOT_TOLD))
         self._offer(Unreachable(""))
         self._alerts.say("offline")
 
@@ -327,6 +342,14 @@ class Sentinel(Client):
             if frame.error:
                 self._alerts.say("refused", detail=f"the heartbeat: {frame.error}: {frame.detail or ''}")
             return
+        if frame.seq_id == STAND_DOWN and self._stood_down is not None:
+            if frame.error:
+                fail(self._stood_down, ConnectionRefused(f"the tower did not take it: {frame.detail}"))
+            else:
+                settle(self._stood_down, None)
+                self._alerts.say("stood down", detail="the tower expects no heartbeat")
+            return
+        self._measure(frame)
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:

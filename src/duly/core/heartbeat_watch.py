@@ -3,7 +3,7 @@
 The laws. Only the watcher's own monotonic clock measures a silence, from the moment it first saw the last
 sign of life, so no two clocks need agree, and none that is set makes a sentinel silent. A watcher that did
 not check for a while (it has just started, was asleep, or could not read the ledger) cannot judge that
-while: every silence begins anew.
+while: every silence begins anew, and only after the time that a sentinel may need to connect again.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from duly.core.units import SECOND
 
 BLINK: Final = 15 * SECOND
 """After a pause this long between two checks, every silence begins anew."""
+RETURN: Final = 12 * SECOND
+"""How long a sentinel may need to come back to a tower that was away: it tries every 10 s at last."""
 
 
 class Promise(Struct, frozen=True, omit_defaults=True):
@@ -73,13 +75,18 @@ class HeartbeatWatch:
         late: list[str] = []
         for name, promise in promises.items():
             old = before.get(name)
-            fresh = anew or old is None or old[0] != promise.heard
-            since = elapsed if fresh or old is None else old[1]
+            since = elapsed if old is None or old[0] != promise.heard else old[1]
+            if anew:
+                since = elapsed + RETURN
             self._seen[name] = (promise.heard, since)
             limit = patience(promise)
             if limit is not None and not promise.silent and elapsed - since > limit:
                 late.append(name)
         return late
+
+    def interrupted(self) -> None:
+        """Note that the promises could not be read: what happened meanwhile is not known."""
+        self._looked = None
 
     def _blinked(self, elapsed: int, now: int) -> bool:
         looked, self._looked = self._looked, (elapsed, now)

@@ -78,7 +78,7 @@ class HubFigures:
             ("storing totals", STORE_SECONDS, self.totals.store),
             ("storing charts", CHART_SECONDS, self._charts.store),
             ("trimming the trail", TRIM_SECONDS, self.trail.trim),
-            ("count of dead letters", DEAD_SECONDS, self._count_dead),
+            ("count of dead letters", DEAD_SECONDS, self.count_dead),
         ):
             hub.tasks.every(name, seconds, partial(_when_possible, work))
 
@@ -154,8 +154,8 @@ class HubFigures:
         for reason, count in hub.alerts.held_back.counts.items():
             telemetry.counter("duly_alert_held_back_total", reason).value = count
 
-    async def _count_dead(self) -> None:
-        """Count dead letters again if anything was attempted or has ended since the last count."""
+    async def count_dead(self) -> None:
+        """Count dead letters, again if anything was attempted or has ended since the last count."""
         counts = self._hub.alerts.counts
         seen = (counts.accepted, counts.attempts, counts.failed, counts.in_doubt)
         if seen == self._dead_at:

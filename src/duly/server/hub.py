@@ -144,6 +144,7 @@ class Hub:
         await self.figures.load()
         self.notifier = await self._open_notifier()
         await self._start_applications(box)
+        await self.figures.count_dead()
         if not settings.no_mqtt:
             # Not every hub has MQTT devices: what only they need is loaded only then.
             from duly.server.mqtt_service import MqttService

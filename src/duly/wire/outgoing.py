@@ -51,6 +51,8 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     """of a line of chat: its conversation, and its number there"""
     data: Raw = NOTHING
     """the answer to a question"""
+    time: int | None = None
+    """of an alert whose own time could not be believed: the hub's clock (ms), to measure the sentinel's by"""
 
 
 class AnsweredServerAck(ServerAck, frozen=True, omit_defaults=True, tag="server_ack", gc=False):
@@ -326,7 +328,7 @@ def with_ack(said: ServerAck, ended: OutgoingFrame) -> AnsweredServerAck:
     """A `server_ack` with the `ack` in it."""
     return AnsweredServerAck(
         said.seq_id, said.code, said.state, said.error, said.detail, said.retry_after, said.conv, said.n,
-        said.data, Raw(encode(ended)),
+        said.data, said.time, Raw(encode(ended)),
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
 from duly.core.units import HOUR, SECOND
 from duly.identity.accounts import Role
+from duly.runtime.thresholds import judge
 from tests.apps.alerts.conftest import Tower, event
 from tests.apps.alerts.test_telling import mail_to
 from tests.receivers import Mailbox, Receiver, receiver
@@ -254,9 +255,20 @@ async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
     ahead = (time.time_ns() // 1_000_000) + 400 * 86_400_000
     _, said = await tower.post(event(timestamp=ahead), query="?wait=5")
     assert said["ack"]["state"] == "done"
+    assert said["detail"]
 
 
 # ── figures ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_dead_letters_are_counted_from_the_start(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url, tries=1)
+    hook.words = ["500"]
+    await tower.post(event("event-1"), query="?wait=5")
+    await tower.stop()
+    await tower.start()
+    judged = {one.metric: one.value for one in judge(await tower.hub.measure())}
+    assert judged["duly_dead_letters"] == 1
 
 
 async def test_the_average_of_retries_is_that_of_deliveries_that_arrived(

@@ -77,7 +77,8 @@ class Watch {
       monitor.shift(words[0]);
     } else if (op === "answer") {
       for (const id of this.sent.splice(0, words[1])) monitor.answered(id, words[0], "", now);
-    } else if (op === "restart") {
+    } else if (op === "restart" || op === "reboot") {
+      this.now += words[0] ?? 0;
       this.begin();
     }
     return this.settle();

@@ -506,12 +506,6 @@ def test_events_from_before_the_clock_was_measured_learn_the_offset_before_they_
     assert data(event)["offset_ms"] == 1_700_000_000_000
 
 
-def test_the_offset_is_known_after_a_restart() -> None:
-    watch = Watch()
-    watch.give(MachineEvent(ClockOffset(-7 * SECOND)))
-    assert watch.restarted(online=False).monitor.messages.offset == -7 * SECOND
-
-
 def test_a_clock_that_is_set_moves_no_countdown() -> None:
     watch = Watch()
     watch.give(MachineEvent(ClockOffset(0)))

@@ -7,7 +7,7 @@ from typing import Any
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.machine import OFFSET, SELF, Monitor
+from duly.core.monitor.machine import Monitor
 from duly.core.monitor.signals import (
     CancelRequest,
     CancelResult,
@@ -41,7 +41,7 @@ class Watch(Driver):
         self.policy = policy
         self.monitor = Monitor(policy, IDENTITY, worker)
         memory = MemoryLedger(disk=disk)
-        self.monitor.remember(at_once(memory.bucket(DEVICES)), at_once(memory.item(SELF, OFFSET)))
+        self.monitor.remember(at_once(memory.bucket(DEVICES)))
         super().__init__(self.monitor, clock or ManualClock(), disk)
         if online:
             self.give(Reachable(""))

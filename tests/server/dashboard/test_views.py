@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -230,6 +231,8 @@ async def test_an_unknown_one_is_settled_once_with_who_and_why(local: LocalHub, 
     assert record is not None
     assert record.answer is not None
     assert record.answer.reason == "settled by hand by ann: I looked: it is open"
+    timeline = (await ann.get("/message.json", **where))["timeline"]
+    assert [step for step in timeline if "settled by hand by ann: I looked" in json.dumps(step)], timeline
     status, said = await ann.act("message.settle", **where, **{"as": "failed"}, why="no")
     assert status == 400
     assert "only what is unknown" in said["detail"]

@@ -150,7 +150,11 @@ class Heartbeats:
             await self._check()
 
     async def _check(self) -> None:
-        bodies = await self._ledger.bucket(PROMISES)
+        try:
+            bodies = await self._ledger.bucket(PROMISES)
+        except DulyError:
+            self._watcher.interrupted()
+            raise
         promises = {name: _decode(body) for name, body in bodies.items()}
         for name, one in list(promises.items()):
             if not await self._known(one.sentinel):

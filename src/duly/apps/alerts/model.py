@@ -17,7 +17,7 @@ from duly.core.messages import Message, names_in
 from duly.core.monitor.signals import Severity
 from duly.core.operations import DeliveryRef
 from duly.core.printable import printable
-from duly.core.units import DAY, MS
+from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
 
 FIELD_LIMIT: Final = 64 * 1024
@@ -42,6 +42,8 @@ class AlertEvent(Struct, frozen=True, omit_defaults=True):
     """the tower's clock minus the sentinel's, if it was measured"""
     summary: Raw = Raw(b"null")
     sentinel_id: str | None = None
+    undated: bool = False
+    """the sentinel itself does not know what its timestamp is worth: its clock was set since"""
 
 
 _decode_event: Final = msgspec.json.Decoder(AlertEvent).decode
@@ -65,28 +67,20 @@ def read_event(body: bytes) -> AlertEvent:
     return event
 
 
-_OLDEST: Final = 1_577_836_800_000
-"""2020: a clock that shows an earlier time (ms) has lost it, and runs from its maker's date."""
-_AHEAD: Final = 3_660 * DAY // MS
-
-
-def is_possible(ms: int, now: int) -> bool:
-    """Whether an alert can have been made at a time (ms), by our clock (µs).
-
-    >>> is_possible(1_794_786_893_877, 1_794_786_900_000_000), is_possible(86_400_000, 1_794_786_900_000_000)
-    (True, False)
-    """
-    return _OLDEST <= ms <= now // MS + _AHEAD
-
-
 def time_of_arrival(now: int) -> int:
-    """The time of an alert that says none that is possible. It has microseconds, and no sentinel's has."""
+    """The time of an alert that says none to be believed. It has microseconds, and no sentinel's has."""
     return now // MS * MS + 1
 
 
 def is_undated(message: Message) -> bool:
-    """Whether the time of an alert is that of its arrival, since it said none that is possible."""
+    """Whether the time of an alert is that of its arrival, since it said none that can be believed."""
     return bool(message.time % MS)
+
+
+def set_age(message: Message, at: int) -> Message:
+    """Make a message as old as a time says, whatever its id says: that has the time of its sender's clock."""
+    structs.force_setattr(message, "made", at)
+    return message
 
 
 def said_time(message: Message) -> int:
@@ -226,7 +220,7 @@ def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None)
         "status": status.standing.value,
     }
     if is_undated(message):
-        seen["undated"] = True
+        seen |= {"undated": True, "claimed": said_time(message)}
     if event.cancelled_count:
         seen["cancelled_count"] = event.cancelled_count
     for name in ("location", "device_meta", "summary"):

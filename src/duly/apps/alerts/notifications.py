@@ -33,6 +33,8 @@ from duly.core.monitor.signals import SILENT
 from duly.core.operations import DeliveryKind, DeliveryRef
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 
+_LAST: Final = 253_370_764_800_000
+"""Times (ms) from the year 9999 on have no date."""
 LATE: Final = MINUTE
 """From this delay on a notification says how long ago the event was, and when it was received."""
 
@@ -56,7 +58,10 @@ class NotificationContext(Struct, frozen=True):
         """Lines with the time of the event and, if it differs, of its receipt."""
         zone = self.zones.get(message.recipient, "UTC")
         if is_undated(message):
-            return [f"Arrived: {moment(message.time, zone)}{ago(message.time, self.now)}", _undated(message)]
+            return [
+                f"Arrived: {moment(message.time, zone)}{ago(message.time, self.now)}",
+                _undated(message, zone),
+            ]
         lines = [f"Happened: {moment(message.time, zone)}{ago(message.time, self.now)}"]
         received = self.received.get(message.key)
         if received is not None and abs(received - message.time) >= LATE:
@@ -64,11 +69,16 @@ class NotificationContext(Struct, frozen=True):
         return lines
 
 
-def _undated(message: Message) -> str:
+def _undated(message: Message, zone: str) -> str:
     """Why it is not known when the event of an alert happened."""
     said = said_time(message)
-    clock = f"shows the impossible time {said}" if said else "gives no time"
-    return f"When it happened is not known: its sentinel {clock} (milliseconds since 1970)"
+    if not said:
+        clock = "gives no time"
+    elif 0 < said < _LAST:
+        clock = f"says {moment(said * MS, zone)}, which cannot be right"
+    else:
+        clock = f"says {said}, which is no time in milliseconds"
+    return f"When it happened is not known: its sentinel {clock}"
 
 
 def moment(at: int, zone: str) -> str:

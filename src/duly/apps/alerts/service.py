@@ -33,12 +33,12 @@ from duly.apps.alerts.model import (
     AlertState,
     current,
     ended_by_reporter,
-    is_possible,
     is_undated,
     name_in_bucket,
     read_change,
     read_event,
     read_status,
+    set_age,
     time_of_arrival,
     updated,
 )
@@ -62,6 +62,7 @@ from duly.core.fanout.plan import (
 )
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of, names_in
+from duly.core.monitor.event_times import is_believable
 from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
 from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
@@ -91,11 +92,10 @@ from duly.wire.session import Session
 
 STOP_SECONDS: Final = 3.0
 """How long a hub that stops waits for attempts under way."""
-UNDATED: Final = "its time is impossible, so it has the time of its arrival; set the clock of the sentinel"
-EARLIEST: Final = 10**11
-"""Timestamps below this are no milliseconds since 1970, but seconds by mistake."""
-
-
+UNDATED: Final = (
+    "its time cannot be right, so it has the time of its arrival; a timestamp is in milliseconds since 1970: "
+    "set the clock of the sentinel"
+)
 _REPORTERS: Final = (Role.SENTINEL, Role.ADMIN)
 
 
@@ -171,6 +171,7 @@ class AlertService:
             scope, _, id_ = name.partition("/")
             self.planner.statuses[key_of(scope, id_)] = read_status(body)
         await self.engine.start()
+        await self.heartbeats.check()  # what is heard from now on is told apart from what was heard before
         self._spawn(self._catch_up())
 
     async def _catch_up(self) -> None:
@@ -352,21 +353,15 @@ class AlertService:
         event = read_event(body)
         if event.sentinel_id not in (None, who.name):
             raise NotAllowed(f"{who.name} may not report for another sentinel")
-        made = (event.timestamp or frame.time or 0) + (event.offset_ms or 0)
-        now = self._ledger.clock.now()
-        undated = event.severity is Severity.CRITICAL and not is_possible(made, now)
-        if made < EARLIEST and not undated:
-            raise Malformed(
-                "an alert needs a timestamp in milliseconds since 1970; set the clock of the sentinel"
-            )
+        offset, now = event.offset_ms or 0, self._ledger.clock.now()
+        at = ((event.timestamp or frame.time or 0) + offset) * MS
+        expires = (frame.exp and max(1, frame.exp + offset) * MS) or 0
         if event.offset_ms is not None:
-            self._trail.skewed(event.offset_ms / 1000)
-        expires = 0 if frame.exp is None or undated else frame.exp * MS
-        at = time_of_arrival(now) if undated else made * MS
+            self._trail.skewed(offset / 1000)
+        if event.undated or not is_believable(at, now):
+            at, expires = time_of_arrival(now), 0
         message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, at, expires)
-        if undated:  # its id may have the time of the same clock
-            structs.force_setattr(message, "made", at)
-        self.planner.expect(message, event)
+        self.planner.expect(set_age(message, at), event)
         return message
 
     async def _change(self, session: Session, who: Principal, frame: Frame) -> bool:
@@ -382,9 +377,9 @@ class AlertService:
             if alert is None:
                 # The alert may still be under way; a sentinel that sends in order succeeds soon.
                 raise LedgerUnavailable(f"{who.name} has not reported {change.event!r} (yet); try again")
-            message = Message(
-                who.name, str(frame.seq_id), frame.type, change.event, body, (frame.time or 0) * MS or now
-            )
+            message = Message(who.name, str(frame.seq_id), frame.type, change.event, body, now)
+            if not now - self._fanout.policy.horizon.keep < message.made <= now:
+                set_age(message, now)  # it knows no offset; as long as its alert is here, its id is, too
             status = updated(alert.status, change, now)
             if frame.type == CANCEL and not status.standing.over:
                 status = ended_by_reporter(status, change, who.name, now)
@@ -448,7 +443,7 @@ class AlertService:
             return
         ack = outgoing.server_ack(message.id, verdict)
         if message.kind == EVENT and verdict.kind is VerdictKind.FRESH and is_undated(message):
-            ack = structs.replace(ack, detail=UNDATED)
+            ack = structs.replace(ack, detail=UNDATED, time=self._ledger.clock.now() // MS)
         origin.push(ack)
         if verdict.kind is VerdictKind.DUPLICATE and verdict.state is not None and verdict.state.terminal:
             ended = outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer())

@@ -33,6 +33,8 @@ class RequestOrigin(Struct, frozen=True, eq=False):
 
     session: Session
     request: Request
+    at: int = 0
+    """when the line is stored"""
 
 
 class ChatTimers(Protocol):
@@ -72,6 +74,7 @@ class LineStore:
         if refusal is not None:
             writes: Group = (Recall(message, refusal, now),)
         else:
+            origin = RequestOrigin(origin.session, origin.request, now)
             writes = origin.request.writes(horizons.remember_until(message, HORIZON), now)
 
         def done(results: Results, now: int) -> list[Todo]:

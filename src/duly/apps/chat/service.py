@@ -321,9 +321,8 @@ class ChatService:
         self._lines.stored(message.kind, conv)
         for name in request.joins:
             self.subscriptions.join(name, conv, n - 1)
-        at = self._ledger.clock.now()
-        shown = c.show(conv, n, request.live or request.line, at)
-        if self.subscriptions.tell(conv, n, shown, asked.session, at):
+        shown = c.show(conv, n, request.live or request.line, asked.at)
+        if self.subscriptions.tell(conv, n, shown, asked.session, self._ledger.clock.now()):
             self._trail.note(message.key, "sent", 1)
         for name in request.parts:
             self.subscriptions.part(name, conv)

@@ -1110,6 +1110,17 @@ class Suppressor {
     else summary.reasons.delete(reason);
     if (!summary.reasons.size) marks.summary = null;
   }
+  shift(marks, by) {
+    for (const times of [marks.last, marks.critical]) {
+      for (const [reason, at] of times) times.set(reason, at + by);
+    }
+    marks.passed = marks.passed.map((at) => at + by);
+    if (marks.cancelled !== null) marks.cancelled += by;
+    if (!marks.summary) return;
+    marks.summary.since += by;
+    marks.summary.until += by;
+    marks.summary.due += by;
+  }
   idle(marks, now) {
     this.refresh(marks, now);
     const { last, critical, passed, cancelled, summary } = marks;
@@ -1237,9 +1248,15 @@ class MonitoredDevices {
     return next;
   }
   shift(by) {
-    for (const { held, marks } of this.#devices.values()) {
-      for (const one of held.values()) one.until += by;
-      if (marks.summary) marks.summary.due += by;
+    for (const device of this.#devices.values()) {
+      const { back, events, held, marks } = device;
+      device.back = back && Math.max(1, back + by);
+      for (const [event, at] of events) events.set(event, at + by);
+      for (const one of held.values()) {
+        one.signal.at = Math.max(0, one.signal.at + by);
+        one.until += by;
+      }
+      this.suppressor.shift(marks, by);
     }
   }
   sweep(now) {
@@ -1253,11 +1270,38 @@ class MonitoredDevices {
     return idle.map(({ name }) => name);
   }
 }
+const MILLISECOND = 1_000;
+const OLDEST = 1_577_836_800_000_000;
+const AHEAD = 300_000_000;
+const DIFFERS = 60_000_000;
+function dated(data, steps, offset) {
+  const own = offset + steps;
+  const known = data.offset_ms;
+  if (known !== undefined && Math.abs(known * MILLISECOND - own) < DIFFERS) return data;
+  return { ...data, offset_ms: Math.floor(own / MILLISECOND) };
+}
+function datedAgain(data, offset, now, keep) {
+  if (data.undated) return data;
+  const at = data.timestamp * MILLISECOND;
+  const tower = now + offset;
+  if (data.offset_ms !== undefined) {
+    const happened = at + data.offset_ms * MILLISECOND;
+    if (OLDEST <= happened && happened <= tower + AHEAD) return happened + keep <= tower ? null : data;
+  } else if (at >= OLDEST) {
+    for (const by of [offset, 0]) {
+      if (tower - keep < at + by && at + by <= tower + AHEAD) {
+        return { ...data, offset_ms: Math.floor(by / MILLISECOND) };
+      }
+    }
+  }
+  return { ...data, undated: true };
+}
 const EVENT = "alert_event";
 const UPDATE = "alert_update";
 const CANCEL = "alert_cancel";
 const MS = 1_000;
 const JITTER = 0.2;
+const UNKNOWN = { queued: false, tries: 0, again: 0, steps: null };
 const CALLED_OFF = "a person called it off before it went out";
 const SETTLED = "the device was back before the countdown ended";
 const OVERTAKEN = "a critical event for the same reason took its place";
@@ -1302,14 +1346,13 @@ class Monitor {
     const messages = [];
     for (const [key, text] of kept) {
       if (key.startsWith("device:")) this.#devices.restore(key.slice(7), text, now);
-      if (key.startsWith("message:")) messages.push({ ...JSON.parse(text), queued: false, tries: 0, again: 0 });
+      if (key.startsWith("message:")) messages.push({ ...JSON.parse(text), ...UNKNOWN });
     }
-    const { offset, minted } = JSON.parse(kept.get("monitor") ?? "{}");
-    this.#offset = offset ?? null;
-    this.#minted = minted;
+    this.#minted = JSON.parse(kept.get("monitor") ?? "{}").minted;
     for (const message of messages.sort((a, b) => a.at - b.at)) {
       const begun = message.expires ? Math.max(message.at, message.expires - this.#keep) : message.at;
       message.due = Math.min(message.due, now + Math.max(0, message.due - begun));
+      if (message.expires) message.expires = now + this.#keep;
       this.#messages.set(message.id, message);
       if (message.sent || message.kind !== EVENT) continue;
       const { device_address: device, trigger_reason: reason } = message.data;
@@ -1338,7 +1381,7 @@ class Monitor {
       if (critical && lasting && !device.covered) suppressor.forgive(device.marks, signal.reason, true);
       const decision = suppressor.signal(device.marks, signal.at, critical, signal.reason);
       if (decision.ruling === "pass") {
-        this.#pass(signal, device, signal.at, now);
+        this.#pass(signal, device, Math.min(signal.at, now), now);
         return;
       }
       changed = this.#devices.hold(device, signal, decision) || changed;
@@ -1474,11 +1517,15 @@ class Monitor {
   }
   measured(offset, now) {
     this.#offset = offset;
-    this.#saveSelf();
-    for (const message of this.#messages.values()) {
-      if (message.sent || message.kind !== EVENT || message.data.offset_ms !== undefined) continue;
-      message.data.offset_ms = Math.floor(offset / MS);
-      message.expires = this.#expiry(message.data, message.at, now);
+    for (const message of [...this.#messages.values()]) {
+      if (message.sent || message.kind !== EVENT || !this.#messages.has(message.id)) continue;
+      const before = message.data;
+      const data = message.steps === null
+        ? datedAgain(before, offset, now, this.#keep) : dated(before, message.steps, offset);
+      if (data === null && message.expires) this.#ended(message, "expired", EXPIRED, now);
+      if (data === null || data === before) continue;
+      message.data = data;
+      message.expires = this.#expiry(data, message.at, now);
       this.#store(message);
     }
   }
@@ -1488,7 +1535,7 @@ class Monitor {
   }
   #send(kind, id, at, data, due, now) {
     const expires = this.#expiry(data, at, now);
-    const message = { id, kind, at, expires, due, data, sent: false, queued: false, tries: 0, again: 0 };
+    const message = { id, kind, at, expires, due, data, sent: false, ...UNKNOWN, steps: 0 };
     this.#messages.set(id, message);
     this.#store(message);
     if (due > now) return;
@@ -1497,6 +1544,7 @@ class Monitor {
   }
   #start(message, now) {
     message.sent = true;
+    if (message.expires) message.expires = now + this.#keep;
     this.#messages.delete(message.id); // what was sent is repeated in the order in which it went out
     this.#messages.set(message.id, message);
     this.#store(message);
@@ -1520,12 +1568,13 @@ class Monitor {
     return this.#reachable && (message.kind === EVENT || !this.#messages.has(message.data.event));
   }
   #counting(device, reason, critical) {
+    let found;
     for (const message of this.#messages.values()) {
       const { kind, sent, queued, data } = message;
       if (kind !== EVENT || sent || queued || data.device_address !== device) continue;
-      if (data.trigger_reason === reason && (data.severity === "critical") === critical) return message;
+      if (data.trigger_reason === reason && (data.severity === "critical") === critical) found = message;
     }
-    return undefined;
+    return found;
   }
   #behind(event) {
     return [...this.#messages.values()].filter(({ kind, data }) => kind !== EVENT && data.event === event);
@@ -1607,6 +1656,7 @@ class Monitor {
       message.due += by;
       message.again += by;
       if (message.expires) message.expires += by;
+      if (message.steps !== null) message.steps += by;
       this.#store(message);
     }
   }
@@ -1614,7 +1664,7 @@ class Monitor {
     this.#changes.set(`device:${device.name}`, device.save());
   }
   #saveSelf() {
-    this.#changes.set("monitor", JSON.stringify({ offset: this.#offset, minted: this.#minted }));
+    this.#changes.set("monitor", JSON.stringify({ minted: this.#minted }));
   }
   #store({ id, kind, at, expires, due, data, sent }) {
     this.#changes.set(`message:${id}`, JSON.stringify({ id, kind, at, expires, due, data, sent }));
@@ -2039,23 +2089,26 @@ class Sentinel extends Listeners {
     }, 2 * RESEND + 100);
   }
   #up(frame) {
-    const offset = frame.time * 1_000 - this.#now();
-    this.#tell((monitor, now) => {
-      monitor.measured(offset, now);
-      monitor.reached(now);
-    });
+    this.#measure(frame.time);
+    this.#tell((monitor, now) => monitor.reached(now));
     this.#say("online");
     this.#isReady();
     this.#told = "{}";
     this.#tellHeldBack();
+  }
+  #measure(time) {
+    if (time === undefined) return;
+    const offset = time * 1_000 - this.#now();
+    this.#tell((monitor, now) => monitor.measured(offset, now));
   }
   #down(reason) {
     if (this.#closed) return;
     this.#tell((monitor) => monitor.lost());
     this.#say("offline", { detail: reason });
   }
-  #hear({ type, seq_id: id, code, error = "", detail = "" }) {
+  #hear({ type, seq_id: id, code, error = "", detail = "", time }) {
     if (type !== "server_ack" || !id) return;
+    this.#measure(time);
     if (id.startsWith("beat-")) {
       if (error) this.#say("refused", { detail: `the heartbeat: ${error}: ${detail}` });
     } else if (code === 0 || code === 5) {

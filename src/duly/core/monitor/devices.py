@@ -227,11 +227,14 @@ class MonitoredDevices:
                 device.held[reason] = structs.replace(held, until=until)
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: windows go on as if it had not been."""
+        """Follow a wall clock that was set by this much: windows go on as if it had not been, and what was
+        noticed is as long ago as it was."""
         self.suppressor.shift(by)
         for device in self._devices.values():
+            device.back = device.back and max(1, device.back + by)
+            device.events = {event: at + by for event, at in device.events.items()}
             for reason, held in device.held.items():
-                device.held[reason] = structs.replace(held, until=held.until + by)
+                device.held[reason] = structs.replace(held, at=max(0, held.at + by), until=held.until + by)
 
     def sweep(self, now: int) -> list[DropItem]:
         """Forget devices that have nothing left to remember, once there are many; return the writes for

@@ -13,6 +13,7 @@ A countdown is a delivery that is stored and not yet due; offline, what is due s
 finds every countdown and every queued event in the ledger, and the rest (limits, cooldowns, counters) in the
 bucket of the devices, written together with what changed it.
 What the tower has stored is withdrawn here, so a sentinel's file does not grow.
+Times go by the tower's clock, which is measured with every connection; see `event_times`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import msgspec
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, key_of, names_in
 from duly.core.monitor.devices import MonitoredDevice, MonitoredDevices
+from duly.core.monitor.event_times import dated, dated_again
 from duly.core.monitor.messages import MINTED, SCOPE, EventMessages
 from duly.core.monitor.pending import PendingEvent
 from duly.core.monitor.sender import EventSender
@@ -45,6 +47,7 @@ from duly.core.monitor.signals import (
     Identity,
     NothingToChange,
     SentinelPolicy,
+    Severity,
     Signal,
     SignalRuling,
     StopHeartbeat,
@@ -58,7 +61,6 @@ from duly.core.operations import (
     Finish,
     Group,
     OpenDelivery,
-    PutItem,
     Results,
     Write,
 )
@@ -78,11 +80,10 @@ from duly.core.steps import (
     Todo,
     Unreachable,
 )
-from duly.core.units import MS, seconds
+from duly.core.units import FOREVER, MS, seconds
 
 SELF: Final = "sentinel"
-OFFSET: Final = "offset"
-"""The bucket of what a sentinel knows of itself, and the clock offset on it."""
+"""The bucket of what a sentinel knows of itself."""
 
 CALLED_OFF: Final = Answer(0, b"", "a person called it off before it went out")
 SETTLED: Final = Answer(0, b"", "the device was back before the countdown ended")
@@ -95,9 +96,9 @@ class Monitor:
     def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
         self._policy = policy
         self._devices = MonitoredDevices(policy.suppress)
-        keep = seconds(policy.keep)
+        self._keep = keep = seconds(policy.keep)
         self.messages = EventMessages(identity, keep)
-        self._outbox = Outbox(policy.outbox, worker, ended=self._ended)
+        self._outbox = Outbox(policy.outbox, worker, ended=self._ended, patience=self._patience)
         self._sender = EventSender(self._outbox, keep)
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
@@ -119,11 +120,9 @@ class Monitor:
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
 
-    def remember(self, devices: Mapping[str, bytes], offset: bytes | None) -> None:
-        """Take over the contents of the buckets."""
+    def remember(self, devices: Mapping[str, bytes]) -> None:
+        """Take over the contents of the bucket of devices."""
         self._devices.remember(devices)
-        if offset is not None:
-            self.messages.offset = int(offset)
 
     def restore(
         self,
@@ -185,14 +184,27 @@ class Monitor:
         return unable(event)
 
     def _measured(self, offset: int, now: int) -> list[Todo]:
-        """Store the tower's clock offset, and add it to unsent events: our clock may have started in 1970."""
+        """Date unsent events by the tower's clock; ours may have started in 1970, and have been set since."""
         self.messages.offset = offset
-        todo: list[Todo] = [Step((PutItem(SELF, OFFSET, b"%d" % offset),), _nothing)]
+        todo: list[Todo] = []
         for waiting in self._sender.pending.all():
-            if waiting.data is not None and waiting.data.offset_ms is None:
-                data = msgspec.structs.replace(waiting.data, offset_ms=offset // MS)
+            before, steps = waiting.data, waiting.steps
+            if before is None or waiting.message.key not in self._sender.pending:
+                continue
+            if steps is None:
+                data = dated_again(before, offset, now, self._keep)
+            else:
+                data = dated(before, steps, offset)
+            if data is None and waiting.expires < FOREVER:
+                todo.append(self._end(waiting, State.EXPIRED, EXPIRED, now))
+            elif data is not None and data != before:
                 todo.append(self._rewrite(waiting, data, now))
         return todo
+
+    def _patience(self, message: Message) -> int:
+        """Return how long the tower's answer to a message is waited for; 0: without an end."""
+        critical = message.kind == EVENT and read_event(message.body).severity is Severity.CRITICAL
+        return 0 if critical else self._keep
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
@@ -215,7 +227,7 @@ class Monitor:
                 suppressor.forgive(signal.device, signal.reason, critical=True)
             decision = suppressor.signal(signal.device, signal.at, signal.critical, signal.reason)
             if decision.passes:
-                return [self._pass(signal, device, id_, signal.at, now)]
+                return [self._pass(signal, device, id_, min(signal.at, now), now)]
             changed |= self._devices.hold(signal, decision)
             if decision.ruling is Ruling.LIMITED:  # the summary tells of it, before the limit is free again
                 decision = SuppressionDecision(Ruling.LIMITED, suppressor.told_by(signal.device))

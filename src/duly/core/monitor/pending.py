@@ -2,7 +2,8 @@
 
 The law: a message that waits here is in the ledger as a delivery without an attempt. Timers measure lengths:
 when the wall clock is set, they move with it, and a restart under a clock that was set back makes no message
-wait longer than it would have from its beginning.
+wait longer than it would have from its beginning. An expiry is such a length, too: it counts while the
+sentinel runs, since a clock that was set may show any time after a restart.
 """
 
 from __future__ import annotations
@@ -18,11 +19,15 @@ from duly.core.units import FOREVER
 class PendingEvent:
     """A message that was not sent yet."""
 
-    __slots__ = ("data", "due", "event", "message", "queued")
+    __slots__ = ("data", "due", "event", "expires", "message", "queued", "steps")
 
-    def __init__(self, message: Message, due: int, *, queued: bool = False) -> None:
+    def __init__(self, message: Message, due: int, *, queued: bool = False, steps: int | None = 0) -> None:
         self.message = message
         self.due = due
+        self.expires = message.expires or FOREVER
+        """when it expires; `FOREVER`: never"""
+        self.steps = steps
+        """by how much the wall clock was set since it was made; None: it was made by an earlier run"""
         self.data: EventData | None = read_event(message.body) if message.kind == EVENT else None
         self.event = message.id if self.data is not None else event_of(message.body)
         self.queued = queued
@@ -35,11 +40,6 @@ class PendingEvent:
         if data is None:
             return None
         return data.device_address, data.trigger_reason, data.severity is Severity.CRITICAL
-
-    @property
-    def expires(self) -> int:
-        """When it expires; `FOREVER`: never."""
-        return self.message.expires or FOREVER
 
 
 class PendingEvents:
@@ -98,6 +98,7 @@ class PendingEvents:
         message = waiting.message
         begun = max(message.time, message.expires - keep) if message.expires else message.time
         waiting.due = min(waiting.due, now + max(0, waiting.due - begun))
+        waiting.expires = now + keep if message.expires else FOREVER
         self.add(waiting)
 
     def remove(self, waiting: PendingEvent) -> None:
@@ -120,7 +121,7 @@ class PendingEvents:
 
     def rest(self, waiting: PendingEvent) -> None:
         """Let a message wait for the tower, with no timer but its expiry."""
-        self._timers.set(waiting.message.key, FOREVER, until=waiting.expires)
+        self._timers.set(waiting.message.key, waiting.expires)
 
     def due(self, now: int) -> Iterator[PendingEvent]:
         """Yield the messages that are due by now, each once."""
@@ -135,4 +136,8 @@ class PendingEvents:
         """Follow a wall clock that was set by this much: countdowns go on as if it had not been."""
         for waiting in self._waiting.values():
             waiting.due += by
+            if waiting.expires < FOREVER:
+                waiting.expires += by
+            if waiting.steps is not None:
+                waiting.steps += by
         self._timers.shift(by)

@@ -2,11 +2,14 @@
 
 The laws. A message is stored before it goes. It goes when its countdown is over and the tower can be reached;
 an update or a cancel, when the tower has its event. What is due at once is stored and started in one commit.
+What was sent has no expiry on the wall clock: the outbox is patient with it for a length of time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from msgspec import structs
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
@@ -41,12 +44,16 @@ class EventSender:
     def restore(self, open_: Sequence[OpenDelivery], now: int) -> list[Todo]:
         """Go on with what the ledger holds, and report each event that waits: a person may still call it
         off."""
-        self.pending = PendingEvents()
+        before, self.pending = self.pending, PendingEvents()
         self._starting.clear()
-        todo = self.outbox.restore([item for item in open_ if item.delivery.attempt], (), {}, now)
+        sent = [
+            structs.replace(item, message=_lasting(item.message)) for item in open_ if item.delivery.attempt
+        ]
+        todo = self.outbox.restore(sent, (), {}, now)
         for item in open_:
             if not item.delivery.attempt:
-                waiting = PendingEvent(item.message, item.delivery.due)
+                known = before.get(item.message.key)
+                waiting = PendingEvent(item.message, item.delivery.due, steps=known.steps if known else None)
                 self.pending.add_again(waiting, self._keep, now)
                 data, passed = waiting.data, SuppressionDecision(Ruling.PASS)
                 if data is not None:
@@ -73,14 +80,14 @@ class EventSender:
                 return then  # it may have been started meanwhile, by a step of its own
             self._starting.discard(message.key)
             fresh = results.of(admit).fresh
-            return [*then, self.outbox.launched(message, 1, -1, now)] if fresh else then
+            return [*then, self.outbox.launched(_lasting(message), 1, -1, now)] if fresh else then
 
         return Step((admit, *more), done)
 
     def replace(self, waiting: PendingEvent, message: Message, now: int) -> Step:
         """Store a message anew that has not left: it goes out as it is now."""
         self.pending.stop_counting(waiting)
-        self.pending.add(PendingEvent(message, waiting.due, queued=waiting.queued))
+        self.pending.add(PendingEvent(message, waiting.due, queued=waiting.queued, steps=waiting.steps))
         return Step((Withdraw(message.key), self._admit(message, waiting.due, now)), lambda results, now: [])
 
     def _admit(self, message: Message, due: int, now: int) -> Admit:
@@ -105,7 +112,7 @@ class EventSender:
 
     def start(self, waiting: PendingEvent, now: int) -> Step:
         """Hand a message that waited to the outbox."""
-        message = waiting.message
+        message = _lasting(waiting.message)
         self.pending.remove(waiting)
         self._starting.add(message.key)
 
@@ -132,3 +139,8 @@ class EventSender:
         """Follow a wall clock that was set by this much."""
         self.outbox.shift(by)
         self.pending.shift(by)
+
+
+def _lasting(message: Message) -> Message:
+    """Return a message without its expiry."""
+    return structs.replace(message, expires=0) if message.expires else message

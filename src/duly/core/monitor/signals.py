@@ -253,6 +253,8 @@ class EventData(Struct, frozen=True, omit_defaults=True):
     location: Raw = NOTHING
     offset_ms: int | None = None
     summary: SummaryData | None = None
+    undated: bool = False
+    """the clock was set since by an unknown length, so the timestamp says nothing"""
 
 
 class UpdateData(Struct, frozen=True, omit_defaults=True):

@@ -154,6 +154,18 @@ class _Device:
         if self.held and len(passed) < policy.per_hour:
             self.held.due = min(self.held.due, now)
 
+    def shift(self, by: int) -> None:
+        """Move all marks: the wall clock was set."""
+        self.last = {reason: at + by for reason, at in self.last.items()}
+        self.critical = {reason: at + by for reason, at in self.critical.items()}
+        self.passed = deque((at + by for at in self.passed), maxlen=self.passed.maxlen)
+        if self.cancelled is not None:
+            self.cancelled += by
+        if self.held is not None:
+            self.held.since += by
+            self.held.until += by
+            self.held.due += by
+
     @property
     def idle(self) -> bool:
         """Whether nothing is remembered of the device."""
@@ -274,9 +286,10 @@ class Suppressor:
                 self._holding[device] = marks
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: a summary comes as soon as it would have."""
-        for held in self._summaries():
-            held.due += by
+        """Follow a wall clock that was set by this much: windows end, and a summary comes, as soon as they
+        would have."""
+        for marks in self._devices.values():
+            marks.shift(by)
 
     def bound(self, now: int) -> None:
         """Limit waits after a restart, so that a clock that was set back delays no summary beyond

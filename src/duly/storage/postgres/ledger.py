@@ -281,6 +281,11 @@ class PostgresLedger(SqlLedger):
             with suppress(*GONE):
                 await self._pool.release(connection, timeout=RELEASE_SECONDS)
 
+    def check(self) -> None:
+        """Raise if the server does not answer."""
+        if self._watch.silent:
+            raise LedgerUnavailable("PostgreSQL does not answer; nothing can be stored until it does")
+
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def _read(self, name: str, *args: Any) -> list[Any]:

@@ -3,7 +3,9 @@
 The laws. A statement may take its time as long as the server accepts connections: when one takes longer than
 `SLOW_SECONDS`, a connection of its own is made to find that out. If that is not answered within
 `ANSWER_SECONDS` either, the server is unreachable, and every connection that waits is closed: its statements
-fail within five seconds, and none waits for a TCP connection that the other side never closes.
+fail within five seconds, and none waits for a TCP connection that the other side never closes. From then on
+the ledger is unfit for use until something is answered: what waits for a connection meanwhile need not be
+asked.
 
 A commit on a connection that was closed in this way is in doubt: its bytes may be on their way, and arrive
 when the server is back. So before anything is read again its server process is ended (`DoubtfulCommits`):
@@ -47,6 +49,8 @@ class StatementWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._heartbeat: asyncio.Task[None] | None = None
         self._last = float("-inf")
+        self.silent = False
+        """whether the server did not answer when it was last asked, and nothing has come from it since"""
 
     @contextmanager
     def over(self, connection: Any) -> Iterator[None]:
@@ -59,6 +63,7 @@ class StatementWatch:
             self._timer = loop.call_later(LOOK_SECONDS, self._check)
         try:
             yield
+            self.silent = False
         finally:
             del self._waiting[number]
 
@@ -88,7 +93,9 @@ class StatementWatch:
             async with asyncio.timeout(ANSWER_SECONDS):
                 connection = await asyncpg.connect(self._url, timeout=ANSWER_SECONDS)
             connection.terminate()
+            self.silent = False
         except TimeoutError:
+            self.silent = True
             for connection, since in list(self._waiting.values()):
                 if since <= began:
                     with suppress(asyncpg.InterfaceError):

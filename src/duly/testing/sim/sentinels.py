@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from duly.apps.alerts.heartbeats import PROMISES
+from duly.apps.alerts.model import is_undated
 from duly.apps.alerts.profiles import PROFILES, Profile
 from duly.apps.alerts.service import AlertService
 from duly.clients.sentinel import Sentinel
@@ -69,6 +70,13 @@ CUT_OFF: Final = 22.0
 NOTICED: Final = 3 + 4 + 2 * CHECK_SECONDS + 3
 """Seconds after its last heartbeat within which a silent sentinel is reported: the promise, the grace, two
 checks, and what storing takes."""
+START: Final = 1_700_000_000 * SECOND
+"""The time at which a world begins, by a clock that is right."""
+TO_1970: Final = 1_699_999_000 * SECOND
+"""By how much a clock is wrong that starts in 1970. Where clocks are set, one sentinel has such a clock, and
+is offline at first."""
+NEAR: Final = 300 * SECOND
+"""How much the time of an alert may be wrong: clocks in this world are, and they are set, by less."""
 DEVICES: Final = ("belt", "band")
 REASONS: Final = ("disconnect", "fall")
 SIGNALS: Final = 4
@@ -221,6 +229,13 @@ class SentinelWorld(World):
             name, begin = rng.choice(senders).name, 10 + rng.random() * (BUSY - 10)
             self.loop.call_later(begin, self.network.sever, "hub", name)
             self.loop.call_later(begin + CUT_OFF, self.network.mend, "hub", name)
+        if self.plan.steps:
+            rng = Random(f"no clock {self.plan.seed}")
+            clockless, away = rng.choice(senders), rng.random() * BUSY / 2
+            self._set_clock(clockless, -TO_1970)
+            self.network.sever("hub", clockless.name)
+            self.loop.call_later(rng.random() * BUSY, self._set_clock, clockless, TO_1970)
+            self.loop.call_later(away, self.network.mend, "hub", clockless.name)
 
     def happened(self, node: SimWatcher, device: str, what: str) -> None:
         """Note what a monitor or a person did."""
@@ -401,6 +416,18 @@ def silence_noticed(world: World) -> Iterator[Finding]:
 _SHAKEN: Final = ("dies", "disk fails", "clock is set")
 
 
+def dated(world: World) -> Iterator[Finding]:
+    """Every alert at the tower has the time of its signal, or says that it is undated."""
+    assert isinstance(world, SentinelWorld)
+    for seen in world.log.effects:
+        message, stored = seen.message, world.stored_at.get(seen.message.key)
+        if stored is None or is_undated(message):
+            continue
+        wrong = message.time - (START + round(stored * SECOND))
+        if abs(wrong) > NEAR:
+            yield f"its time is wrong by {wrong / SECOND:.0f} s, and it does not say so", message.key
+
+
 def listed_once(world: World) -> Iterator[Finding]:
     """[P2] The tower lists every event once, and only events of sentinels."""
     for key, count in Counter(seen.message.key for seen in world.log.effects).items():
@@ -475,6 +502,6 @@ def held_back(world: World) -> Iterator[Finding]:
 
 
 SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    arrived, not_swallowed, heard_again, silence_noticed, listed_once, in_order, corrected, at_rest,
+    arrived, not_swallowed, dated, heard_again, silence_noticed, listed_once, in_order, corrected, at_rest,
     held_back, admitted_once, forward,
 )  # fmt: skip

@@ -100,6 +100,16 @@ async def test_a_file_gets_a_line_each(tmp_path: Path) -> None:
         await send(f"file:{tmp_path}/nowhere/out")
 
 
+async def test_a_file_that_is_shown_in_a_terminal_does_not_steer_it(tmp_path: Path) -> None:
+    title = "a\u202eb\x1b[31m\x9b\u2028 \U000e0041 é 雪"
+    channel = open_channel(f"file:{tmp_path}/out", private=True)
+    await channel.send(Notification("alert_1", title, "text", {"data": {title: title}}))
+    text = (tmp_path / "out").read_text()
+    assert not {"\u202e", "\x1b", "\x9b", "\u2028", "\U000e0041"} & set(text)
+    assert "é 雪" in text
+    assert json.loads(text)["title"] == title, "JSON means the same"
+
+
 async def test_the_console_shows_it(capsys: pytest.CaptureFixture[str]) -> None:
     await send("console:")
     assert capsys.readouterr().out == "warning: smoke\nReason: smoke\n"

@@ -11,7 +11,7 @@ import msgspec
 
 from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
-from duly.core.printable import printable, printable_lines
+from duly.core.printable import printable, printable_json, printable_lines
 from duly.errors import NotSent
 
 
@@ -35,7 +35,8 @@ class LocalChannel(Channel):
             "text": notification.text,
             **notification.body,
         }
-        line = msgspec.json.encode(shown) + b"\n"
+        # It is read in terminals, too: what would steer one is escaped, and JSON means the same.
+        line = f"{printable_json(msgspec.json.encode(shown).decode())}\n".encode()
         try:
             await asyncio.to_thread(self._append, line)
         except OSError as problem:

@@ -189,11 +189,18 @@ export class MonitoredDevices {
     return next;
   }
 
-  /** Follow a wall clock that was set: windows go on as if it had not been. @param {number} by */
+  /** Follow a wall clock that was set: windows go on as if it had not been, and what was noticed is as long
+   * ago as it was. @param {number} by */
   shift(by) {
-    for (const { held, marks } of this.#devices.values()) {
-      for (const one of held.values()) one.until += by;
-      if (marks.summary) marks.summary.due += by;
+    for (const device of this.#devices.values()) {
+      const { back, events, held, marks } = device;
+      device.back = back && Math.max(1, back + by);
+      for (const [event, at] of events) events.set(event, at + by);
+      for (const one of held.values()) {
+        one.signal.at = Math.max(0, one.signal.at + by);
+        one.until += by;
+      }
+      this.suppressor.shift(marks, by);
     }
   }
 

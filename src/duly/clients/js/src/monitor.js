@@ -10,10 +10,12 @@
  * ends, unless the device is back by then or a person has called it off. A critical signal is held back only
  * as a repeat of an event that reports the same, and it never expires here.
  *
+ * Times go by the tower's clock, which is measured with every connection.
  * It is pure: time is an argument, in microseconds, and `take` returns what to store and what to do then.
  */
 
 import { MonitoredDevices } from "./devices.js";
+import { dated, datedAgain } from "./event_times.js";
 import { nextId } from "./ids.js";
 import { DISCONNECT, SUMMARY, micros } from "./policy.js";
 import { sha256 } from "./sha256.js";
@@ -23,6 +25,8 @@ export const UPDATE = "alert_update";
 export const CANCEL = "alert_cancel";
 const MS = 1_000;
 const JITTER = 0.2;
+/** What is not stored of a message. @type {{queued: boolean, tries: number, again: number, steps: number|null}} */
+const UNKNOWN = { queued: false, tries: 0, again: 0, steps: null };
 
 export const CALLED_OFF = "a person called it off before it went out";
 export const SETTLED = "the device was back before the countdown ended";
@@ -45,6 +49,7 @@ const SILENT = "no answer came; whether it took effect is not known";
  * @property {boolean} queued its countdown is over, and that was told
  * @property {number} tries transmissions over this connection
  * @property {number} again when it is sent again
+ * @property {number|null} steps by how much the clock was set since it was made; null: an earlier run made it
  */
 
 /** What to do once everything is stored.
@@ -72,7 +77,7 @@ export class Monitor {
   #devices;
   /** What has not ended, in the order it was made. @type {Map<string, Message>} */
   #messages = new Map();
-  /** @type {number|null} by how much the tower's clock is ahead of ours */
+  /** @type {number|null} by how much the tower's clock is ahead of ours; null: this run has not measured it */
   #offset = null;
   /** @type {string|undefined} the last id of an update or a cancel */
   #minted;
@@ -115,16 +120,15 @@ export class Monitor {
     const messages = [];
     for (const [key, text] of kept) {
       if (key.startsWith("device:")) this.#devices.restore(key.slice(7), text, now);
-      if (key.startsWith("message:")) messages.push({ ...JSON.parse(text), queued: false, tries: 0, again: 0 });
+      if (key.startsWith("message:")) messages.push({ ...JSON.parse(text), ...UNKNOWN });
     }
-    const { offset, minted } = JSON.parse(kept.get("monitor") ?? "{}");
-    this.#offset = offset ?? null;
-    this.#minted = minted;
+    this.#minted = JSON.parse(kept.get("monitor") ?? "{}").minted;
     // What was stored together is not kept in order; the signals' own times say what it was.
     for (const message of messages.sort((a, b) => a.at - b.at)) {
       // A countdown is never longer than it was, even if the clock was set back.
       const begun = message.expires ? Math.max(message.at, message.expires - this.#keep) : message.at;
       message.due = Math.min(message.due, now + Math.max(0, message.due - begun));
+      if (message.expires) message.expires = now + this.#keep;
       this.#messages.set(message.id, message);
       if (message.sent || message.kind !== EVENT) continue;
       const { device_address: device, trigger_reason: reason } = message.data;
@@ -157,7 +161,7 @@ export class Monitor {
       if (critical && lasting && !device.covered) suppressor.forgive(device.marks, signal.reason, true);
       const decision = suppressor.signal(device.marks, signal.at, critical, signal.reason);
       if (decision.ruling === "pass") {
-        this.#pass(signal, device, signal.at, now);
+        this.#pass(signal, device, Math.min(signal.at, now), now);
         return;
       }
       changed = this.#devices.hold(device, signal, decision) || changed;
@@ -325,15 +329,19 @@ export class Monitor {
     this.#beatAt = Infinity;
   }
 
-  /** Store the offset of the tower's clock, and add it to unsent events: our clock may have started in 1970.
+  /** Date unsent events by the tower's clock; ours may have started in 1970, and have been set since.
    * @param {number} offset @param {number} now */
   measured(offset, now) {
     this.#offset = offset;
-    this.#saveSelf();
-    for (const message of this.#messages.values()) {
-      if (message.sent || message.kind !== EVENT || message.data.offset_ms !== undefined) continue;
-      message.data.offset_ms = Math.floor(offset / MS);
-      message.expires = this.#expiry(message.data, message.at, now);
+    for (const message of [...this.#messages.values()]) {
+      if (message.sent || message.kind !== EVENT || !this.#messages.has(message.id)) continue;
+      const before = message.data;
+      const data = message.steps === null
+        ? datedAgain(before, offset, now, this.#keep) : dated(before, message.steps, offset);
+      if (data === null && message.expires) this.#ended(message, "expired", EXPIRED, now);
+      if (data === null || data === before) continue;
+      message.data = data;
+      message.expires = this.#expiry(data, message.at, now);
       this.#store(message);
     }
   }
@@ -352,7 +360,7 @@ export class Monitor {
   #send(kind, id, at, data, due, now) {
     const expires = this.#expiry(data, at, now);
     /** @type {Message} */
-    const message = { id, kind, at, expires, due, data, sent: false, queued: false, tries: 0, again: 0 };
+    const message = { id, kind, at, expires, due, data, sent: false, ...UNKNOWN, steps: 0 };
     this.#messages.set(id, message);
     this.#store(message);
     if (due > now) return;
@@ -363,6 +371,7 @@ export class Monitor {
   /** @param {Message} message @param {number} now */
   #start(message, now) {
     message.sent = true;
+    if (message.expires) message.expires = now + this.#keep;
     this.#messages.delete(message.id); // what was sent is repeated in the order in which it went out
     this.#messages.set(message.id, message);
     this.#store(message);
@@ -395,12 +404,13 @@ export class Monitor {
   /** The event in its countdown for a cause. @param {string} device @param {string} reason
    * @param {boolean} critical @returns {Message|undefined} */
   #counting(device, reason, critical) {
+    let found;
     for (const message of this.#messages.values()) {
       const { kind, sent, queued, data } = message;
       if (kind !== EVENT || sent || queued || data.device_address !== device) continue;
-      if (data.trigger_reason === reason && (data.severity === "critical") === critical) return message;
+      if (data.trigger_reason === reason && (data.severity === "critical") === critical) found = message;
     }
-    return undefined;
+    return found;
   }
 
   /** What waits for an event. @param {string} event */
@@ -506,6 +516,7 @@ export class Monitor {
       message.due += by;
       message.again += by;
       if (message.expires) message.expires += by;
+      if (message.steps !== null) message.steps += by;
       this.#store(message);
     }
   }
@@ -518,7 +529,7 @@ export class Monitor {
   }
 
   #saveSelf() {
-    this.#changes.set("monitor", JSON.stringify({ offset: this.#offset, minted: this.#minted }));
+    this.#changes.set("monitor", JSON.stringify({ minted: this.#minted }));
   }
 
   /** @param {Message} message */

@@ -429,15 +429,20 @@ export class Sentinel extends Listeners {
 
   /** @param {any} frame */
   #up(frame) {
-    const offset = frame.time * 1_000 - this.#now();
-    this.#tell((monitor, now) => {
-      monitor.measured(offset, now);
-      monitor.reached(now);
-    });
+    this.#measure(frame.time);
+    this.#tell((monitor, now) => monitor.reached(now));
     this.#say("online");
     this.#isReady();
     this.#told = "{}";
     this.#tellHeldBack();
+  }
+
+  /** Measure how far the tower's clock is ahead of ours, if it says what it shows.
+   * @param {number|undefined} time */
+  #measure(time) {
+    if (time === undefined) return;
+    const offset = time * 1_000 - this.#now();
+    this.#tell((monitor, now) => monitor.measured(offset, now));
   }
 
   /** @param {string} reason */
@@ -448,8 +453,9 @@ export class Sentinel extends Listeners {
   }
 
   /** @param {any} frame */
-  #hear({ type, seq_id: id, code, error = "", detail = "" }) {
+  #hear({ type, seq_id: id, code, error = "", detail = "", time }) {
     if (type !== "server_ack" || !id) return;
+    this.#measure(time);
     if (id.startsWith("beat-")) {
       if (error) this.#say("refused", { detail: `the heartbeat: ${error}: ${detail}` });
     } else if (code === 0 || code === 5) {

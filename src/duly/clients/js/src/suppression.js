@@ -108,6 +108,19 @@ export class Suppressor {
     if (!summary.reasons.size) marks.summary = null;
   }
 
+  /** Move all marks: the wall clock was set. @param {Marks} marks @param {number} by */
+  shift(marks, by) {
+    for (const times of [marks.last, marks.critical]) {
+      for (const [reason, at] of times) times.set(reason, at + by);
+    }
+    marks.passed = marks.passed.map((at) => at + by);
+    if (marks.cancelled !== null) marks.cancelled += by;
+    if (!marks.summary) return;
+    marks.summary.since += by;
+    marks.summary.until += by;
+    marks.summary.due += by;
+  }
+
   /** Whether nothing is remembered. @param {Marks} marks @param {number} now */
   idle(marks, now) {
     this.refresh(marks, now);

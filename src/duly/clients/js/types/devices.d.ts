@@ -100,7 +100,8 @@ export declare class MonitoredDevices {
     get holding(): number;
     /** When the next signal is judged again, or a summary is due; Infinity: never. */
     nextWake(): number;
-    /** Follow a wall clock that was set: windows go on as if it had not been. @param {number} by */
+    /** Follow a wall clock that was set: windows go on as if it had not been, and what was noticed is as long
+     * ago as it was. @param {number} by */
     shift(by: number): void;
     /** Forget devices that have nothing left to remember, once there are many; their names.
      * @param {number} now */

@@ -10,6 +10,7 @@
  * ends, unless the device is back by then or a person has called it off. A critical signal is held back only
  * as a repeat of an event that reports the same, and it never expires here.
  *
+ * Times go by the tower's clock, which is measured with every connection.
  * It is pure: time is an argument, in microseconds, and `take` returns what to store and what to do then.
  */
 export declare const EVENT = "alert_event";
@@ -58,6 +59,10 @@ export type Message = {
      * when it is sent again
      */
     again: number;
+    /**
+     * by how much the clock was set since it was made; null: an earlier run made it
+     */
+    steps: number | null;
 };
 export type Effect = {
     do: "ruled";
@@ -109,6 +114,7 @@ export type Effect = {
  * @property {boolean} queued its countdown is over, and that was told
  * @property {number} tries transmissions over this connection
  * @property {number} again when it is sent again
+ * @property {number|null} steps by how much the clock was set since it was made; null: an earlier run made it
  */
 /** What to do once everything is stored.
  * @typedef {{do: "ruled", origin: any, device: string, reason: string, ruling: import("./policy.js").Ruling,
@@ -157,7 +163,7 @@ export declare class Monitor {
     lost(): void;
     /** The promise of a heartbeat is taken back. */
     standDown(): void;
-    /** Store the offset of the tower's clock, and add it to unsent events: our clock may have started in 1970.
+    /** Date unsent events by the tower's clock; ours may have started in 1970, and have been set since.
      * @param {number} offset @param {number} now */
     measured(offset: number, now: number): void;
     /** The tower has answered. @param {string} id @param {"done"|"failed"|"unknown"} state
