@@ -35,7 +35,9 @@ done. Catch the branch that you can act on.
     │   └── LedgerUnavailable full disk, lost connection: nothing was stored, try again
     ├── ConnectionLost        there is no connection, or it broke too early: send again
     ├── ConnectionRefused     the server refuses the connection: the operator can solve it
+    │   └── VersionRefused    a broker does not speak this version of MQTT
     ├── BrokerError           the embedded broker cannot run: the operator can solve it
+    │   └── PortTaken         another program listens on its port
     ├── ChannelError          a notification did not arrive, or may not have arrived
     │   ├── NotSent           it certainly had no effect: try again
     │   ├── Declined          the recipient refuses it: check the address and the content
@@ -302,11 +304,23 @@ class ConnectionRefused(DulyError):
     word = "connection_refused"
 
 
+class VersionRefused(ConnectionRefused):
+    """The broker does not speak this version of MQTT; another one may do."""
+
+    word = "version_refused"
+
+
 class BrokerError(DulyError):
     """The embedded broker cannot run; the operator can solve that."""
 
     fault = Fault.OPERATOR
     word = "broker"
+
+
+class PortTaken(BrokerError):
+    """Another program listens on the port of the embedded broker."""
+
+    word = "port_taken"
 
 
 class ChannelError(DulyError):

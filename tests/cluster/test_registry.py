@@ -253,7 +253,7 @@ def test_a_claimed_device_that_could_not_be_connected_is_free_again() -> None:
         await a.drop_absent([])
         assert await b.claim("lamp")
         assert await a.look_up("lamp")
-        assert a.is_held_elsewhere("lamp")
+        assert a.is_at_another("lamp")
         assert not await a.claim("lamp")
 
     play(scene())

@@ -49,7 +49,7 @@ from duly.broker.nats_config import NatsServing, configuration
 from duly.core.quota import Quota, Rate
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import BrokerError, DulyError
+from duly.errors import BrokerError, DulyError, PortTaken
 from duly.runtime.backoff import Backoff
 from duly.runtime.files import PRIVATE_FILE, private_folder, write_private
 from duly.runtime.tasks import SupervisedTask, Supervisor
@@ -126,10 +126,6 @@ class _LogFile(RotatingFileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Drop the line: a full disk must not end what is logged."""
-
-
-class PortTaken(BrokerError):
-    """Another program listens on the port of the embedded broker."""
 
 
 class EmbeddedBroker:

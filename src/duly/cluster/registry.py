@@ -69,7 +69,7 @@ class HubRegistry:
         holder = self._holders.get(device)
         return holder is not None and _hub_of(holder) in self.living
 
-    def is_held_elsewhere(self, device: str) -> bool:
+    def is_at_another(self, device: str) -> bool:
         """Whether another living hub holds a device, as far as is known."""
         holder = self._holders.get(device)
         return holder is not None and _hub_of(holder) in self.living - {self.me}

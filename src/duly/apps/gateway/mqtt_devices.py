@@ -396,7 +396,7 @@ class MqttDevices:
         with suppress(LedgerError, Stopped):
             here, remote = self._gateway.sessions.devices, self._gateway.remote
             for name in self.presence.online:
-                if name not in here and not remote.holds_elsewhere(name):
+                if name not in here and not remote.is_at_another_hub(name):
                     await self._claim(name)
 
     async def _connect(self, name: str, session: str) -> None:

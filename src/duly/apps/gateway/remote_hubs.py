@@ -83,7 +83,7 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Ask the ledger whether a hub holds a device; None where no other hub can."""
         ...
 
-    def holds_elsewhere(self, device: str) -> bool:
+    def is_at_another_hub(self, device: str) -> bool:
         """Whether another hub than this one holds a device, as far as is known here."""
         ...
 
@@ -186,7 +186,7 @@ class SingleHub(NoRemoteHubs):
         """There is no other hub to find a device at."""
         return None
 
-    def holds_elsewhere(self, device: str) -> bool:
+    def is_at_another_hub(self, device: str) -> bool:
         """There is no other hub."""
         return False
 
@@ -309,9 +309,9 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Ask the ledger whether a hub that lives holds a device."""
         return self.registry.look_up(device)
 
-    def holds_elsewhere(self, device: str) -> bool:
+    def is_at_another_hub(self, device: str) -> bool:
         """Whether another hub that lives holds a device."""
-        return self.registry.is_held_elsewhere(device)
+        return self.registry.is_at_another(device)
 
     async def claim(self, device: str) -> bool:
         """Become the hub that serves a device behind a shared broker, unless a living hub is it."""

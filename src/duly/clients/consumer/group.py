@@ -122,7 +122,7 @@ class ConsumerGroup(PolledRemoteHubs):
                     return
                 if partition in self._held or partition in self._leaving:
                     continue
-                elsewhere = self._registry.is_held_elsewhere(partition)
+                elsewhere = self._registry.is_at_another(partition)
                 if elsewhere or not await self._registry.claim(partition):
                     continue
                 await self._take(partition)

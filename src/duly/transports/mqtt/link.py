@@ -20,7 +20,15 @@ from typing import Final
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
-from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, Overloaded, ProgramError
+from duly.errors import (
+    ConnectionLost,
+    ConnectionRefused,
+    DulyError,
+    Malformed,
+    Overloaded,
+    ProgramError,
+    VersionRefused,
+)
 from duly.runtime.backoff import Backoff
 from duly.runtime.changes import Changes
 from duly.runtime.tasks import SupervisedTask, Supervisor
@@ -33,7 +41,6 @@ from duly.transports.mqtt.session import (
     Done,
     IncomingPublish,
     MqttSession,
-    VersionRefused,
     Will,
 )
 from duly.wire.publish_properties import PublishProperties

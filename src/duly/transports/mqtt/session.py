@@ -21,7 +21,7 @@ from typing import Final, TypeAlias, cast
 
 from msgspec import Struct
 
-from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, TooLarge
+from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, TooLarge, VersionRefused
 from duly.transports.mqtt import packets, properties, reason_codes
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.packet_reader import PacketReader
@@ -45,10 +45,6 @@ _OLD: Final = packets.RETAIN | packets.DUP
 Done: TypeAlias = Callable[[DulyError | None], None]
 """Hears None when the broker has confirmed a message, else why it has not: the connection was lost, or the
 broker refuses it, as MQTT 5 lets it say."""
-
-
-class VersionRefused(ConnectionRefused):
-    """The broker does not speak the version of MQTT that it was asked with."""
 
 
 class Will(Struct, frozen=True):
