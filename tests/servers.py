@@ -331,8 +331,10 @@ class RabbitMqHost:
         return f"amqp://guest:guest@127.0.0.1:{self._env['RABBITMQ_NODE_PORT']}/{quote(self._host, safe='')}"
 
     def url(self, name: str) -> str:
-        # It knows one user only, whom we use for everybody: the session's name is what tests need.
-        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={quote(name).replace('.', '_')}"
+        # It knows one user only, whom we use for everybody: the session's name is what tests need. It knows
+        # each name once, whatever the virtual host: a test at another worker would take the session over.
+        session = f"{quote(name).replace('.', '_')}-{self.port}"
+        return f"mqtt://guest:guest@127.0.0.1:{self.port}?client_id={session}"
 
     def run(self, script: str) -> None:
         """A shell script that calls rabbitmqctl; unless told otherwise, it means the first virtual host."""
