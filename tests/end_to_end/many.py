@@ -56,6 +56,8 @@ class LocalCluster:
                 await accounts.grant(app, device)
         for hub in self.hubs:
             await hub.accounts.refresh()
+            for link in hub.mqtt.links.values() if hub.mqtt is not None else ():
+                await link.connected()  # a hub does not wait for a broker that is not its own
 
     async def stop(self) -> None:
         for hub in self.hubs:
