@@ -286,7 +286,7 @@ class Mosquitto:
             f"listener {self.port} 127.0.0.1",
             "allow_anonymous true",
             "set_tcp_nodelay true",
-            "max_queued_messages 0",
+            "max_queued_messages 1000000",
             "max_inflight_messages 1000",
             "persistence true",
             f"persistence_location {self.folder}/",

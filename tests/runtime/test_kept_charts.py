@@ -53,6 +53,16 @@ async def test_minutes_and_hours_go_on_and_seconds_begin_anew() -> None:
     assert (await restarted(ledger, clock)).rates(ChartStep.MINUTE) == [3.0] * 122
 
 
+async def test_an_hour_is_complete_though_the_hub_was_restarted_in_it() -> None:
+    clock = SetClock()
+    ledger = MemoryLedger(clock)
+    for _ in range(6):
+        hub = await restarted(ledger, clock)
+        hub.run(25 * MINUTE)
+        await hub.charts.store()
+    assert hub.rates(ChartStep.HOUR) == [3.0, 3.0]
+
+
 async def test_what_is_stored_is_bounded_and_what_is_too_old_is_dropped() -> None:
     clock = SetClock()
     ledger = MemoryLedger(clock)

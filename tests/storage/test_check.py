@@ -11,6 +11,9 @@ from typing import Any
 import asyncpg
 import pytest
 
+from duly.core import operations as w
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Mode, Order
 from duly.server.ledger_check import check_invariants
 from duly.server.ledger_inspectors import hub_inspectors
 from duly.settings import Settings
@@ -21,7 +24,8 @@ from duly.storage.snapshot import TABLES
 from duly.storage.sqlite.file import connect
 from duly.testing import ManualClock
 from tests import servers
-from tests.storage.whole_ledger import fill_up
+from tests.storage.making import message
+from tests.storage.whole_ledger import MADE_MS, NOW, UNTIL, fill_up
 
 PLANTED: dict[str, str] = {
     "message-key": "UPDATE {messages} SET key = {hex}01020304050667617465006531'::x WHERE listed",
@@ -96,6 +100,14 @@ async def test_a_sound_ledger_breaks_no_invariant(sound: Path) -> None:
     assert report.ok, broken(report)
     assert all(finding.holds for finding in report.invariants)
     assert report.tables["messages"].rows == 3
+
+
+async def test_a_command_outside_of_the_order_need_not_have_moved_the_mark(folder: Path) -> None:
+    free = message(5, ms=MADE_MS + 5, order=Order("door", Mode.ANY, n=5))
+    async with await open_ledger(f"sqlite:///{folder}/ledger.db", clock=ManualClock()) as ledger:
+        await ledger.write(w.Admit(free, UNTIL, NOW), w.Advance(free.key, State.DONE, NOW, Answer(0)))
+    report = await check_invariants(Settings(data=str(folder)))
+    assert report.ok, broken(report)
 
 
 def test_each_invariant_has_a_planted_violation() -> None:

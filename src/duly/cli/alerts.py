@@ -233,11 +233,25 @@ def list_alerts(
         table(
             ["time", "sentinel", "event", "severity", "status", "told", "reason"],
             [
-                [clock(one["accepted_at"]), one["sentinel"], one["event"][:12], one["severity"],
+                [_came(one), one["sentinel"], one["event"][:12], one["severity"],
                  one["status"], _told(one), f"{one['reason']} {one['device']}".strip()]
                 for one in found
             ],
         )  # fmt: skip
+
+
+def _came(one: JsonObject) -> str:
+    """When an alert came, and whether it is known when it happened."""
+    return f"{clock(one['accepted_at'])}{' undated' if one.get('undated') else ''}"
+
+
+def _reported(one: JsonObject) -> str:
+    """When an alert happened, as far as its sentinel's clock can be believed, and when it came."""
+    if not one.get("undated"):
+        return f"{clock(one['time'])} by its own account, stored {clock(one['accepted_at'])}"
+    said = one.get("said_time")
+    why = "it gave no time" if said is None else f"its clock said {said} ms since 1970, which is not believed"
+    return f"{clock(one['accepted_at'])}, when it came: {why}"
 
 
 def _told(one: JsonObject) -> str:
@@ -270,7 +284,7 @@ def _show(one: JsonObject, json: bool) -> None:
     say(f"{one['severity']}: {one['reason']} {one['device']}".rstrip())
     for name in ("event", "sentinel", "profile"):
         say(f"  {name:<10} {one[name]}")
-    say(f"  reported   {clock(one['time'])} by its own account, stored {clock(one['accepted_at'])}")
+    say(f"  reported   {_reported(one)}")
     by = f" by {_by(one)} at {clock(one['at'])}" if one.get("by") else ""
     say(f"  status     {one['status']}{by}{': ' + one['note'] if one.get('note') else ''}")
     say(f"  messages   {tint(one['state'])}{': ' + one['detail'] if one.get('detail') else ''}")

@@ -92,7 +92,7 @@ def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
             return Verdict(
                 VerdictKind.STALE,
                 reason=f"it is {show(now - made)} old, {show(oldest)} are allowed; "
-                "send it again with a new id",
+                "if it is still wanted, send it anew: with a new id, and a time of now",
             )
         return None
     if not horizon.ageless:

@@ -85,14 +85,24 @@ class TimeSeries:
         reading = _CounterReading(time, list(counts), list(totals), list(commits))
         self._readings.append(reading)
         self._gauges = list(gauges)
-        for step, points in self._points.items():
-            last = self._last.setdefault(step, reading)
+        for step in (ChartStep.SECOND, ChartStep.MINUTE):
+            points, last = self._points[step], self._last.setdefault(step, reading)
             # A reading that comes a little early still ends its stretch.
             if time - last.time >= step.seconds * _SECOND - _EARLY:
                 points.append(_between(last, reading, self._gauges))
                 self._last[step] = reading
+                if step is ChartStep.MINUTE:
+                    self._add_hour(time)
             elif time < last.time:  # the clock was set back
                 self._last[step] = reading
+
+    def _add_hour(self, time: int) -> None:
+        """Make a point of an hour out of its minutes, also of those before a restart."""
+        minutes, hours = self._points[ChartStep.MINUTE], self._points[ChartStep.HOUR]
+        since = [one for one in minutes if one.time > (hours[-1].time if hours else 0)]
+        began = hours[-1].time if hours else since[0].time - 60 * _SECOND
+        if time - began >= 3_600 * _SECOND - _EARLY:
+            hours.append(_combined(since))
 
     def restore(self, step: ChartStep, points: Sequence[ChartPoint]) -> None:
         """Put points of before a restart, oldest first, in front of those that are here. Points with other
@@ -122,6 +132,18 @@ def _between(first: _CounterReading, last: _CounterReading, gauges: list[float])
         gauges,
         [new - old for old, new in zip(first.totals, last.totals, strict=True)],
         [new - old for old, new in zip(first.commits, last.commits, strict=True)],
+    )
+
+
+def _combined(points: list[ChartPoint]) -> ChartPoint:
+    """One point for several that follow each other: mean rates, the last gauges, and all observations."""
+    last = points[-1]
+    return ChartPoint(
+        last.time,
+        [sum(rates) / len(points) for rates in zip(*(one.rates for one in points), strict=True)],
+        last.gauges,
+        [sum(counts) for counts in zip(*(one.totals for one in points), strict=True)],
+        [sum(counts) for counts in zip(*(one.commits for one in points), strict=True)],
     )
 
 

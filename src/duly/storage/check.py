@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from duly.core.high_water import mark_name, names_in
 from duly.core.lifecycle import State
-from duly.core.messages import Message, key_of
+from duly.core.messages import Message, Mode, key_of
 from duly.core.messages import names_in as names_of
 from duly.core.operations import DeliveryKind
 from duly.core.units import MS
@@ -265,8 +265,8 @@ class LedgerCheck:
 
     def _check_lane(self, message: Message, state: int, shown: str) -> None:
         order = message.order
-        if order is None or order.n is None or state not in _STARTED:
-            return
+        if order is None or order.n is None or order.mode is Mode.ANY or state not in _STARTED:
+            return  # what has no place in the order does not move the mark
         mark = self._marks.get(mark_name(message))
         if mark is not None and order.n > mark[0] and message.made // MS > mark[1]:
             self._violated(

@@ -95,7 +95,7 @@ NOW = time.time_ns() // 1_000_000
         (event(), "phone", 403, "not_allowed"),
         (event(sentinel_id="barn"), "gate", 403, "not_allowed"),
         (event(timestamp=NOW - 40 * 86_400_000), "gate", 400, "stale"),
-        (event(timestamp="today"), "gate", 400, "malformed"),
+        (event(cancelled_count="many", timestamp="today"), "gate", 400, "malformed"),
         (event(profile_id=""), "gate", 400, "malformed"),
         (event(severity="loud"), "gate", 400, "malformed"),
         (event(location="x" * 100_000), "gate", 413, "too_large"),

@@ -56,12 +56,32 @@ async def test_an_alert_is_told_with_the_time_of_its_arrival(
     told = json.loads(hook.requests[0][1])["data"]
     assert told["undated"] is True
     assert before - 1 <= told["time"] / 1000 <= time.time() + 1
-    assert told["claimed"] == time_["timestamp"] + time_.get("offset_ms", 0)
+    assert told["said_time"] == (time_["timestamp"] + time_.get("offset_ms", 0) or None)
+    assert "happened" not in told
     _, again = await tower.post(event(**{"severity": "critical"} | time_))
     assert again["code"] == 5, "a repeat is none the less a repeat"
     assert len(hook.requests) == 1
     (listed,) = (await tower.do("alert.list"))["alerts"]
     assert listed["undated"] is True
+
+
+@pytest.mark.parametrize("timestamp", [None, "today", True, [], {"ms": 1}])
+async def test_a_time_that_is_no_number_is_no_reason_to_refuse_an_alert(
+    tower: Tower, hook: Receiver, timestamp: object
+) -> None:
+    status, answer = await tower.post(event(timestamp=timestamp, offset_ms="none"))
+    assert (status, answer["code"]) == (202, 0)
+    await hook.got(1)
+    told = json.loads(hook.requests[0][1])["data"]
+    assert (told["undated"], told["said_time"]) == (True, None)
+
+
+async def test_a_time_with_a_fraction_of_a_millisecond_is_rounded(tower: Tower, hook: Receiver) -> None:
+    _, answer = await tower.post(event(timestamp=NOW + 0.6, offset_ms=-1.2))
+    assert (answer["code"], answer.get("detail")) == (0, None)
+    await hook.got(1)
+    told = json.loads(hook.requests[0][1])["data"]
+    assert (told["time"], "undated" in told) == (NOW, False)
 
 
 @pytest.mark.parametrize("id_", ["1000_0", "00000000-03e8-7000-8000-000000000000"])

@@ -119,30 +119,6 @@ async def test_each_reason_is_logged_once_in_a_connection(caplog: pytest.LogCapt
     assert "refuses a message to a: not authorized (0x87)" in record.message
 
 
-async def test_a_broker_that_hangs_up_with_a_refusal_is_asked_with_3() -> None:
-    """Else a message that is forbidden would cost all others their connection, again and again."""
-    versions, asked = BrokerVersions(), list[int]()
-
-    async def rude(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append((await reader.read(100))[8])
-        writer.write(CONNACK if asked[-1] == 5 else b"\x20\x02\x00\x00")
-        packet = await reader.read(100)
-        if asked[-1] == 5:
-            writer.write(b"\x40\x03" + packet[5:7] + b"\x87")
-        else:
-            await reader.read(100)
-
-    async with broker(rude) as url:
-        link = MqttLink(url, Ear(), retry=RetryPolicy.fixed(MS, tries=None), versions=versions)
-        await link.start()
-        await link.connected()
-        with pytest.raises(NotAllowed):
-            await link.publish("a", b"!")
-        await until(lambda: link.connections == 2)
-        assert (link.version, asked) == (3, [5, 4])
-        await link.stop()
-
-
 async def test_what_is_too_large_for_the_broker_is_not_sent_and_ends_no_connection(
     strict: servers.Mosquitto,
 ) -> None:

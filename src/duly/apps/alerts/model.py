@@ -46,7 +46,23 @@ class AlertEvent(Struct, frozen=True, omit_defaults=True):
     """the sentinel itself does not know what its timestamp is worth: its clock was set since"""
 
 
-_decode_event: Final = msgspec.json.Decoder(AlertEvent).decode
+_decode_strictly: Final = msgspec.json.Decoder(AlertEvent).decode
+
+
+def _decode_event(body: bytes) -> AlertEvent:
+    """The alert in these bytes. A time that is no number of milliseconds is rounded, or left out: it is no
+    reason to refuse an alert."""
+    try:
+        return _decode_strictly(body)
+    except msgspec.ValidationError:
+        fields = msgspec.json.decode(body)
+        if not isinstance(fields, dict):
+            raise
+        for name in ("timestamp", "offset_ms"):
+            value = fields.pop(name, None)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                fields[name] = round(value)
+        return _decode_strictly(msgspec.json.encode(fields))
 
 
 def read_event(body: bytes) -> AlertEvent:
@@ -220,7 +236,7 @@ def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None)
         "status": status.standing.value,
     }
     if is_undated(message):
-        seen |= {"undated": True, "claimed": said_time(message)}
+        seen |= {"undated": True, "said_time": said_time(message) or None}
     if event.cancelled_count:
         seen["cancelled_count"] = event.cancelled_count
     for name in ("location", "device_meta", "summary"):

@@ -202,7 +202,8 @@ def _link(item: BatchItem, known: NotificationContext) -> list[str]:
 def _shown(item: BatchItem, known: NotificationContext) -> dict[str, object]:
     message = item.message
     seen = shown(message, known.status(message), item.ref) | {"delivery": delivery_id(item.ref)}
-    seen["happened"] = iso(message.time)
+    if not is_undated(message):
+        seen["happened"] = iso(message.time)
     received = known.received.get(message.key)
     if received is not None:
         seen["received"] = received // MS

@@ -248,6 +248,9 @@ class HomeAssistantBridge:
             self._report(CommandReport(entity, "", "", "retained", why))
 
     async def _carry_out(self, entity: EntityDeclaration, payload: bytes, ack: Acknowledge) -> None:
+        if not payload:  # a retained message was cleared
+            ack()
+            return
         try:
             command = read_command(entity, payload, self._clock.now(), self._expires)
         except SenderError as problem:

@@ -18,6 +18,7 @@ from duly.errors import Malformed
 
 _END: Final = "-----END CERTIFICATE-----"
 
+_OPTIONS: Final = frozenset({"client_id", "keepalive", "cafile", "cert", "key", "version", "session_expiry"})
 _SCHEMES: Final = {
     "mqtt": (1883, False, False),
     "mqtts": (8883, True, False),
@@ -86,17 +87,10 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
             )
         usual, tls, websocket = _SCHEMES[parts.scheme]
         options = dict(parse_qsl(parts.query))
-        strange = options.keys() - {
-            "client_id",
-            "keepalive",
-            "cafile",
-            "cert",
-            "key",
-            "version",
-            "session_expiry",
-        }
+        strange = options.keys() - _OPTIONS
         if strange:
-            raise Malformed(f"the broker's address has an unknown option {min(strange)!r}")
+            known = ", ".join(sorted(_OPTIONS))
+            raise Malformed(f"the broker's address has an unknown option {min(strange)!r}; there are {known}")
         version = options.get("version", "")
         if version not in ("", "3", "3.1.1", "5"):
             raise Malformed("version is 3 (for MQTT 3.1.1) or 5; without it 5 is tried, and then 3")

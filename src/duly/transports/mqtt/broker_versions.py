@@ -3,10 +3,6 @@
 The laws. An address that names a version is connected to with that one. Every other broker is asked with
 MQTT 5 first; one that refuses it, or hangs up at it and then takes 3.1.1, is asked with 3.1.1 for an hour. So
 a broker that does not speak MQTT 5 costs one connect more, and one that was replaced is noticed.
-
-A broker that hangs up on a client that has published what it may not, as Mosquitto 2.0.11 does in MQTT 5, is
-asked with 3.1.1 as well: else one message that is forbidden would cost all others their connection, and come
-again with the next one.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ _Place: TypeAlias = tuple[str, int, bool, str]
 
 
 class BrokerVersions:
-    """The brokers that do not speak MQTT 5, or not well."""
+    """The brokers that do not speak MQTT 5."""
 
     def __init__(self) -> None:
         self._old: OrderedDict[_Place, float] = OrderedDict()

@@ -287,8 +287,6 @@ class MqttLink:
             session = await self._open()
             self._is_up(session)
             await _first(session.closed.wait(), self._stopping.wait())
-            if session.ended_by_refusal:
-                self._versions.speaks_only_3(self.address)
             self.problem = session.reason or "stopped"
         except ConnectionRefused as problem:
             self.problem = str(problem)

@@ -127,7 +127,6 @@ class MqttSession(asyncio.Protocol):
         """closed, asked for at every packet"""
         self._heard = False
         self._logged: set[int] = set()
-        self._refused_at = 0.0
         """when the broker last refused a message"""
         self.present = False
         """the broker had kept our session"""
@@ -176,11 +175,6 @@ class MqttSession(asyncio.Protocol):
     def hung_up(self) -> bool:
         """Whether the broker has taken the connection and ended it without a word."""
         return self._transport is not None and self._gone.is_set() and not self._heard
-
-    @property
-    def ended_by_refusal(self) -> bool:
-        """Whether the broker has ended the connection right after it had refused a message."""
-        return self._gone.is_set() and self._refused_at == self._heard_at
 
     async def _connect(self) -> None:
         a = self._address
@@ -473,7 +467,6 @@ class MqttSession(asyncio.Protocol):
     def _refusal(self, topic: str, code: int, said: str) -> DulyError:
         """The error of a message that the broker refuses; each code is logged once in a connection."""
         why = f"{self._address!r} refuses a message to {topic}: {reason_codes.words(code, said)}"
-        self._refused_at = self._heard_at
         if code not in self._logged:
             self._logged.add(code)
             LOG.warning("%s", why)
