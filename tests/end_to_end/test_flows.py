@@ -13,8 +13,10 @@ from typing import Any
 
 import pytest
 
+from duly.storage.records import StreamEntry
 from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Ids, Peer, curl, dial
+from tests.servers import GUARD
 from tests.stopwatch import Stopwatch
 
 COMMANDS = [
@@ -240,6 +242,32 @@ async def test_a_revoked_grant_counts_at_once(local: HubUnderTest) -> None:
         await lock.say("event_report", data={"secret": True})
         assert await phone.hears_nothing(), "nor does it hear the device any more"
         assert await lock.hears_nothing()
+
+
+async def test_what_is_read_for_an_app_is_not_sent_once_its_grant_is_gone(
+    local: HubUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, reading, go_on = local.hub.ledger, asyncio.Event(), asyncio.Event()
+    entries = ledger.entries
+
+    async def read_late(stream: str, after: int, limit: int = 100) -> list[StreamEntry]:
+        if stream == "push/lock" and not go_on.is_set():
+            reading.set()
+            await go_on.wait()
+        return await entries(stream, after, limit)
+
+    async with local.join("lock") as lock, local.join("lamp"):
+        monkeypatch.setattr(ledger, "entries", read_late)
+        async with local.join("phone") as phone:
+            await reading.wait()
+            before = (await ledger.extent("push/lock")).last
+            await local.hub.accounts.revoke("phone", "lock")
+            await lock.say("event_report", data={"secret": True})
+            async with asyncio.timeout(GUARD):
+                while (await ledger.extent("push/lock")).last == before:
+                    await asyncio.sleep(0.01)
+            go_on.set()
+            assert await phone.hears_nothing()
 
 
 @pytest.mark.parametrize("name", ["lock", "phone"])

@@ -288,6 +288,8 @@ class PushService:
         stream, count, size = stream_of(device), 0, 0
         extent = await self._ledger.extent(stream)
         told = self._told.get(session)
+        if not self._may_see(session, device):
+            return
         if told is not None and told.setdefault(device, extent.last) + 1 < extent.first:
             gap = GapFrame(device, told[device], extent.first)
             session.push(gap)
@@ -296,7 +298,7 @@ class PushService:
             if session.congested:
                 await session.drained()
             entries = await self._ledger.entries(stream, told[device], next_page(count, size, PAGE))
-            if not entries or session not in self._told:
+            if not entries or session not in self._told or not self._may_see(session, device):
                 return
             count, size = len(entries), sum(len(entry.body) for entry in entries)
             for entry in entries:
@@ -304,6 +306,11 @@ class PushService:
                     told[device] = entry.n
                     if entry.at >= self._born(device):  # else it is of another device of that name
                         session.push(outgoing.numbered(outgoing.read_push(entry.body), entry.n))
+
+    def _may_see(self, session: Session, device: str) -> bool:
+        """Whether a connection may still see what a device pushes: a grant may be taken back while the ledger
+        is read."""
+        return session in self._listeners(device)
 
     async def stop(self) -> None:
         """Ends what is being read for connections."""
