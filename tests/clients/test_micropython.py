@@ -501,6 +501,19 @@ async def mqtt_hub(tmp_path: Path, patience: float) -> AsyncIterator[LocalHub]:
     await it.stop()
 
 
+async def progress_of(app: App) -> list[object]:
+    """What a lock behind a broker tells on the way to an end. A broker may pass the end on first, since that
+    is on another topic; the rest is lost then, and the next command tells it."""
+    heard: list[object] = []
+    for _ in range(10):
+        heard.clear()
+        assert (await app.send("lock", "set_mode", progress=heard.append)).done
+        assert heard == [50, 100][: len(heard)]
+        if len(heard) == 2:
+            break
+    return heard
+
+
 async def test_over_mqtt_it_keeps_the_same_promises(mqtt_hub: LocalHub, tmp_path: Path) -> None:
     if shutil.which("micropython") is None:
         servers.missing("micropython")
@@ -516,9 +529,7 @@ async def test_over_mqtt_it_keeps_the_same_promises(mqtt_hub: LocalHub, tmp_path
             assert (await app.send("lock", "system")).code == 7
             for echo in ("x" * 4_000, 0, False, None, [{"ü": 1.5}]):
                 assert (await app.send("lock", "dev_control", {"echo": echo})).data == echo
-            heard: list[object] = []
-            ack = await app.send("lock", "set_mode", progress=heard.append)
-            assert (ack.state, heard) == ("done", [50, 100])
+            assert await progress_of(app) == [50, 100]
             await board.kill(noticed=False)
             kept = await app.post("lock", "lock_control", queue=True, expires=60)
             await board.start()
@@ -559,9 +570,7 @@ async def test_over_mqtt_it_signs_all_that_a_hub_with_its_key_demands(
         async with App(mqtt_hub.url, mqtt_hub.tokens["phone"]) as app:
             for echo in ('x\n"é', 0, None, [{"ü": 1.5}]):
                 assert (await app.send("lock", "dev_control", {"echo": echo})).data == echo
-            heard: list[object] = []
-            assert (await app.send("lock", "set_mode", progress=heard.append)).done
-            assert heard == [50, 100]
+            assert await progress_of(app) == [50, 100]
             assert (await app.send("lock", "query")).detail == "the sensor is broken"
             await until(lambda: kept_pushes(board) == 0)
         await board.kill()
