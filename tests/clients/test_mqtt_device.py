@@ -75,6 +75,9 @@ async def local(
         outside = broker.url("hub")
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0, mqtt=outside))
     await hub.start()
+    assert hub.mqtt is not None
+    for link in hub.mqtt.links.values():
+        await link.connected()  # RabbitMQ shows no retained status to a later wildcard subscription
     phone = await hub.accounts.add(Role.APP, "phone")
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
