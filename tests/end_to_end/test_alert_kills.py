@@ -75,14 +75,14 @@ async def everything_settles(hub: HubProcess, events: int, seconds: float = 40) 
 
 @pytest.fixture
 def lines(tmp_path: Path) -> Path:
-    return tmp_path / "told.jsonl"
+    return tmp_path / "hub" / "notifications" / "told.jsonl"
 
 
 async def start(
     tmp_path: Path, hook: Receiver, lines: Path, names: list[str]
 ) -> tuple[HubProcess, list[Sentinel]]:
     hub = HubProcess(tmp_path / "hub", allow_private_webhooks="true")
-    tokens = await hub.prepare([], [], names, hook.url, f"file:{lines}?doubt=repeat")
+    tokens = await hub.prepare([], [], names, hook.url, f"file:{lines.name}?doubt=repeat")
     return hub, [Sentinel(hub, name, tokens[name]) for name in names]
 
 

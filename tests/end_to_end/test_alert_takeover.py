@@ -80,7 +80,7 @@ class Towers:
 
 @pytest.fixture
 async def towers(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[Towers]:
-    ledger = postgres_server.create_database(f"takeover_{time.time_ns()}")
+    ledger = postgres_server.create_database()
     async with receiver() as hook, mail_server() as mailbox, mail_server() as careful:
         it = Towers(tmp_path, ledger, hook, mailbox, careful)
         try:

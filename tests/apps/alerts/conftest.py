@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -102,7 +101,7 @@ async def tower(tmp_path: Path) -> AsyncIterator[Tower]:
 async def hubs(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[list[Tower]]:
     """Two hubs on one ledger."""
     shared = {
-        "ledger": postgres_server.create_database(f"towers_{secrets.token_hex(4)}"),
+        "ledger": postgres_server.create_database(),
         "secret_key": str(tmp_path / "secret.key"),
     }
     towers = [Tower(tmp_path / name, allow_private_webhooks=True, **shared) for name in ("one", "two")]

@@ -487,18 +487,18 @@ async def test_what_waits_goes_out_after_a_restart_and_what_is_done_does_not(
     assert (await tower.post(event("event-1")))[1]["error"] == "id_conflict", "it is remembered"
 
 
-async def test_figures_are_kept(tower: Tower, hook: Receiver) -> None:
+async def test_counts_are_kept(tower: Tower, hook: Receiver) -> None:
     await tower.profile("home", hook.url)
     hook.words = ["500"]
     sent = event()
     await tower.post(sent)
     await tower.until_state("event-1", "done")
     await tower.post(sent)
-    figures: Any = tower.hub.state()["alerts"]
-    assert figures["total_events"] == 1
-    assert figures["duplicate_events"] == 1
-    assert figures["retry_attempts"] == figures["retry_successes"] == 1
-    assert figures["average_retries"] == 1
+    counts: Any = tower.hub.state()["alerts"]
+    assert counts["total_events"] == 1
+    assert counts["duplicate_events"] == 1
+    assert counts["retry_attempts"] == counts["retry_successes"] == 1
+    assert counts["average_retries"] == 1
 
 
 # ── secrets ──────────────────────────────────────────────────────────────────────────────────────

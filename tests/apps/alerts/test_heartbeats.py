@@ -12,8 +12,10 @@ import pytest
 
 from duly.apps.alerts.heartbeats import CHECK_SECONDS, PROMISES, _decode, _encode, presence
 from duly.clients.sentinel import Sentinel
+from duly.core.heartbeat_watch import Promise
 from duly.core.monitor.signals import Severity
 from duly.core.operations import PutItem
+from duly.core.units import DAY, HOUR, MINUTE, MS
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
@@ -229,3 +231,16 @@ async def test_a_sentinel_that_only_posts_was_heard(tower: Tower, hook: Receiver
     assert (await tower.post(event()))[1]["code"] == 0
     await tower.until(lambda: not tower.hub.alerts.tasks.busy)
     assert "gate" in (await presence(tower.hub.ledger, {"gate"}))["heard"]
+
+
+@pytest.mark.parametrize("wrong", [-40 * DAY, HOUR])
+async def test_a_silence_that_a_hub_with_a_wrong_clock_has_stored_is_told_by_the_next(
+    tower: Tower, hook: Receiver, wrong: int
+) -> None:
+    """It died before it had reported it; how old the report is does not depend on its clock."""
+    found = tower.hub.ledger.clock.now() + wrong
+    promise = Promise("gate", "home", QUICK * MS, found - MINUTE).missed(found, Severity.CRITICAL)
+    await tower.hub.ledger.write(PutItem(PROMISES, "gate/home", _encode(promise)))
+    await tower.hub.alerts.heartbeats.check()
+    await hook.got(1)
+    assert told(hook) == [("alert.event", "silent", "critical")]

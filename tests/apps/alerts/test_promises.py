@@ -57,7 +57,10 @@ async def test_after_an_acknowledgement_nobody_is_told_who_was_not_reached_yet(
     tower: Tower, hook: Receiver
 ) -> None:
     tower.hub.alerts._fanout.policy = type(tower.hub.alerts._fanout.policy)("alert")  # retries after 5 s
-    await tower.profile("home", hook.url, "file:/nowhere/at/all")
+    (tower.folder / "notifications" / "blocked").mkdir(
+        parents=True
+    )  # a folder is no file: it cannot be written
+    await tower.profile("home", hook.url, "file:blocked")
     await tower.post(event())
     await hook.got(1)
     async with asyncio.timeout(10):
@@ -258,7 +261,7 @@ async def test_an_emergency_is_not_refused_for_a_clock_that_is_years_ahead(
     assert said["detail"]
 
 
-# ── figures ──────────────────────────────────────────────────────────────────────────────────────
+# ── counts ───────────────────────────────────────────────────────────────────────────────────────
 
 
 async def test_dead_letters_are_counted_from_the_start(tower: Tower, hook: Receiver) -> None:

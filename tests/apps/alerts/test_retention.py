@@ -27,7 +27,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Message
 from duly.core.operations import Admit, Advance, Deliver, DeliveryRef, Finish
 from duly.core.trusted_time import TrustedClock
-from duly.core.units import DAY
+from duly.core.units import DAY, MINUTE
 from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
@@ -299,3 +299,17 @@ async def test_whoever_wants_no_archive_has_none(tmp_path: Path) -> None:
     office.clock.advance(91 * 86_400)
     assert (await office.prune())["alerts"] == 1
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_an_alert_of_a_running_hub_is_forgotten_when_the_settings_say_so(tmp_path: Path) -> None:
+    """Ids were kept for ten years, for sentinels whose clocks are ahead; such alerts have the time of their
+    arrival now."""
+    hub = LocalHub(tmp_path / "hub")
+    await hub.start()
+    try:
+        alerts, now = hub.hub.alerts, hub.hub.ledger.clock.now()
+        fields = {"profile_id": "home", "trigger_reason": "smoke", "timestamp": (now + 2 * MINUTE) // 1_000}
+        message = Message("gate", "event-1", "alert_event", "home", msgspec.json.encode(fields), now)
+        assert alerts._fanout._until(message, now) == now + round(hub.hub.settings.alerts_kept * DAY)
+    finally:
+        await hub.stop()

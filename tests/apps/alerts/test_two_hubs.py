@@ -8,7 +8,7 @@ import json
 from duly.errors import Malformed
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
-from tests.receivers import Receiver
+from tests.receivers import Receiver, receiver
 
 
 async def test_two_hubs_on_one_postgres_are_one_tower(hubs: list[Tower], hook: Receiver) -> None:
@@ -117,3 +117,47 @@ async def test_a_promise_of_a_sentinel_that_another_hub_has_just_made_is_kept(hu
     assert (await hubs[0].post(beat))[1]["code"] == 0
     await deaf.alerts.heartbeats.check()
     assert await deaf.ledger.item("heartbeats", "gate/home") is not None
+
+
+async def test_a_critical_alert_whose_recipients_two_hubs_have_tried_in_vain_is_told_to_the_default_profile(
+    hubs: list[Tower], hook: Receiver
+) -> None:
+    """Each hub makes some of the attempts, so that neither knows alone that none is left."""
+    events = [f"event-{n}" for n in range(12)]
+    await hubs[0].add(Role.SENTINEL, "gate")
+    async with receiver() as dead:
+        dead.words = ["503"] * 1_000
+        await hubs[0].profile("home", dead.url, dead.url + "/second", tries=6)
+        await hubs[0].profile("default", hook.url)
+        await hubs[1].hub._refresh()
+        for id_ in events:
+            assert (await hubs[0].post(event(id_, severity="critical")))[1]["code"] == 0
+        both = {hub.hub.ledger.worker for hub in hubs}
+        async with asyncio.timeout(30):
+            while hook.events != sorted(events):
+                for hub in hubs:
+                    await hub.hub.alerts.adopt(both)
+                await asyncio.sleep(0.02)
+        for id_ in events:
+            shown = await hubs[0].show(id_)
+            assert [one["state"] for one in shown["deliveries"] if one["kind"] == "step"] == ["failed"] * 2
+    for hub in hubs:
+        await hub.hub.alerts.adopt(both)
+    assert await hubs[0].hub.ledger.bucket("unsettled") == {}
+
+
+async def test_a_hub_that_takes_an_alert_over_looks_up_the_address_that_it_does_not_know(
+    hubs: list[Tower], hook: Receiver
+) -> None:
+    deaf = hubs[1].hub
+    assert deaf.notifier is not None
+    deaf.notifier._listeners.clear()
+    await hubs[0].add(Role.SENTINEL, "gate")
+    await hubs[0].profile("home", hook.url)
+    hook.words = ["hang"]
+    await hubs[0].post(event(severity="critical"))
+    await hook.got(1)
+    assert deaf.alerts.profiles.all() == {}, "it has not read the profile yet"
+    await deaf.alerts.adopt({deaf.ledger.worker})
+    await hubs[1].until_state("event-1", "done")
+    assert len(hook.requests) == 2

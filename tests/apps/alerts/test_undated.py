@@ -23,7 +23,7 @@ IMPOSSIBLE: list[dict[str, Any]] = [
     {"timestamp": 0},
     {"timestamp": 12, "severity": "warning"},
     {"timestamp": 86_400_000, "severity": "info"},
-    {"timestamp": NOW + 600_000, "severity": "warning"},
+    {"ahead": 600_000, "severity": "warning"},
     {"timestamp": NOW + 4_000 * 86_400_000, "severity": "warning"},
     {"timestamp": NOW - 40 * 86_400_000, "severity": "warning", "undated": True},
     {"timestamp": -5},
@@ -45,6 +45,8 @@ async def test_an_alert_is_told_with_the_time_of_its_arrival(
     tower: Tower, hook: Receiver, time_: dict[str, Any]
 ) -> None:
     before = time.time()
+    if "ahead" in time_:  # of now: the run may have begun an hour ago
+        time_ = {"timestamp": round(before * 1000) + time_["ahead"], "severity": time_["severity"]}
     status, answer = await tower.post(event(**{"severity": "critical"} | time_))
     assert (status, answer["code"]) == (202, 0)
     assert answer["detail"] == (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duly.core.fanout.plan import AttemptEnded, AttemptResult, DeliveriesChanged
+from duly.core.fanout.plan import AttemptEnded, AttemptResult, DeliveriesChanged, GroupingTraits
 from duly.core.steps import MachineEvent
 from tests.core.fanout.test_machine import FanoutTower, batches
 
@@ -16,3 +16,19 @@ def test_a_delivery_that_another_worker_takes_while_its_repeat_is_stored_is_left
     assert len(tower.fanout) == 0
     tower.driver.carry_out(to_store)
     assert batches(tower.driver.wait(3600)) == []
+
+
+def test_a_new_urgent_message_does_not_wait_for_the_next_attempt_of_an_older_one() -> None:
+    """The recipient could not be reached for hours, so that the next attempt is an hour away."""
+    tower = FanoutTower("mail")
+    tower.traits = GroupingTraits(urgent=True)
+    (batch,) = batches(tower.report())
+    for _ in range(12):
+        tower.went(batch, AttemptResult.NOT_SENT, "no line")
+        (batch,) = batches(tower.driver.wait(3_600))
+    tower.went(batch, AttemptResult.NOT_SENT, "no line")
+    (new,) = batches(tower.report(tower.event(1)))
+    assert new.items[0].message.id == "event-1", "the line may be there again"
+    tower.went(new)
+    (old,) = batches(tower.driver.wait(0))
+    assert old.items[0].message.id == "event-0", "and since it is, the older one follows at once"

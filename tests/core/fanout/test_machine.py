@@ -29,7 +29,7 @@ from duly.core.fanout.recipient_queue import RecipientPolicy
 from duly.core.horizon import Horizon
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind
-from duly.core.operations import Deliver, DeliveryKind, DeliveryRef, OpenDelivery, PutItem
+from duly.core.operations import Deliver, DeliveryKind, DeliveryRef, DropItem, OpenDelivery, PutItem
 from duly.core.retry import RetryPolicy
 from duly.core.steps import (
     Arrived,
@@ -63,14 +63,16 @@ class FanoutTower:
         worker: str = "me",
         sole: bool = True,
         unwanted: Collection[DeliveryRef] = (),
+        urgent: bool = False,
+        later: tuple[tuple[str, int], ...] = (),
     ) -> None:
         self.clock = clock or ManualClock()
         self.recipients = recipients
-        self.later: tuple[tuple[str, int], ...] = ()
+        self.later = later
         self.end = (State.DONE, Answer())
         self.cancelled: set[bytes] = set()
         self.unwanted = set(unwanted)
-        self.traits = GroupingTraits()
+        self.traits = GroupingTraits(urgent=urgent)
         self.fanout = Fanout(
             FanoutPolicy("alert", retry, horizon=Horizon(keep=30 * DAY, skew=DAY)),
             worker,
@@ -81,6 +83,8 @@ class FanoutTower:
                 doubt=lambda recipient: doubt,
                 wanted=lambda ref: ref not in self.unwanted,
                 cancelled=lambda key: key in self.cancelled,
+                unsettled=lambda key: (PutItem("unsettled", key.hex(), b""),),
+                settled=lambda key: (DropItem("unsettled", key.hex()),),
             ),
             sole=sole,
         )
@@ -108,14 +112,20 @@ class FanoutTower:
     ) -> list[Effect]:
         return self.driver.give(MachineEvent(AttemptEnded(batch, fate, reason, rest)))
 
-    def look(self, n: int) -> None:
-        """Somebody has changed something about an event."""
+    def look(self, n: int = 0) -> list[Effect]:
+        """Read an event again: somebody has changed something about it, or the fanout has asked for that."""
         key = self.event(n).key
         found = [
             one for ref, one in self.disk.deliveries.items() if ref.key == key and not one.state.terminal
         ]
-        open_ = tuple(OpenDelivery(self.event(n), State.ACCEPTED, one) for one in found)
-        self.driver.give(MachineEvent(DeliveriesChanged(key, open_)))
+        state = self.disk.messages[key].state if key in self.disk.messages else State.ACCEPTED
+        open_ = tuple(OpenDelivery(self.event(n), state, one) for one in found)
+        return self.driver.give(MachineEvent(DeliveriesChanged(key, open_)))
+
+    @property
+    def unsettled(self) -> list[bytes]:
+        """The keys of the messages that are noted, since they may be over."""
+        return [bytes.fromhex(name) for name in self.disk.buckets.get("unsettled", {})]
 
     def states(self) -> dict[tuple[str, int], str]:
         return {(ref.recipient, ref.round): d.state.word for ref, d in self.disk.deliveries.items()}
@@ -278,29 +288,6 @@ def test_doubt_within_a_run_is_written_down_before_the_repeat() -> None:
     assert again.items[0].repeat
     tower.went(again, AttemptResult.IN_DOUBT, "the connection broke")
     assert tower.state() == "unknown"
-
-
-def test_on_a_shared_ledger_a_claim_is_its_workers_until_its_lease_ends() -> None:
-    one = FanoutTower("hook", sole=False)
-    (batch,) = batches(one.report())
-    other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
-    assert batches(other.driver.wait(59)) == []
-    (again,) = batches(other.driver.wait(2))
-    assert (again.items[0].ref, again.items[0].attempt) == (batch.items[0].ref, 2)
-    assert only(ReportOutcome, one.went(batch)) == [], "it was thought dead: its end does not count any more"
-    other.went(again)
-    assert other.state() == "done"
-
-
-def test_on_a_shared_ledger_only_one_takes_what_is_due() -> None:
-    one = FanoutTower("hook", sole=False)
-    (batch,) = batches(one.report())
-    one.went(batch, AttemptResult.NOT_SENT, "no")
-    other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
-    (again,) = batches(other.driver.wait(5))
-    assert batches(one.driver.wait(0)) == []
-    other.went(again)
-    assert other.state() == "done"
 
 
 def test_a_restart_goes_on_with_what_waits_at_its_time() -> None:

@@ -8,7 +8,7 @@ from duly.core.fanout import recipient_queue
 from duly.core.fanout.recipient_queue import MOST_IN_A_BATCH, QueuedDelivery, RecipientPolicy, RecipientQueue
 from duly.core.messages import Message
 from duly.core.operations import DeliveryRef
-from duly.core.units import MINUTE, SECOND
+from duly.core.units import HOUR, MINUTE, SECOND
 from duly.errors import Malformed
 
 NOW = 1_700_000_000 * SECOND
@@ -158,3 +158,33 @@ def test_episodes_that_are_over_are_forgotten_when_there_are_too_many(
         assert route.admits(item(n, episode=f"walk {n}"), NOW + n * MINUTE)
         route.arrived()
     assert len(route._episodes) <= 2
+
+
+def test_a_first_urgent_delivery_goes_at_once_although_the_recipient_is_closed() -> None:
+    """The last attempts have failed, and the next one is an hour away; the recipient may be back since."""
+    route = RecipientQueue(RecipientPolicy().urgent, urgent=True)
+    for n in range(2):
+        assert route.admits(item(n), NOW)
+        route.failed(NOW + HOUR)
+        route.add(item(n, due=NOW + HOUR, attempt=5))
+    assert route.closed
+    assert route.admits(item(2), NOW + MINUTE)
+    route.failed(NOW + HOUR)
+    route.add(item(3, due=NOW + 2 * MINUTE))
+    assert route.next_wake() == NOW + 2 * MINUTE
+    (batch,) = route.collect(NOW + 2 * MINUTE)
+    assert [one.ref.key for one in batch] == [item(3).ref.key]
+    assert route.next_wake() is None, "the others wait for their hour"
+    assert route.arrived()
+    assert route.next_wake() == NOW + HOUR
+
+
+def test_as_many_first_urgent_deliveries_are_under_way_as_there_is_room_for() -> None:
+    route = RecipientQueue(RecipientPolicy(abreast=2).urgent, urgent=True)
+    for n in range(3):
+        route.add(item(n))
+    assert len(route.collect(NOW)) == 2
+    assert (route.next_wake(), route.collect(NOW)) == (None, [])
+    route.failed(NOW + HOUR)
+    assert route.next_wake() == NOW
+    assert len(route.collect(NOW)) == 1

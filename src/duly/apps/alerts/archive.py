@@ -75,7 +75,7 @@ class Archive:
             _flush(self._folder)  # a note that came back after a power cut would cut off a complete part
 
     def old(self, now: int) -> list[Path]:
-        """The files that are older than the archive is kept."""
+        """Return the files that have been kept for long enough."""
         found: list[Path] = []
         for path in sorted(self._folder.glob("*.jsonl.gz")) if self._folder.is_dir() else []:
             named = _NAME.fullmatch(path.name)

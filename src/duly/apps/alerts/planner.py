@@ -25,6 +25,7 @@ READ_KEPT: Final = 1_000
 """Decoded alerts that are kept until they are planned."""
 _LISTED: Final = DeliveryPlan()
 """The plan of a profile that notifies no recipient on purpose: its alerts are only listed."""
+_CRITICAL: Final = Severity.CRITICAL
 
 
 class AlertPlanner:
@@ -58,19 +59,20 @@ class AlertPlanner:
                 f"there is no profile {event.profile_id!r}, so no recipient was told; see 'duly profile set'"
             )
             return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
-        traits = traits_of(message, event)
-        if not profile.steps and traits.urgent:
-            reason = (
-                f"profile {event.profile_id!r} names no recipient, so none was told; see 'duly profile set'"
-            )
-            return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
-        if not profile.steps:
+        if profile.steps:
+            traits = traits_of(message, event)
+            return DeliveryPlan(profile.plan(now, urgent=traits.urgent), traits=traits)
+        if event.severity is not _CRITICAL:
             return _LISTED
-        return DeliveryPlan(profile.plan(now, urgent=traits.urgent), traits=traits)
+        reason = f"profile {event.profile_id!r} names no recipient, so none was told; see 'duly profile set'"
+        return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
 
     def silence_over(self, message: Message, event: AlertEvent, now: int) -> Silence | None:
         """The silence that covers an alert now."""
-        return next((one for one in self.silences if one.covers(message, event, now)), None)
+        for silence in self.silences:
+            if silence.covers(message, event, now):
+                return silence
+        return None
 
     def traits(self, message: Message) -> GroupingTraits:
         """How notifications about an alert are grouped; an alert that has become critical is urgent from

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from duly.apps.alerts.ack_links import AckLinks
@@ -43,6 +44,7 @@ class NotificationSender:
         wanted: Callable[[StartAttempt], Awaitable[bool]],
         *,
         private: bool,
+        data: Path | None,
     ) -> None:
         self.links: AckLinks | None = None
         """what makes the links by which recipients acknowledge; None: notifications carry none"""
@@ -51,6 +53,7 @@ class NotificationSender:
         self._statuses = statuses
         self._wanted = wanted
         self._private = private
+        self._data = data
         self._received: dict[bytes, int] = {}
         """when alerts were received, by the ledger: every attempt, at every hub, shows the same time"""
         self._channels: dict[str, tuple[ChannelAddress, Channel]] = {}
@@ -123,13 +126,15 @@ class NotificationSender:
         return {key: links.make(key, attempt.recipient, self._received.get(key, now)) for key in keys}
 
     async def _channel(self, label: str) -> Channel:
-        address = self._profiles.address(label)
+        address = await self._profiles.find_address(label)
         if address is None:
             raise Declined("its address is not known any more; 'duly deliveries edit' gives it another")
         known = self._channels.get(label)
         if known is not None and known[0] == address:
             return known[1]
-        channel = await asyncio.to_thread(open_channel, address.url, address.secret, private=self._private)
+        channel = await asyncio.to_thread(
+            open_channel, address.url, address.secret, data=self._data, private=self._private
+        )
         others = self._channels.get(label)
         if others is not known and others is not None and others[0] == address:
             return others[1]  # another attempt has opened it meanwhile

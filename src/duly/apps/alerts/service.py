@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine
+from pathlib import Path
 from typing import Final, cast
 
 from msgspec import structs
@@ -46,6 +47,7 @@ from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.sender import NotificationSender, SendResult
+from duly.apps.alerts.settlement import AlertSettlement, settled, unsettled
 from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
 from duly.core.account_limits import AccountLimits
 from duly.core.fanout.attempts import FanoutQueries
@@ -58,10 +60,11 @@ from duly.core.fanout.plan import (
     FanoutCounts,
     FanoutPolicy,
     ItemSeen,
+    MessageUnsettled,
     StartAttempt,
 )
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of, names_in
+from duly.core.messages import Answer, Message, VerdictKind, key_of, names_in
 from duly.core.monitor.event_times import is_believable
 from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
@@ -87,7 +90,7 @@ from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox
 from duly.wire import outgoing
 from duly.wire.frames import Frame, ServerCode
-from duly.wire.outgoing import OutgoingFrame, ServerAck, WelcomeFrame
+from duly.wire.outgoing import ServerAck, WelcomeFrame
 from duly.wire.session import Session
 
 STOP_SECONDS: Final = 3.0
@@ -119,6 +122,7 @@ class AlertService:
         policy: FanoutPolicy | None = None,
         *,
         private: bool = False,
+        data: Path | None = None,
         box: SecretBox | None = None,
         known: Callable[[str], Awaitable[bool]] = _every_name,
         trail: Trail | None = None,
@@ -132,6 +136,7 @@ class AlertService:
         self.planner = AlertPlanner(self.profiles)
         self.configuration = AlertConfiguration(ledger, self.profiles, self.operations, self.planner)
         self._unnotified = UnnotifiedAlerts(ledger, self.operations, activity)
+        self._settlement = AlertSettlement(ledger, self.operations, self._settled)
         self._fanout = Fanout(
             policy or FanoutPolicy(CHANNEL),
             ledger.worker,
@@ -144,10 +149,14 @@ class AlertService:
                 wanted=self.planner.is_wanted,
                 cancelled=self.planner.is_corrected,
                 notes=self.planner.notes,
+                unsettled=unsettled,
+                settled=settled,
             ),
             sole=ledger.sole,
         )
-        self.engine = Engine(self._fanout, ledger, self._perform)
+        actions: dict[type, Callable[..., None]] = {Reply: self._reply, ReportOutcome: self._report_outcome}
+        # `receive` recalls alerts itself, before it counts them against their sender's limit.
+        self.engine = Engine(self._fanout, ledger, self._perform, performers=actions, recalls=False)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
         self.held_back = HeldBackCounts(ledger)
         self._limited = LimitedAlerts(
@@ -158,7 +167,7 @@ class AlertService:
         self.links: AckLinks | None = None
         """the links by which recipients acknowledge; None without a key to sign them with"""
         self._sender = NotificationSender(
-            ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private
+            ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private, data=data
         )
         self.tasks = Supervisor()
         self.outages = Outages()
@@ -166,6 +175,7 @@ class AlertService:
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
         await self.configuration.refresh()
+        self.profiles.warn_of_outside_files()
         self.links = self._sender.links = await open_ack_links(self._ledger, self._box)
         for name, body in (await self._ledger.bucket(STATUSES)).items():
             scope, _, id_ = name.partition("/")
@@ -189,7 +199,7 @@ class AlertService:
         await self._sender.close()
 
     def state(self) -> dict[str, float]:
-        """The figures of this tower since its start, and the number of open deliveries."""
+        """The counts of this tower since its start, and the number of open deliveries."""
         counts = self._fanout.counts
         average = counts.retries_well / counts.retried_well if counts.retried_well else 0.0
         return {
@@ -275,10 +285,11 @@ class AlertService:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type != EVENT:
             return self._change(session, who, frame)
-        message = self._message(who, frame)
-        if not self._repeated(message, session):
+        now = self._ledger.clock.now()
+        message = self._message(who, frame, now)
+        if not self._repeated(message, session, now):
             event = Arrived(message, session)
-            refusal = self._limited.excess(who.name, len(message.body), self._ledger.clock.now())
+            refusal = self._limited.excess(who.name, len(message.body), now)
             if refusal is not None:
                 return self._take_excess(event, refusal)
             if not self.configuration.is_sure_of_profile(message.recipient):
@@ -339,21 +350,21 @@ class AlertService:
         session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))
         return True
 
-    def _repeated(self, message: Message, session: Session) -> bool:
+    def _repeated(self, message: Message, session: Session, now: int) -> bool:
         """Answer a repeat of an alert that has ended, if memory knows it: it need not pass the engine."""
-        known = self._ledger.recall(message, self._ledger.clock.now())
+        known = self._ledger.recall(message, now)
         if known is None or known.state is None or not known.state.terminal:
             return False
         self._fanout.counts.duplicates += 1
-        self._reply(session, message, known)
+        self._reply(Reply(session, message, known))
         return True
 
-    def _message(self, who: Principal, frame: Frame) -> Message:
+    def _message(self, who: Principal, frame: Frame, now: int) -> Message:
         body = bytes(frame.data)
         event = read_event(body)
         if event.sentinel_id not in (None, who.name):
             raise NotAllowed(f"{who.name} may not report for another sentinel")
-        offset, now = event.offset_ms or 0, self._ledger.clock.now()
+        offset = event.offset_ms or 0
         at = ((event.timestamp or frame.time or 0) + offset) * MS
         expires = (frame.exp and max(1, frame.exp + offset) * MS) or 0
         if event.offset_ms is not None:
@@ -412,20 +423,10 @@ class AlertService:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case Reply(origin, message, verdict):
-                self._reply(cast("Session | None", origin), message, verdict)
-            case ReportOutcome(key, state, answer, origins):
-                scope, id_ = names_in(key)
-                self._trail.ended(key, state, answer.reason)
-                if self._activity.watchers:
-                    self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
-                if state in DEAD:
-                    self._spawn(self._unnotified.notify(key))
-                frame = outgoing.ack(id_, "tower", state, answer)
-                for origin in origins:
-                    _push(cast("Session | None", origin), frame)
             case MachineEffect(what=StartAttempt() as attempt):
                 self._spawn(self._attempt(attempt))
+            case MachineEffect(what=MessageUnsettled(key)):
+                self._spawn(self._settlement.settle(key))
             case MachineEffect(what=Amendment() as amend):
                 self._spawn(self._changed(key_of(amend.message.scope, amend.message.recipient)))
             case MachineEffect(what=DeliveryRef() as ref):
@@ -433,21 +434,40 @@ class AlertService:
             case _:
                 pass
 
-    def _reply(self, origin: Session | None, message: Message, verdict: Verdict) -> None:
+    def _report_outcome(self, outcome: ReportOutcome) -> None:
+        key, state, answer = outcome.key, outcome.state, outcome.answer
+        sessions = [one for one in cast("tuple[Session | None, ...]", outcome.origins) if one is not None]
+        self._settled(key, state, answer, told=any(session.listening for session in sessions))
+        frame = outgoing.ack(names_in(key)[1], "tower", state, answer)
+        for session in sessions:
+            session.push(frame)
+
+    def _settled(self, key: bytes, state: State, answer: Answer, *, told: bool = False) -> None:
+        """Record how an alert has ended, and whether its sentinel was told; a critical one that reached no
+        recipient is told to others."""
+        scope, id_ = names_in(key)
+        self._trail.ended(key, state, answer.reason, told=told)
+        if self._activity.watchers:
+            self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+        if state in DEAD:
+            self._spawn(self._unnotified.notify(key))
+
+    def _reply(self, reply: Reply) -> None:
+        message, verdict = reply.message, reply.verdict
         self._trail.said(message, verdict)
         if self._activity.watchers:
             self._activity.see(
                 "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind
             )
-        if origin is None:
+        if reply.origin is None:
             return
+        origin = cast("Session", reply.origin)
         ack = outgoing.server_ack(message.id, verdict)
         if message.kind == EVENT and verdict.kind is VerdictKind.FRESH and is_undated(message):
             ack = structs.replace(ack, detail=UNDATED, time=self._ledger.clock.now() // MS)
         origin.push(ack)
         if verdict.kind is VerdictKind.DUPLICATE and verdict.state is not None and verdict.state.terminal:
-            ended = outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer())
-            origin.push(ended)
+            origin.push(outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer()))
 
     def _spawn(self, work: Coroutine[object, None, None]) -> None:
         self.tasks.do("background work of alerts", work)
@@ -465,7 +485,8 @@ class AlertService:
                 held = structs.replace(held, due=0)
             still.setdefault(one.message.key, []).append(structs.replace(one, delivery=held))
         for key, found in still.items():
-            await self.engine.put(MachineEvent(DeliveriesChanged(key, tuple(found))))
+            await self._take_up(key, found)
+        await self._settlement.catch_up(still.keys())
 
     async def _changed(self, key: bytes) -> None:
         """Read an alert again after a change in the ledger; an empty key stands for profiles and silences."""
@@ -486,16 +507,27 @@ class AlertService:
                     await self._ledger.write(*missing)
                     alert = await self.operations.get(key) or alert
             record = alert.record
-            still = tuple(
+            still = [
                 OpenDelivery(record.message, record.state, one)
                 for one in alert.deliveries
                 if not one.state.terminal
-            )
-            await self.engine.put(MachineEvent(DeliveriesChanged(key, still)))
+            ]
+            await self._take_up(key, still)
+
+    async def _take_up(self, key: bytes, still: list[OpenDelivery]) -> None:
+        """Hand the open deliveries of an alert to the fanout, when the addresses they go to are known: what a
+        broken attempt means depends on the channel."""
+        for one in still:
+            await self.profiles.find_address(one.delivery.ref.recipient)
+        await self.engine.put(MachineEvent(DeliveriesChanged(key, tuple(still))))
 
     async def _report(self, message: Message) -> None:
         """Store an alert that the tower itself reports, and have it delivered."""
-        await self.engine.put(Arrived(message, None))
+        await self.engine.put(Arrived(self._made_now(message), None))
+
+    def _made_now(self, message: Message) -> Message:
+        """An alert of the tower's own, as old as its report: the clock that dated it may be another hub's."""
+        return set_age(message, self._ledger.clock.now())
 
     async def _take_back(self, key: bytes, note: str) -> None:
         """Cancel an alert that the tower itself has reported; its recipients are notified of that."""
@@ -555,23 +587,13 @@ class AlertService:
 
     async def _store(self, message: Message) -> None:
         """Store an alert that the tower itself reports; returns when it is stored with its deliveries."""
-        await self._put(Arrived(message, None))
+        await self._put(Arrived(self._made_now(message), None))
 
     async def _commit(self, what: Amendment | AttemptEnded) -> None:
         """Hand an event to the fanout; returns when what follows from it is stored."""
         await self._put(MachineEvent(what))
 
     async def _put(self, event: Arrived | MachineEvent) -> None:
-        stored = asyncio.get_running_loop().create_future()
-
-        def committed() -> None:
-            if not stored.done():
-                stored.set_result(None)
-
-        await self.engine.put(event, committed)
-        await stored
-
-
-def _push(origin: Session | None, frame: OutgoingFrame) -> None:
-    if origin is not None:
-        origin.push(frame)
+        stored = asyncio.Event()
+        await self.engine.put(event, stored.set)
+        await stored.wait()

@@ -19,7 +19,7 @@ from duly.core.units import FOREVER
 class ActiveMessage:
     """A message that has open deliveries here, and the senders that wait for its end."""
 
-    __slots__ = ("committed", "in_doubt", "items", "message", "origins", "reached")
+    __slots__ = ("committed", "in_doubt", "items", "message", "noted", "origins", "reached", "shared")
 
     def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
         self.message = message
@@ -28,6 +28,10 @@ class ActiveMessage:
         self.items: set[DeliveryRef] = set()
         self.reached = False
         self.in_doubt = False
+        self.shared = False
+        """another worker has taken or ended a delivery of it: what is known here does not tell how it ends"""
+        self.noted = False
+        """it is noted that another worker may end it"""
 
 
 class ActiveMessages:
@@ -51,7 +55,9 @@ class ActiveMessages:
         """Add a delivery of this message."""
         self.items[item.ref] = item
         live.items.add(item.ref)
-        if item.expires:
+        if item.expires and item.urgent:  # tried for so long, whatever the wall clock says meanwhile
+            self._expiries.set(item, item.expires)
+        elif item.expires:
             self._expiries.set(item, FOREVER, until=item.expires)
 
     def strike(self, item: QueuedDelivery) -> None:
@@ -87,6 +93,13 @@ class ActiveMessages:
         for item in self._expiries.due(now):
             if not item.under_way:
                 yield item
+
+    def shift(self, by: int) -> None:
+        """Follow a wall clock that was set by this much."""
+        self.queues.shift(by)
+        self._expiries.shift(by)
+        for item in self._expiries:
+            item.expires = self._expiries.get(item) or item.expires
 
     def next_expiry(self) -> int | None:
         """Return when the next delivery expires; None: none does."""

@@ -6,6 +6,10 @@ sending and recording, a connection that broke in the middle) is in doubt, and i
 declared what that means: `RESEND` with the same key, since the receiver can tell; `REPEAT` once, marked as
 such; `STOP` and show it. The doubt is written down before the repeat goes out, so that there is never a
 second one. What is given up after a doubt is not `failed` but `unknown`.
+
+Where several workers deliver from one ledger, none of them knows alone whether it has ended the last delivery
+of a message. A worker that made all the ends itself says how the message ended. Otherwise it notes, with the
+end of its delivery, that the message may be over, and the application asks the ledger.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from duly.core.fanout.plan import (
     DoubtPolicy,
     FanoutCounts,
     GroupingTraits,
+    MessageUnsettled,
     correction,
 )
 from duly.core.fanout.recipient_queue import QueuedDelivery, RecipientPolicy
@@ -59,6 +64,10 @@ def _nothing(_: Message, __: State) -> Group:
     return ()
 
 
+def _unnoted(_: bytes) -> Group:
+    return ()
+
+
 class FanoutQueries(Struct, frozen=True):
     """The questions that a fanout asks its application."""
 
@@ -74,6 +83,10 @@ class FanoutQueries(Struct, frozen=True):
     """whether a message was taken back, so that what was just on its way is followed by a correction"""
     notes: Callable[[Message, State], Group] = _nothing
     """what is stored together with the end of a message"""
+    unsettled: Callable[[bytes], Group] = _unnoted
+    """what notes that a message may be over, since a delivery of it has ended"""
+    settled: Callable[[bytes], Group] = _unnoted
+    """what removes that note"""
 
 
 class Attempts:
@@ -198,12 +211,14 @@ class Attempts:
                 first = state is State.DONE and not live.reached
                 live.reached |= state is State.DONE
                 live.in_doubt |= state is State.UNKNOWN
-                if not live.items:
+                if not live.items and not live.shared:
                     how = self._summary(live, state, answer)
                     then = (Advance(key, how[0], now, how[1]), *self._asks.notes(live.message, how[0]))
+                    then += self._asks.settled(key) if live.noted else ()
                     over[key] = (live, *how)
-                elif first:
-                    then = (Advance(key, State.DELIVERED, now),)
+                else:
+                    then = (Advance(key, State.DELIVERED, now),) if first else ()
+                    then += self._note_unsettled(live)
             if (
                 self._asks.cancelled(key)
                 and state in (State.DONE, State.UNKNOWN)
@@ -224,11 +239,22 @@ class Attempts:
                     todo.append(
                         ReportOutcome(key, state, answer, tuple(live.origins), live.message.recipient)
                     )
+                elif key not in self._active.lives:
+                    todo.append(MachineEffect(MessageUnsettled(key)))
                 if self._asks.cancelled(key):
                     todo.append(MachineEffect(write.ref))
             return [*todo, *self.end_all(left, now)]
 
         return [Step(tuple(writes), done)]
+
+    def _note_unsettled(self, live: ActiveMessage) -> Group:
+        """Return the writes that note that a message may be over, unless this worker has claimed all that is
+        left of it."""
+        items = self._active.items
+        if self._sole or (not live.shared and all(items[ref].under_way for ref in live.items)):
+            return ()
+        live.noted = True
+        return self._asks.unsettled(live.message.key)
 
     def _summary(self, live: ActiveMessage, state: State, answer: Answer) -> tuple[State, Answer]:
         if live.reached:
@@ -246,11 +272,16 @@ class Attempts:
 
     def lose(self, item: QueuedDelivery, now: int) -> list[Todo]:
         """Drop a delivery that was ended in the ledger or that another worker has. If it was the last one
-        of its message here, and no other worker can have others, the message ends."""
+        of its message here, the message ends; where there are other workers, the ledger is asked."""
         live = self._active.lives.get(item.ref.key)
         self._active.strike(item)
-        if live is None or live.items or not self._sole:
+        if live is None:
             return []
+        live.shared |= not self._sole
+        if live.items:
+            return []
+        if not self._sole:
+            return [MachineEffect(MessageUnsettled(live.message.key))]
         end, answer = (State.DONE if live.reached else State.CANCELLED), Answer()
 
         def done(results: Results, now: int) -> list[Todo]:

@@ -40,6 +40,7 @@ from duly.core.operations import (
     Advance,
     CheckItem,
     Deliver,
+    Delivery,
     DeliveryKind,
     DeliveryRef,
     Group,
@@ -265,6 +266,7 @@ class Fanout:
         """Claim the deliveries of an attempt, some at a time, and send those that this worker got."""
         if not batch:
             self._active.queues[where].abandoned()
+            self._active.queues.schedule(where)
             return []
         ours: list[QueuedDelivery] = []
 
@@ -312,6 +314,8 @@ class Fanout:
                 continue
             if ref not in still:
                 todo += self._attempts.lose(item, now)
+            elif item.leased:
+                todo += self._read_claim_again(item, still[ref].delivery, now)
             elif not self._asks.wanted(ref):
                 ends.append(given_up(item, State.CANCELLED, NOT_WANTED))
             elif still[ref].delivery.due < item.due:
@@ -320,6 +324,20 @@ class Fanout:
                 self._active.queues[item.where].add(item)
                 self._active.queues.hurry(ref.recipient, now)
         return todo + self._attempts.end_all(ends, now)
+
+    def _read_claim_again(self, item: QueuedDelivery, found: Delivery, now: int) -> list[Todo]:
+        """Go on with a delivery that another worker has claimed, as the ledger knows it now: that worker has
+        given it back, or is still at it, or its lease is over."""
+        item.attempt, item.error, item.in_doubt = found.attempt, found.error, found.in_doubt
+        item.due = found.due
+        item.leased = found.state is State.SENT
+        if item.leased and found.due <= now:
+            return self._attempts.cut_off(item, now)
+        if not item.leased and not self._asks.wanted(item.ref):
+            return self._attempts.end_all([given_up(item, State.CANCELLED, NOT_WANTED)], now)
+        self._active.queues[item.where].add(item)
+        self._active.queues.schedule(item.where)
+        return []
 
     def _hasten(self, item: QueuedDelivery) -> None:
         """Move a delivery whose message has become urgent to the urgent queue; one that is under way goes
@@ -366,6 +384,8 @@ class Fanout:
         live = self._active.revive(one, before or {})
         item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
         item.attempt, item.error, item.in_doubt = delivery.attempt, delivery.error, delivery.in_doubt
+        if item.urgent and delivery.state is not State.SENT:
+            item.due = self._bound(item, now)
         self._active.enter(live, item)
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
@@ -376,6 +396,18 @@ class Fanout:
         self._active.queues[item.where].add(item)
         self._active.queues.schedule(item.where)
         return []
+
+    def _bound(self, item: QueuedDelivery, now: int) -> int:
+        """Return when an urgent delivery that was stored earlier is due: never later than if it were planned
+        or postponed now, since the clock may have been set back since, or that of another worker be ahead."""
+        longest = now + self.policy.retry.cap
+        if item.due > longest and not item.attempt:
+            place = item.ref.recipient, item.ref.round
+            planned = self._asks.plan(item.message, now).deliveries
+            longest = max(
+                (one.due for one in planned if (one.recipient, one.round) == place), default=longest
+            )
+        return min(item.due, longest)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -388,21 +420,25 @@ class Fanout:
             late.append(given_up(item, State.EXPIRED, EXPIRED.reason + why))
         todo += self._attempts.end_all(late, now)
         for where, batch in self._active.queues.collect(now):
-            dead = [item for item in batch if item.leased]
-            for item in dead:
-                item.under_way = False
-                todo += self._attempts.cut_off(item, now)
-            todo += self._launch([item for item in batch if item not in dead], where, now)
+            claimed = [item for item in batch if item.leased]
+            for item in claimed:
+                # Its worker may have given it back, or taken it anew: the ledger says so.
+                item.under_way, item.due = False, now + self.policy.lease
+                self._active.queues[where].add(item)
+                todo.append(MachineEffect(item.ref))
+            todo += self._launch([item for item in batch if item not in claimed], where, now)
         return todo
 
     def next_wake(self) -> int | None:
         """Return when `wake` has something to do; None: nothing is timed."""
-        wakes = (self._active.queues.next_wake(), self._active.next_expiry())
-        return min((when for when in wakes if when is not None), default=None)
+        wake, expiry = self._active.queues.next_wake(), self._active.next_expiry()
+        if wake is None or expiry is None:
+            return expiry if wake is None else wake
+        return min(wake, expiry)
 
     def shift(self, by: int) -> None:
         """Follow a wall clock that was set by this much."""
-        self._active.queues.shift(by)
+        self._active.shift(by)
 
 
 def _unless_changed(amend: Amendment, admit: Admit) -> Admit | CheckItem:

@@ -70,8 +70,8 @@ class FanoutPolicy(Struct, frozen=True):
     retry: RetryPolicy = DELIVERY
     lease: int = MINUTE
     """how long a claimed delivery belongs to its worker; longer than any attempt can last"""
-    horizon: Horizon = Horizon(keep=30 * DAY, skew=3_660 * DAY)
-    """an alert may be so old; a sentinel's clock may be years ahead: an emergency is not refused for that"""
+    horizon: Horizon = Horizon(keep=30 * DAY)
+    """a message may be so old, by its own time"""
     keep: int = 90 * DAY
     """how long a message stays after it was accepted, with its deliveries"""
 
@@ -154,6 +154,13 @@ class DeliveriesChanged(Struct, frozen=True):
 
     key: bytes
     open: tuple[OpenDelivery, ...]
+
+
+class MessageUnsettled(Struct, frozen=True):
+    """Effect: this worker has no open delivery of a message, and another one may have, or may have ended the
+    last one: the ledger says whether the message is over."""
+
+    key: bytes
 
 
 class FanoutCounts(Struct):

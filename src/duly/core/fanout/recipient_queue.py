@@ -4,7 +4,8 @@ The laws. No delivery that waits here is lost: those that may not go out one by 
 `StartAttempt`). A recipient gets at most so many batches in a minute; when more deliveries wait, all of them
 go as one. The events of one episode follow its first one together. A recipient that two attempts in a row did
 not reach is closed: one batch at a time tries it, and as soon as one arrives, all go out. Urgent deliveries
-have a queue of their own without such limits: each goes alone, and at once.
+have a queue of their own without such limits: each goes alone, and its first attempt goes at once, even if
+the recipient is closed: it may be back for an hour, and nothing else would find that out.
 
 Queues are memory. The truth is in the deliveries' rows; after a restart every recipient counts as open.
 """
@@ -102,9 +103,11 @@ class QueuedDelivery:
 class RecipientQueue:
     """The deliveries that wait for one recipient."""
 
-    def __init__(self, policy: RecipientPolicy) -> None:
+    def __init__(self, policy: RecipientPolicy, *, urgent: bool = False) -> None:
         self.policy = policy
         self._waiting = Timers[QueuedDelivery]()
+        self._first = Timers[QueuedDelivery]() if urgent else self._waiting
+        """those that were never tried; urgent ones do not wait for the others"""
         self._under_way = 0
         self._failures = 0
         self._rest = 0
@@ -118,20 +121,25 @@ class RecipientQueue:
 
     def add(self, item: QueuedDelivery) -> None:
         """Add a delivery, which waits until `collect` returns it. Added again, it waits for its new due."""
+        self.drop(item)
         if item.attempt:
             self._waiting.set(item, item.due)
+        elif self._urgent:  # so long after the message, whatever the wall clock says by then
+            self._first.set(item, item.due)
         else:  # planned for a moment of the wall clock
-            self._waiting.set(item, FOREVER, until=item.due)
+            self._first.set(item, FOREVER, until=item.due)
 
     def drop(self, item: QueuedDelivery) -> None:
         """Remove a delivery; harmless if it does not wait here."""
         self._waiting.cancel(item)
+        self._first.cancel(item)
 
     def admits(self, item: QueuedDelivery, now: int) -> bool:
         """Return whether a delivery may go out at once, alone; if so it counts as under way."""
-        if item.due > now or self.closed or self._held(item, now) or self._room(now) < 1:
+        closed = self.closed and not self._urgent
+        if item.due > now or closed or self._held(item, now) or self._room(now) < 1:
             return False
-        first = self._waiting.next_wake()
+        first = self._first.next_wake()
         if first is not None and first <= now:
             return False  # not before those that wait already
         self._begin([item], now)
@@ -140,6 +148,19 @@ class RecipientQueue:
     def collect(self, now: int) -> list[list[QueuedDelivery]]:
         """Return the batches that go out now. Each counts as under way until `arrived`, `failed` or
         `abandoned` is called."""
+        urgent = self._collect_first(now) if self._urgent else []
+        return urgent + self._collect(now)
+
+    def _collect_first(self, now: int) -> list[list[QueuedDelivery]]:
+        """Return the urgent deliveries that go out now for the first time, each alone."""
+        batches: list[list[QueuedDelivery]] = []
+        while self._room(now) > 0 and (item := self._first.pop(now)) is not None:
+            if not item.under_way:
+                self._begin([item], now)
+                batches.append([item])
+        return batches
+
+    def _collect(self, now: int) -> list[list[QueuedDelivery]]:
         room = self._room(now)
         if self.closed:
             room = 0 if self._under_way or now < self._rest else min(room, 1)
@@ -187,6 +208,12 @@ class RecipientQueue:
 
     def next_wake(self) -> int | None:
         """Return when `collect` may have a batch; None: not before something else happens."""
+        when = self._next_wake()
+        if not self._urgent or self._under_way >= self.policy.abreast:
+            return when
+        return min((one for one in (when, self._first.next_wake()) if one is not None), default=None)
+
+    def _next_wake(self) -> int | None:
         when = self._waiting.next_wake()
         if when is None or self._under_way >= (1 if self.closed else self.policy.abreast):
             return None
@@ -204,8 +231,16 @@ class RecipientQueue:
         self._waiting.shift(by)
         for item in self._waiting:
             item.due += by if item.attempt else 0
+        if self._urgent:
+            self._first.shift(by)
+            for item in self._first:
+                item.due += by
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _urgent(self) -> bool:
+        return self._first is not self._waiting
 
     def _allowance(self, now: int) -> int | None:
         """Return how many batches may still go out in this window; None: any number."""
@@ -276,7 +311,7 @@ class RecipientQueues:
         if where[1]:
             policy = policy.urgent
         if queue is None:
-            queue = self._queues[where] = RecipientQueue(policy)
+            queue = self._queues[where] = RecipientQueue(policy, urgent=where[1])
         queue.policy = policy
         return queue
 

@@ -1,0 +1,93 @@
+"""Settlement: ends an alert whose last deliveries were ended by several hubs.
+
+No hub knows alone that it has ended the last delivery of an alert if another hub has ended some of them. So
+the need is noted in the transaction that ends a delivery, and the ledger is asked: an alert that is noted and
+has no open delivery ends in the transaction that removes the note. A crash in between loses nothing: what is
+still noted is settled by the next check of any hub.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
+
+from duly.apps.alerts.model import name_in_bucket
+from duly.apps.alerts.operations import AlertOperations, AlertRecord
+from duly.apps.alerts.unnotified import notes
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, key_of
+from duly.core.monitor.signals import Severity
+from duly.core.operations import Advance, CheckItem, Delivery, DropItem, Group, PutItem
+from duly.errors import DulyError
+from duly.storage.ledger import Ledger
+
+UNSETTLED: Final = "unsettled"
+"""The bucket of alerts that may be over."""
+_ENDS: Final = ((State.DONE, 0), (State.UNKNOWN, 4), (State.FAILED, 1), (State.EXPIRED, 4))
+"""How an alert has ended, if one of its deliveries has ended so, and its code; the first that fits."""
+
+
+def unsettled(key: bytes) -> Group:
+    """The writes that note that an alert may be over."""
+    return (PutItem(UNSETTLED, name_in_bucket(key), b""),)
+
+
+def settled(key: bytes) -> Group:
+    """The writes that remove that note."""
+    return (DropItem(UNSETTLED, name_in_bucket(key)),)
+
+
+class AlertSettlement:
+    """Settles the alerts of one hub; `ended` hears how each ended."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        operations: AlertOperations,
+        ended: Callable[[bytes, State, Answer], None],
+    ) -> None:
+        self._ledger = ledger
+        self._operations = operations
+        self._ended = ended
+
+    async def settle(self, key: bytes) -> None:
+        """End an alert that is noted, if none of its deliveries is open."""
+        with contextlib.suppress(DulyError):  # it stays noted
+            alert = await self._operations.get(key)
+            if alert is None:
+                await self._ledger.write(*settled(key))
+                return
+            if any(not one.state.terminal for one in alert.deliveries):
+                return
+            # Its state is read after its deliveries: the hub that ended the last one may have ended it, too.
+            record = await self._ledger.find(key)
+            if record is None or record.state.terminal:
+                await self._ledger.write(*settled(key))
+                return
+            state, answer = end_of(alert.deliveries)
+            if await self._ledger.apply(self._end(alert, state, answer)):
+                self._ended(key, state, answer)
+
+    def _end(self, alert: AlertRecord, state: State, answer: Answer) -> CheckItem:
+        urgent = alert.severity is Severity.CRITICAL
+        end = Advance(alert.key, state, self._ledger.clock.now(), answer)
+        then = (*settled(alert.key), end, *notes(alert.key, state, urgent=urgent))
+        return CheckItem(UNSETTLED, name_in_bucket(alert.key), then=then)
+
+    async def catch_up(self, open_: Collection[bytes]) -> None:
+        """Settle everything that is noted, except the alerts that have open deliveries."""
+        for name in await self._ledger.bucket(UNSETTLED):
+            scope, _, id_ = name.partition("/")
+            key = key_of(scope, id_)
+            if key not in open_:
+                await self.settle(key)
+
+
+def end_of(deliveries: Sequence[Delivery]) -> tuple[State, Answer]:
+    """How an alert has ended whose deliveries have ended so."""
+    for state, code in _ENDS:
+        for one in deliveries:
+            if one.state is state:
+                return state, Answer() if state is State.DONE else Answer(code, b"", one.error)
+    return State.CANCELLED, Answer(0, b"", deliveries[-1].error if deliveries else "")

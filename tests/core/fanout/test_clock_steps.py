@@ -1,0 +1,83 @@
+"""A wall clock that is set neither delays an urgent message nor ends it."""
+
+from __future__ import annotations
+
+import pytest
+
+from duly.core.fanout.plan import AttemptResult
+from duly.core.units import DAY, HOUR, MINUTE
+from tests.core.fanout.test_machine import FanoutTower, batches
+
+
+def urgent(*recipients: str, later: int = 0, before: FanoutTower | None = None) -> FanoutTower:
+    """A tower for urgent messages, with a boss who is told later; or the next run of one."""
+    steps = (("boss", later),) if later else ()
+    disk, clock = (None, None) if before is None else (before.disk, before.clock)
+    return FanoutTower(*recipients, urgent=True, later=steps, disk=disk, clock=clock)
+
+
+def set_clock(tower: FanoutTower, by: int) -> None:
+    tower.clock.set(tower.clock.now() + by)
+    tower.fanout.shift(by)
+
+
+@pytest.mark.parametrize("by", [-2 * DAY, 2 * DAY])
+def test_an_escalation_comes_as_long_after_the_message_as_planned(by: int) -> None:
+    tower = urgent("mail", later=10 * MINUTE)
+    (first,) = batches(tower.report())
+    tower.went(first)
+    set_clock(tower, by)
+    assert batches(tower.driver.wait(599)) == []
+    (second,) = batches(tower.driver.wait(1))
+    assert second.recipient == "boss"
+
+
+def test_a_clock_that_is_ahead_for_a_minute_ends_nothing() -> None:
+    tower = urgent("mail")
+    (batch,) = batches(tower.report())
+    tower.went(batch, AttemptResult.NOT_SENT, "no line")
+    set_clock(tower, 2 * DAY)
+    (batch,) = batches(tower.driver.wait(5))
+    tower.went(batch, AttemptResult.NOT_SENT, "no line")
+    assert tower.states() == {("mail", 0): "accepted"}
+    set_clock(tower, -2 * DAY)
+    (batch,) = batches(tower.driver.wait(10))
+    tower.went(batch)
+    assert tower.state() == "done"
+
+
+def test_a_message_is_tried_for_as_long_as_planned_however_the_clock_is_set() -> None:
+    tower = urgent("mail")
+    (batch,) = batches(tower.report())
+    set_clock(tower, -2 * DAY)
+    began = tower.clock.now()
+    tower.went(batch, AttemptResult.NOT_SENT, "no line")
+    while tower.states() == {("mail", 0): "accepted"}:
+        for again in batches(tower.driver.wait(600)):
+            tower.went(again, AttemptResult.NOT_SENT, "no line")
+    assert tower.states() == {("mail", 0): "expired"}
+    assert DAY <= tower.clock.now() - began <= DAY + HOUR
+
+
+def test_after_a_restart_under_a_clock_that_was_set_back_nothing_waits_longer_than_if_it_were_new() -> None:
+    before = urgent("mail", later=2 * HOUR)
+    (batch,) = batches(before.report())
+    before.went(batch, AttemptResult.NOT_SENT, "no line")
+    before.clock.set(before.clock.now() - 2 * DAY)
+    after = urgent("mail", later=2 * HOUR, before=before)
+    (again,) = batches(after.driver.wait(3_600))
+    assert again.recipient == "mail"
+    assert batches(after.driver.wait(3_599)) == []
+    (second,) = batches(after.driver.wait(1))
+    assert second.recipient == "boss"
+
+
+def test_after_a_restart_under_the_right_clock_everything_comes_at_its_time() -> None:
+    before = urgent("mail", later=2 * HOUR)
+    (batch,) = batches(before.report())
+    before.went(batch)
+    before.driver.wait(3_000)
+    after = urgent("mail", later=2 * HOUR, before=before)
+    assert batches(after.driver.wait(4_199)) == []
+    (second,) = batches(after.driver.wait(1))
+    assert second.recipient == "boss"
