@@ -15,8 +15,19 @@ from typing import Annotated
 import typer
 
 from duly.cli.alerts import do
-from duly.cli.common import CommandFailed, Exit, JsonObject, count, note, print_json, say, say_changed, table
-from duly.cli.options import Json, LedgerOptions, duration, grouped, length
+from duly.cli.common import (
+    CommandFailed,
+    Exit,
+    JsonObject,
+    count,
+    note,
+    print_json,
+    say,
+    say_changed,
+    settings_of,
+    table,
+)
+from duly.cli.options import DataFolder, Json, LedgerOptions, duration, grouped, length
 from duly.core import units
 
 profile = typer.Typer(help="Set who is told of alerts.", no_args_is_help=True)
@@ -34,7 +45,7 @@ class ProfileOptions:
         typer.Option(
             "--send",
             metavar="URL",
-            help="Tell this address at once: https://…, mailto://…, ntfy://…, file:/… [none]",
+            help="Tell this address at once: https://…, mailto://…, ntfy://…, file:NAME [none]",
         ),
     ] = None
     escalate: Annotated[
@@ -221,6 +232,7 @@ def try_channel(
     allow_private: Annotated[
         bool, typer.Option("--allow-private-webhooks", help="Allow addresses inside this network, too.")
     ] = False,
+    folder: DataFolder = None,
     json: Json = False,
 ) -> None:
     """Send a test message to an address now, and say how it went.
@@ -236,7 +248,7 @@ def try_channel(
     try:
         # With --json, what a console: channel prints must not mix with the JSON.
         with contextlib.redirect_stdout(sys.stderr) if json else contextlib.nullcontext():
-            asyncio.run(_test(address, secret, allow_private))
+            asyncio.run(_test(address, secret, settings_of(folder).data, allow_private))
     except ChannelError as trouble:
         problem = trouble
     label, ms = label_of(address), round((time.monotonic() - began) * 1000)
@@ -251,13 +263,14 @@ def try_channel(
         raise typer.Exit(Exit.UNKNOWN if isinstance(problem, InDoubt) else Exit.FAILED)
 
 
-async def _test(address: str, secret: str, private: bool) -> None:
+async def _test(address: str, secret: str, data: str, private: bool) -> None:
     import secrets
+    from pathlib import Path
 
     from duly.apps.alerts.channels import open_channel
     from duly.apps.alerts.channels.channel import Notification
 
-    way = open_channel(address, secret, private=private)
+    way = open_channel(address, secret, data=Path(data), private=private)
     id_ = f"test_{secrets.token_hex(12)}"
     body = {"type": "alert.test", "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "data": {}}
     try:

@@ -9,6 +9,7 @@ delivery, and its time is the time at which the delivery is due: nothing else wa
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import secrets
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,8 @@ from zoneinfo import ZoneInfo
 import msgspec
 from msgspec import Struct
 
-from duly.apps.alerts.channels import check_url, declared, is_webhook, label_of
+from duly.apps.alerts.channels import check_url, declared, is_outside, is_webhook, label_of
+from duly.apps.alerts.channels.local import OUTSIDE
 from duly.apps.alerts.channels.webhook import key_of, new_secret
 from duly.core.fanout.plan import DoubtPolicy, PlannedDelivery
 from duly.core.fanout.recipient_queue import RecipientPolicy
@@ -31,6 +33,8 @@ from duly.errors import Malformed
 from duly.identity.account_names import check_name
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox, is_sealed
+
+LOG: Final = logging.getLogger("duly.alerts")
 
 PROFILES: Final = "profiles"
 ADDRESSES: Final = "addresses"
@@ -176,9 +180,12 @@ class Profiles:
         self._profiles: dict[str, Profile] = {}
         self._addresses: dict[str, ChannelAddress] = {}
         self._policies: dict[str, RecipientPolicy] = {}
+        self._missing: set[str] = set()
+        """labels that the ledger did not know when it was last read"""
 
     async def refresh(self) -> None:
         """Read all profiles and addresses again."""
+        self._missing.clear()
         profiles, addresses = await self._ledger.bucket(PROFILES), await self._ledger.bucket(ADDRESSES)
         self._profiles = {name: msgspec.json.decode(body, type=Profile) for name, body in profiles.items()}
         self._addresses = {
@@ -187,6 +194,16 @@ class Profiles:
             if (address := self._decrypt(label, body)) is not None
         }
         self._index_policies()
+
+    def warn_of_outside_files(self) -> None:
+        """Log which profiles name a file outside of the folder of files, as older versions allowed."""
+        outside = {label for label, address in self._addresses.items() if is_outside(address.url)}
+        for name, profile in self._profiles.items():
+            for label in sorted({label for step in profile.steps for label in step.to} & outside):
+                LOG.warning(
+                    "profile %s: nothing is written to %s: %s; 'duly profile set %s' replaces it",
+                    name, label, OUTSIDE, name,
+                )  # fmt: skip
 
     async def encrypt_addresses(self) -> int:
         """Encrypt the addresses that an older version has stored in plain; returns how many there were."""
@@ -261,6 +278,14 @@ class Profiles:
 
     def address(self, label: str) -> ChannelAddress | None:
         """The address behind a label."""
+        return self._addresses.get(label)
+
+    async def find_address(self, label: str) -> ChannelAddress | None:
+        """The address behind a label; it may be one that another hub has just stored."""
+        if label not in self._addresses and label not in self._missing and not self._ledger.sole:
+            await self.refresh()
+            if label not in self._addresses:
+                self._missing.add(label)
         return self._addresses.get(label)
 
     def recipient_policy(self, label: str) -> RecipientPolicy:

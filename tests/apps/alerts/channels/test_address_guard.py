@@ -3,6 +3,7 @@ leads to, wherever a redirect points."""
 
 from __future__ import annotations
 
+import gc
 import socket
 import sys
 import threading
@@ -126,6 +127,20 @@ async def test_a_service_does_not_follow_a_redirect_into_our_network(
         hidden.close()
     assert inside.visits
     assert hidden.visits == []
+
+
+@pytest.mark.filterwarnings(
+    "ignore::pytest.PytestUnraisableExceptionWarning"
+)  # Apprise leaves its socket open
+async def test_a_service_that_passes_the_error_on_is_declined_as_well() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(0)
+        with pytest.raises(Declined, match="private network"):
+            await tell(f"rsyslog://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(BlockingIOError):
+            listener.recv(1)
+    gc.collect()
 
 
 async def test_mail_does_not_connect_to_a_private_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """Opens the channel of an address.
 
 `http(s)://` is the signed webhook, `cloudevents+http(s)://` the same with CloudEvents, `mailto(s)://` is
-mail, `file:` and `console:` are for trying out; Apprise handles everything else. A label is what people see
-of an address: its host and a few digits of its hash, so that two addresses on one host differ. What precedes
-the `#` names the channel: when one address of it works again, all of them are tried.
+mail, `file:NAME` and `console:` are for trying out; Apprise handles everything else. A label is what people
+see of an address: its host and a few digits of its hash, so that two addresses on one host differ. What
+precedes the `#` names the channel: when one address of it works again, all of them are tried.
 """
 
 from __future__ import annotations
@@ -59,11 +59,25 @@ def check_url(url: str, *, private: bool = True) -> None:
         box = MailAddress.parse(parts)
         if not private:
             check_written(box.host)
+    elif parts.scheme == "file":
+        from duly.apps.alerts.channels.local import check_file_name
+
+        check_file_name(parts.path)
     elif parts.scheme not in LOCAL:
         from duly.apps.alerts.channels.apprise_services import check_service
 
         check_service(url, private=private)
     declared(url)
+
+
+def is_outside(url: str) -> bool:
+    """Whether an address is that of a file which may not be written; older versions stored such."""
+    parts = _split(url)
+    if parts.scheme != "file":
+        return False
+    from duly.apps.alerts.channels.local import is_file_name
+
+    return not is_file_name(parts.path)
 
 
 def is_webhook(url: str) -> bool:
@@ -85,8 +99,8 @@ def declared(url: str) -> DoubtPolicy:
     return DoubtPolicy.RESEND if parts.scheme in WEBHOOK | LOCAL else DoubtPolicy.REPEAT
 
 
-def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channel:
-    """Open the channel of an address."""
+def open_channel(url: str, secret: str = "", *, data: Path | None = None, private: bool = False) -> Channel:
+    """Open the channel of an address; `data` is the data folder, without which no file is written."""
     parts = _split(url)
     doubt = declared(url)
     if parts.scheme in WEBHOOK:
@@ -98,9 +112,9 @@ def open_channel(url: str, secret: str = "", *, private: bool = False) -> Channe
 
         return MailChannel(parts, doubt, private=private)
     if parts.scheme in LOCAL:
-        from duly.apps.alerts.channels.local import LocalChannel
+        from duly.apps.alerts.channels.local import ConsoleChannel, FileChannel
 
-        return LocalChannel(parts.path if parts.scheme == "file" else "", doubt)
+        return FileChannel(data, parts.path, doubt) if parts.scheme == "file" else ConsoleChannel(doubt)
     from duly.apps.alerts.channels.apprise_services import AppriseChannel
 
     return AppriseChannel(url, doubt, private=private)
@@ -114,5 +128,5 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         raise Malformed("this address has an invalid host or port; write scheme://host…") from None
     if not parts.scheme or ":" not in url:
-        raise Malformed("an address begins with its scheme: https://…, mailto://…, file:/…, ntfy://…")
+        raise Malformed("an address begins with its scheme: https://…, mailto://…, file:…, ntfy://…")
     return parts

@@ -14,7 +14,13 @@ import warnings
 from functools import cache
 from typing import Any, Final
 
-from duly.apps.alerts.channels.address_guard import PRIVATE, AddressGuard, check_written, public_only
+from duly.apps.alerts.channels.address_guard import (
+    PRIVATE,
+    AddressGuard,
+    PrivateAddress,
+    check_written,
+    public_only,
+)
 from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
@@ -30,8 +36,21 @@ def check_service(url: str, *, private: bool = True) -> None:
     service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
     if service is None:
         raise Malformed("no service is known for this address; see the list of Apprise")
+    _check_template(service)
     if not private and isinstance(getattr(service, "host", None), str):
         check_written(service.host)
+
+
+def _check_template(service: object) -> None:
+    """Raise `Malformed` for a template that is a file of this machine: profiles are set from afar, and such a
+    file would be sent to the service that the same address names."""
+    apprise, template = _apprise(), getattr(service, "template", None)
+    if isinstance(template, apprise.AppriseAttachment) and any(
+        one.location is apprise.ContentLocation.LOCAL for one in template
+    ):
+        raise Malformed(
+            "template= may not be a file of the hub's machine; leave it out, or name an https address"
+        )
 
 
 class AppriseChannel(Channel):
@@ -43,6 +62,7 @@ class AppriseChannel(Channel):
         self.doubt = doubt
         self._kinds = apprise.NotifyType
         self._service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
+        _check_template(self._service)
 
     async def send(self, notification: Notification) -> None:
         if self._service is None:
@@ -59,9 +79,12 @@ class AppriseChannel(Channel):
     def _notify(self, notification: Notification, kind: Any) -> bool:
         with contextlib.nullcontext(AddressGuard()) if self._private else public_only() as guard:
             # Called directly, not by Apprise's pool of threads: the guard holds for this thread.
-            sent = bool(
-                self._service.notify(body=notification.text, title=notification.title, notify_type=kind)
-            )
+            try:
+                sent = bool(
+                    self._service.notify(body=notification.text, title=notification.title, notify_type=kind)
+                )
+            except PrivateAddress:  # some services pass it on
+                sent = False
         if not sent and guard.refused:
             raise Declined(PRIVATE)
         return sent

@@ -1,34 +1,85 @@
-"""The channel for trying out: appends notifications to a file, one JSON line each, or prints them."""
+"""The channel for trying out: appends notifications to a file, one JSON line each, or prints them.
+
+Its files lie in one folder of the hub's data folder, and an address says only a name. Profiles are set from
+afar and most of the text comes from sentinels: with a free choice of the path, an administrator's token could
+have lines of a sentinel's own put into any file that the hub's user may write.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import stat
 import sys
+from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from duly.apps.alerts.channels.channel import Channel, Notification
 from duly.core.fanout.plan import DoubtPolicy
 from duly.core.printable import printable, printable_json, printable_lines
-from duly.errors import NotSent
+from duly.errors import Declined, Malformed, NotSent
+from duly.runtime.files import PRIVATE_FILE, PRIVATE_FOLDER
+
+FOLDER: Final = "notifications"
+"""The folder of all files, in the data folder. Its owner may replace it by a link to a folder elsewhere."""
+OUTSIDE: Final = (
+    f"a file: address is a file name without a folder, such as file:alerts.jsonl; the hub writes the file in "
+    f"the folder '{FOLDER}' of its data folder"
+)
+NOT_A_FILE: Final = (
+    f"what has this name in the folder '{FOLDER}' is a link, or no ordinary file; remove it, or choose "
+    "another name"
+)
+LONGEST_NAME: Final = 200
 
 
-class LocalChannel(Channel):
-    """Writes to a file, or to standard output if it has no path."""
+def is_file_name(name: str) -> bool:
+    """Whether this is the plain name of a file, without a folder.
 
-    def __init__(self, path: str, doubt: DoubtPolicy) -> None:
+    >>> is_file_name("alerts.jsonl"), is_file_name("../alerts.jsonl")
+    (True, False)
+    """
+    plain = name.isprintable() and not {"/", "\\"} & set(name) and len(name.encode()) <= LONGEST_NAME
+    return plain and name not in ("", ".", "..")
+
+
+def check_file_name(name: str) -> None:
+    """Raise `Malformed` for what is not the plain name of a file."""
+    if not is_file_name(name):
+        raise Malformed(OUTSIDE)
+
+
+class ConsoleChannel(Channel):
+    """Prints notifications on the standard output of the hub."""
+
+    def __init__(self, doubt: DoubtPolicy) -> None:
         self.doubt = doubt
-        self._path = path
 
     async def send(self, notification: Notification) -> None:
-        """Append the notification to the file and flush it, or print it."""
-        if not self._path:
-            # Most of this text comes from the sentinel, which may be hostile.
-            sys.stdout.write(f"{printable(notification.title)}\n{printable_lines(notification.text)}\n")
-            sys.stdout.flush()
-            return
+        """Print the notification. Most of its text comes from the sentinel, which may be hostile."""
+        sys.stdout.write(f"{printable(notification.title)}\n{printable_lines(notification.text)}\n")
+        sys.stdout.flush()
+
+    async def close(self) -> None:
+        """Do nothing: standard output stays open."""
+
+
+class FileChannel(Channel):
+    """Appends to a file in the folder `notifications` of a data folder."""
+
+    def __init__(self, data: Path | None, name: str, doubt: DoubtPolicy) -> None:
+        check_file_name(name)
+        if data is None:
+            raise Declined("there is no data folder to write a file in")
+        self.doubt = doubt
+        self._folder = data / FOLDER
+        self._name = name
+
+    async def send(self, notification: Notification) -> None:
+        """Append the notification to the file and flush it."""
         shown = {
             "id": notification.id,
             "title": notification.title,
@@ -43,11 +94,23 @@ class LocalChannel(Channel):
             raise NotSent(f"the file cannot be written: {problem.strerror}") from None
 
     def _append(self, line: bytes) -> None:
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        if not self._folder.is_dir():
+            if not self._folder.parent.is_dir():
+                raise NotSent("the file cannot be written: there is no data folder; 'duly up' makes it")
+            self._folder.mkdir(mode=PRIVATE_FOLDER, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
+            fd = os.open(self._folder / self._name, flags, PRIVATE_FILE)
+        except OSError as problem:
+            if problem.errno in (errno.ELOOP, errno.ENXIO):
+                raise Declined(NOT_A_FILE) from None
+            raise
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise Declined(NOT_A_FILE)
             size = os.fstat(fd).st_size
             # A hub that was killed while it wrote leaves a part of a line.
-            torn = size > 0 and stat.S_ISREG(os.fstat(fd).st_mode) and os.pread(fd, 1, size - 1) != b"\n"
+            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
             os.write(fd, b"\n" * torn + line)
             os.fsync(fd)
         finally:
