@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,7 @@ from duly.cli import sentinel
 from duly.cli.common import CommandFailed, Exit
 from duly.clients.sentinel import Sentinel
 from tests.cli.conftest import CommandLine
+from tests.small_disk import small_disk
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +27,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
     try:
         it.up()
         assert it.duly("add", "sentinel", "watch").returncode == 0
-        assert it.duly("profile", "set", "home", "--send", f"file:{it.folder}/told").returncode == 0
+        assert it.duly("profile", "set", "home", "--send", "file:told").returncode == 0
         yield it
     finally:
         it.end()
@@ -48,7 +52,8 @@ def listed(cli: CommandLine) -> dict[str, dict[str, Any]]:
 def told(cli: CommandLine, event: str) -> list[str]:
     """The devices that people were told of, once they were told of this event."""
     cli.told_alert(event)
-    return [json.loads(line)["data"]["device"] for line in (cli.folder / "told").read_text().splitlines()]
+    path = cli.folder / "duly-data" / "notifications" / "told"
+    return [json.loads(line)["data"]["device"] for line in path.read_text().splitlines()]
 
 
 def test_signals_by_the_line_become_one_event_and_one_notice(tower: CommandLine) -> None:
@@ -144,7 +149,7 @@ def test_one_signal_is_not_answered_with_the_refusal_of_an_older_one(cli: Comman
     """It waits in the same file and goes out first: its profile is still missing."""
     cli.up()
     assert cli.duly("add", "sentinel", "watch").returncode == 0
-    assert cli.duly("profile", "set", "home", "--send", f"file:{cli.folder}/told").returncode == 0
+    assert cli.duly("profile", "set", "home", "--send", "file:told").returncode == 0
     assert cli.duly("sentinel", "trigger", "fall", "bb:01", "--profile", "missing").returncode == 6
     done = cli.duly("sentinel", "trigger", "fall", "bb:02", "--profile", "home", "--json")
     assert (done.returncode, json.loads(done.stdout)["state"]) == (0, "done")
@@ -164,7 +169,7 @@ def test_a_tower_that_is_away_or_does_not_know_us_leaves_the_event_in_the_file(c
     assert "not known" in done.stderr
     done = cli.duly("sentinel", "trigger", "fall", "aa:10", *here, "--token", token)
     assert (done.returncode, "no profile" in done.stderr) == (6, True)
-    assert cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told").returncode == 0
+    assert cli.duly("profile", "set", "default", "--send", "file:told").returncode == 0
     for transport in ((), ("--http",)):
         assert say(cli, "", *here, "--token", token, *transport).returncode == 0
     assert set(listed(cli)) == {"aa:07", "aa:08", "aa:10"}
@@ -209,3 +214,37 @@ def test_two_at_once_on_one_file_do_not_get_into_each_others_way(tower: CommandL
         assert second.returncode == 1
         assert "shared.db" in second.stderr
         first.terminate()
+
+
+def test_a_critical_event_of_a_running_sentinel_goes_out_from_a_full_disk(
+    tower: CommandLine, tmp_path: Path
+) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        where = ("--profile", "home", "--store", disk / "s.db", "--json")
+        running = subprocess.Popen(
+            [sys.executable, "-m", "duly", "sentinel", *where],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=tower.folder, env=tower.env, text=True,
+        )  # fmt: skip
+        try:
+            assert running.stdin is not None
+            assert running.stdout is not None
+            lines = (json.loads(line) for line in running.stdout)
+            assert next(one for one in lines if one["what"] == "online")
+            running.stdin.write('trigger fall full:01 {"countdown":0}\n')
+            running.stdin.flush()
+            assert next(one for one in lines if one["what"] == "sent")["device"] == "full:01"
+            with contextlib.suppress(OSError), (disk / "rest").open("wb") as rest:
+                while True:
+                    os.write(rest.fileno(), bytes(4096))
+            meta = json.dumps({"text": "x" * 20_000})
+            running.stdin.write(
+                f'trigger smoke full:02 {{"countdown":0,"severity":"critical","meta":{meta}}}\n'
+            )
+            running.stdin.flush()
+            said = next(one for one in lines if one["what"] in ("unstored", "stored"))
+            assert (said["what"], said["device"]) == ("unstored", "full:02")
+            assert next(one for one in lines if one["what"] == "sent")["device"] == "full:02"
+            assert listed(tower)["full:02"]["reason"] == "smoke"
+        finally:
+            running.kill()
+            running.communicate()

@@ -147,3 +147,82 @@ async def test_a_cause_that_still_stands_is_judged_again_and_a_critical_one_neve
     assert [event.trigger_reason for event in await listed(local)] == ["disconnect", "fall"]
     beats = [id_ for id_ in wire.sent if id_.startswith("beat-")]
     assert len(beats) >= 3
+
+
+async def test_a_name_that_was_cut_in_the_middle_of_an_emoji_costs_no_alert(
+    tab: Tab, local: LocalHub
+) -> None:
+    await watch(tab, local)
+    about = (
+        r'{ severity: "critical", meta: { name: "dad 👴".slice(0, 5), path: "\\ud83d" }, location: "\udc74" }'
+    )
+    end = await tab.do(f"sentinel.trigger('fall', 'watch-1', {about}).sent")
+    assert end["state"] == "done"
+    (event,) = await listed(local)
+    assert json.loads(bytes(event.device_meta)) == {"name": "dad �", "path": "\\ud83d"}
+    assert json.loads(bytes(event.location)) == "�"
+
+
+async def test_what_is_nested_too_deep_is_refused_where_it_is_reported(tab: Tab, local: LocalHub) -> None:
+    await watch(tab, local)
+    deep = "let meta = 1; for (let n = 0; n < %d; n++) meta = [meta];"
+    report = "sentinel.trigger('fall', 'watch-1', { meta })"
+    said = f"{deep % 31} try {{ {report} }} catch (e) {{ return e.name }}"
+    assert await tab.do(f"(() => {{ {said} }})()") == "RangeError"
+    end = await tab.do(
+        f"(() => {{ {deep % 30} return sentinel.trigger('fall', 'watch-1', {{ meta }}).sent }})()"
+    )
+    assert end["state"] == "done"
+
+
+FULL = """(() => {
+  globalThis.room = true;
+  globalThis.items = new Map();
+  const store = {
+    load: async () => new Map(items),
+    write: async (changes) => {
+      if (!room) throw new Error("the disk is full");
+      for (const [key, text] of changes) text === null ? items.delete(key) : items.set(key, text);
+    },
+  };
+  globalThis.sentinel = new Sentinel(%s, %s, { profile: "home", policy: { countdown: 0 }, store });
+  globalThis.news = [];
+  sentinel.on("news", (one) => news.push(one));
+  return sentinel.opened;
+})()"""
+
+
+async def test_a_critical_event_reaches_the_tower_at_once_though_it_cannot_be_stored(
+    tab: Tab, local: LocalHub
+) -> None:
+    await tab.do(FULL % ("hub", json.dumps(local.tokens["watch"])))
+    await tab.do("sentinel.ready")
+    await tab.do("void (room = false, globalThis.mild = sentinel.trigger('fall', 'band'))")
+    await tab.do("new Promise((done) => setTimeout(done, 500))")
+    begun = (
+        "globalThis.alert = sentinel.trigger('smoke', 'kitchen', { severity: 'critical', countdown: 0.1 })"
+    )
+    assert (await tab.do(f"({begun}).sent"))["state"] == "done"
+    assert [event.trigger_reason for event in await listed(local)] == ["smoke"]
+    told = await tab.do("news.filter((one) => one.what === 'unstored')")
+    assert [(one["reason"], "all the same" in one["detail"]) for one in told] == [("smoke", True)]
+    assert await tab.do("items.size") == 1, "nothing of it is stored"
+    await tab.do("void (room = true)")
+    assert await tab.do("alert.stored") == "pass"
+    await tab.do("sentinel.drained()")
+    assert await tab.do("sentinel.counts.sent") == 2
+    assert await tab.do("news.filter((one) => one.what === 'sent').length") == 2
+    assert sorted(event.trigger_reason for event in await listed(local)) == ["fall", "smoke"]
+
+
+async def test_a_critical_event_that_can_neither_be_stored_nor_sent_is_said(
+    tab: Tab, local: LocalHub
+) -> None:
+    await tab.do(FULL % ("'http://127.0.0.1:9'", json.dumps(local.tokens["watch"])))
+    await tab.do(
+        "void (room = false, sentinel.trigger('smoke', 'kitchen', { severity: 'critical', countdown: 0.1 }))"
+    )
+    await tab.do("new Promise((done) => setTimeout(done, 700))")
+    (said,) = await tab.do("news.filter((one) => one.what === 'unstored')")
+    assert "neither" in said["detail"]
+    await tab.do("sentinel.close()")

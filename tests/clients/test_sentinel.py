@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from duly.apps.alerts.heartbeats import PROMISES
-from duly.apps.alerts.model import is_undated
+from duly.apps.alerts.model import AlertState, is_undated
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.clients.sentinel import FIELD_LIMIT, Sentinel
 from duly.clients.sentinel_alerts import SentinelNews
@@ -386,6 +386,16 @@ async def test_a_token_that_is_taken_away_keeps_the_queue_until_there_is_a_new_o
 # ── what does not fit ────────────────────────────────────────────────────────────────────────────
 
 
+async def test_a_name_that_was_cut_in_the_middle_of_an_emoji_costs_no_alert(tower: LocalHub) -> None:
+    async with sentinel(tower) as watch:
+        about = {"name": "dad \ud83d", "whole": "👴", "path": "\\ud83d"}
+        alert = watch.trigger("fall", "band", severity="critical", countdown=0, meta=about)
+        assert (await alert.sent).done
+    (record,) = await tower.hub.ledger.of_kind("alert_event")
+    told = json.loads(record.message.body)["device_meta"]
+    assert told == {"name": "dad �", "whole": "👴", "path": "\\ud83d"}
+
+
 async def test_what_does_not_fit_is_refused_before_it_is_stored(tower: LocalHub) -> None:
     async with sentinel(tower) as watch:
         with pytest.raises(TooLarge, match="location has 10000002 bytes"):
@@ -527,6 +537,114 @@ async def test_signals_wait_for_a_disk_that_is_full_and_are_stored_when_it_is_no
         disk.room = True
         assert {(await alert.sent).state for alert in alerts} == {"done"}
     assert len(await listed(tower)) == 10
+
+
+def on(disk: Ledger, watch: Told) -> Told:
+    """The sentinel, with this disk."""
+
+    async def open_it() -> Ledger:
+        return disk
+
+    watch._open_ledger = open_it  # type: ignore[method-assign]  # on the disk of this test
+    return watch
+
+
+@BOTH_WAYS
+async def test_a_critical_event_reaches_the_tower_at_once_from_a_full_disk(
+    tower: LocalHub, transport: Way
+) -> None:
+    disk = Full()
+    disk.room = True
+    async with on(disk, sentinel(tower, transport=transport)) as watch:
+        await watch.ready()
+        disk.room = False
+        mild = watch.trigger("fall", "band")
+        await watch.hear("trouble")
+        alert = watch.trigger("smoke", "kitchen", severity="critical")
+        said = await watch.hear("unstored")
+        assert (said.device, said.reason, said.event) == ("kitchen", "smoke", alert.id)
+        assert "the disk is full" in said.detail
+        async with asyncio.timeout(3):
+            assert (await alert.sent).done
+        assert [one["id"] for one in await listed(tower)] == [alert.id]
+        for waits in (alert.stored(), mild.stored()):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(waits, 0.1)
+        disk.room = True
+        assert await alert.stored() == "pass"
+        assert (await mild.sent).done
+        await watch.drained()
+        assert watch.counts.sent == 2
+    assert [one["trigger_reason"] for one in await listed(tower)] == ["smoke", "fall"]
+
+
+async def test_a_stored_critical_event_goes_out_at_the_end_of_its_countdown_on_a_full_disk(
+    tower: LocalHub,
+) -> None:
+    disk = Full()
+    disk.room = True
+    async with on(disk, sentinel(tower)) as watch:
+        await watch.ready()
+        alert = watch.trigger("smoke", "kitchen", severity="critical", countdown=0.3)
+        assert await alert.stored() == "pass"
+        disk.room = False
+        async with asyncio.timeout(5):
+            assert (await alert.sent).done
+        assert len(await listed(tower)) == 1
+        disk.room = True
+        await watch.drained()
+    assert len(await listed(tower)) == 1
+
+
+async def test_a_critical_event_that_is_called_off_in_time_stays_here_though_nothing_can_be_stored(
+    tower: LocalHub,
+) -> None:
+    disk = Full()
+    disk.room = True
+    async with on(disk, sentinel(tower)) as watch:
+        await watch.ready()
+        disk.room = False
+        watch.trigger("smoke", "kitchen", severity="critical", countdown=0.5)
+        watch.cancel("kitchen")
+        watch.trigger("disconnect", "door", severity="critical", countdown=0.5)
+        watch.reconnect("door")
+        last = watch.trigger("flood", "cellar", severity="critical", countdown=1)
+        async with asyncio.timeout(5):
+            assert (await last.sent).done
+        assert [one["trigger_reason"] for one in await listed(tower)] == ["flood"]
+
+
+async def test_a_critical_event_that_went_out_unstored_is_corrected_when_it_is_called_off(
+    tower: LocalHub,
+) -> None:
+    disk = Full()
+    disk.room = True
+    async with on(disk, sentinel(tower)) as watch:
+        await watch.ready()
+        disk.room = False
+        alert = watch.trigger("smoke", "kitchen", severity="critical")
+        assert (await alert.sent).done
+        watch.cancel("kitchen", alert.id)
+        disk.room = True
+        await watch.hear("corrected")
+    [event] = await tower.hub.alerts.operations.alerts(limit=10)
+    assert event.status.standing is AlertState.CANCELLED
+
+
+async def test_a_critical_event_that_can_neither_be_stored_nor_sent_is_loud(
+    tower: LocalHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = Full()
+    disk.room = True
+    async with on(disk, Told("http://127.0.0.1:9", tower.tokens["watch"], policy=AT_ONCE)) as watch:
+        disk.room = False
+        alert = watch.trigger("smoke", "kitchen", severity="critical")
+        said = await watch.hear("unstored")
+        assert "neither" in said.detail
+        assert said.event == alert.id
+        assert not alert.sent.done()
+    [line] = [one for one in caplog.records if one.name == "duly.sentinel" and "neither" in one.message]
+    assert line.levelname == "ERROR"
 
 
 async def test_a_called_off_event_is_remembered_with_its_reason(tower: LocalHub, tmp_path: Path) -> None:

@@ -239,11 +239,11 @@ def trigger(
 async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wait: float, json: bool) -> Exit:
     async with who.open() as watcher:
         alert = watcher.trigger(reason, device, **options)
-        await alert.stored()
+        limit = wait + float(options["countdown"] or 0)
+        await _stored_or_sent(alert, limit, who.store)
         trying = asyncio.ensure_future(_first_try(watcher, alert.id))
         sent = alert.sent
         either: set[asyncio.Future[Any]] = {sent, trying}
-        limit = wait + float(options["countdown"] or 0)
         await asyncio.wait(either, timeout=limit, return_when=asyncio.FIRST_COMPLETED)
         end = sent.result() if sent.done() else None
         code, denied = trying.result() if trying.done() else (Exit.OK, "")
@@ -270,6 +270,20 @@ async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wai
     if not watcher.name and not who.given.http:
         raise CommandFailed(Exit.UNREACHABLE, f"{HubUnreachable(who.hub.url, 'no connection')}; {kept}")
     raise CommandFailed(Exit.UNKNOWN, f"the tower has not answered; {kept}")
+
+
+async def _stored_or_sent(alert: Alert, limit: float, store: Path) -> None:
+    """Waits until the event is on the disk, or with the tower: a critical one is sent though it cannot be
+    stored."""
+    stored = asyncio.ensure_future(alert.stored())
+    sent = alert.sent
+    sent.add_done_callback(lambda _: stored.cancel())
+    done, _ = await asyncio.wait({stored}, timeout=limit)
+    sent.cancel()
+    if not done:
+        raise CommandFailed(
+            Exit.FAILED, f"the event is lost: {store} cannot be written, nor has the tower it"
+        )
 
 
 def _told(hub: HubClient, event: str) -> AlertOutcome:
@@ -422,7 +436,13 @@ def _options(text: str) -> JsonObject:
 
 # ── showing ──────────────────────────────────────────────────────────────────────────────────────
 
-_WORDS = {"done": "the tower has it", "held": "held back", "sent": "sent: the tower has it"}
+_WORDS = {
+    "done": "the tower has it",
+    "held": "held back",
+    "sent": "sent: the tower has it",
+    "trouble": "TROUBLE, nothing can be stored",
+    "unstored": "NOT STORED",
+}
 
 
 async def _show(watcher: Sentinel, json: bool) -> None:

@@ -2,12 +2,15 @@
 
 The laws. Reporting never waits for the network: a signal is judged and stored here, and goes out when its
 countdown is over and the tower can be reached, in order. Restarts and kill -9 lose nothing that was stored
-(`await alert.stored()` says when). A sentinel starts, and works for days, without its tower.
+(`await alert.stored()` says when). A sentinel starts, and works for days, without its tower. While nothing
+can be stored, a critical event goes to the tower all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import secrets
 from collections.abc import AsyncIterator
 from typing import Final, Literal, Self
@@ -43,6 +46,7 @@ from duly.core.monitor.signals import (
     SignalRuling,
     StopHeartbeat,
 )
+from duly.core.monitor.unstored import UnstoredEvent
 from duly.core.operations import PutNewItem
 from duly.core.steps import (
     Answered,
@@ -66,6 +70,7 @@ HELD_SECONDS: Final = 1.0
 STAND_DOWN: Final = "stand-down"
 """The id of the heartbeat that takes the promise back."""
 NOT_TOLD: Final = "the tower cannot be reached; it expects the heartbeat until it is told"
+HALF: Final = len(r"\ud83d")
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of `meta`, and of `location`, that the tower takes."""
 
@@ -131,7 +136,9 @@ class Sentinel(Client):
 
     async def _build_engine(self) -> Engine:
         self._monitor = Monitor(self.policy, await self._identify(), self._ledger.worker)
-        return Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
+        engine = Engine(self._monitor, self._ledger, self._perform, recall=self._recall)
+        engine.on_down = lambda problem: self._alerts.say("trouble", detail=str(problem))
+        return engine
 
     def _abandon(self) -> None:
         self._alerts.abandon(
@@ -151,7 +158,9 @@ class Sentinel(Client):
         """Returns this sentinel's identity, drawn once and kept: the tower may be out of reach when it is
         first needed."""
         ledger = self._ledger
-        await ledger.write(PutNewItem(SELF, "name", self._draw()), PutNewItem(SELF, "session", self._draw()))
+        if await ledger.item(SELF, "session") is None:
+            new = (PutNewItem(SELF, "name", self._draw()), PutNewItem(SELF, "session", self._draw()))
+            await ledger.write(*new)
         name, session = await ledger.item(SELF, "name"), await ledger.item(SELF, "session")
         tower = urlsplit(self._url).netloc or self._url
         return Identity(
@@ -197,6 +206,8 @@ class Sentinel(Client):
         self._tell(
             Signal(device, reason, self._moment(), _severity(severity), about, where, lasts, origin=alert)
         )
+        if _severity(severity) is Severity.CRITICAL:
+            self._engine.hurry()
         return alert
 
     def cancel(self, device: str, event: str = "") -> None:
@@ -282,6 +293,8 @@ class Sentinel(Client):
             case MachineEffect(what=SignalRuling() as ruled):
                 self._alerts.ruled(ruled)
                 self._tell_held_back()
+            case MachineEffect(what=UnstoredEvent() as event):
+                self._hand_over(event)
             case MachineEffect(what=EventQueued(event=event, device=device, reason=reason)):
                 self._alerts.say("queued", device, reason, event)
             case MachineEffect(what=HeartbeatDue()):
@@ -296,6 +309,17 @@ class Sentinel(Client):
                     self._alerts.say("cancelled", called.device, reason, detail="it was held back")
                 for event in called.corrected:
                     self._alerts.say("correcting", called.device, event=event)
+
+    def _hand_over(self, unstored: UnstoredEvent) -> None:
+        """Send a critical event that could not be stored: the tower's answer is the acceptance, and what is
+        stored and sent later is a duplicate."""
+        message, events = unstored.message, self._monitor.unstored
+        if not events.may_go(message):
+            return
+        self._alerts.unstored(message, unstored.origin, self._engine.down, self._link.connected)
+        if self._link.connected:
+            events.sent(message)
+            self._perform(Transmit(message, 1))
 
     def _tell_held_back(self) -> None:
         """Tell the tower soon how many signals were held back, if that is news."""
@@ -320,6 +344,7 @@ class Sentinel(Client):
         super()._up(welcome)
         self._measure(welcome)
         self._offer(Reachable(""))
+        self._engine.hurry()
         self._alerts.say("online")
         self._told = {}
         self._tell_held_back()
@@ -353,6 +378,8 @@ class Sentinel(Client):
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
+                if key in self._monitor.unstored:
+                    self._alerts.taken_unstored(key)
                 self._offer(Answered(key, State.DONE, Answer()))
             case ServerCode.BAD_PARAMETERS if frame.error in FINAL:
                 # The tower may have taken an earlier transmission, and forgotten it since.
@@ -379,12 +406,29 @@ def _severity(value: Severity | str) -> Severity:
         raise Malformed(f"severity={value!r} is not known; use one of {known}") from None
 
 
+def _dump(value: object) -> bytes:
+    """Returns a value as JSON. A text that was cut in the middle of a character must not cost an alert: what
+    cannot be written becomes a �."""
+    try:
+        return frames.dump(value)
+    except UnicodeEncodeError:
+        return frames.dump(json.loads(_HALVES.sub(_whole, json.dumps(value))))
+
+
+_HALVES: Final = re.compile(r"\\\\|(?:\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|\\ud[89a-f][0-9a-f]{2}")
+"""In JSON of ASCII: backslashes, whole characters in two halves, and halves alone."""
+
+
+def _whole(found: re.Match[str]) -> str:
+    return found[0] if len(found[0]) != HALF else "\\ufffd"
+
+
 def _json(field: str, value: object) -> bytes:
     try:
-        text = bytes(frames.dump(value))
+        text = bytes(_dump(value))
     except (TypeError, ValueError, RecursionError) as problem:
         raise Malformed(f"{field} cannot be written as JSON: {problem}") from None
     if len(text) > FIELD_LIMIT:
         raise TooLarge(f"{field} has {len(text)} bytes, the limit is {FIELD_LIMIT}; leave something out")
-    frames.check(bytes(frames.dump({"data": {field: value}})))  # as deep as it will be in its frame
+    frames.check(b'{"data":{"%b":%b}}' % (field.encode(), text))  # as deep as it will be in its frame
     return text

@@ -6,6 +6,7 @@ The law: every signal is counted and told of, whether it passed or was held back
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final, Protocol
@@ -18,9 +19,11 @@ from duly.core.messages import Answer, Message
 from duly.core.monitor.machine import event_in
 from duly.core.monitor.signals import EVENT, SUMMARY, Severity, SignalRuling, event_of, read_event
 from duly.core.monitor.suppression import Ruling
+from duly.core.steps import Origin
 from duly.core.units import MS
 from duly.errors import Stopped
 
+LOG: Final = logging.getLogger("duly.sentinel")
 NEWS: Final = 10_000
 """How many unread news are kept; then the oldest are dropped."""
 
@@ -47,8 +50,9 @@ class SentEvent(Struct, frozen=True):
 
 class SentinelNews(Struct, frozen=True, omit_defaults=True):
     """One thing that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
-    `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline` or `denied`, or how an
-    event ended. Times are in milliseconds."""
+    `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline`, `denied`, `trouble` (the
+    store fails) or `unstored` (a critical event could not be stored; `detail` says whether it goes to the
+    tower all the same), or how an event ended. Times are in milliseconds."""
 
     what: str
     time: int
@@ -196,6 +200,10 @@ class SentinelAlerts:
         """the kind and the event of everything that was transmitted"""
         self._causes: dict[str, tuple[str, str]] = {}
         """the device and the reason of each event"""
+        self._unstored: dict[str, bool] = {}
+        """critical events that could not be stored, and whether the tower could be reached"""
+        self._taken: set[str] = set()
+        """those of them that the tower has"""
         self.news = NewsFeed()
         self.counts = SentinelCounts()
 
@@ -205,7 +213,7 @@ class SentinelAlerts:
         return list(self._alerts)
 
     def transmitted(self, message: Message) -> None:
-        """A message goes out, for the first time or again."""
+        """Note that a message goes out, for the first time or again."""
         self.counts.resent += message.key in self._under_way
         self._under_way[message.key] = (message.kind, self._about(message))
 
@@ -230,20 +238,56 @@ class SentinelAlerts:
             return
         self._count(decision.ruling)
         if decision.passes:
-            self._alerts.setdefault(ruled.event, []).append(alert)
+            waiting = self._alerts.setdefault(ruled.event, [])
+            if alert not in waiting:
+                waiting.append(alert)
         else:
             alert.end(SentEvent("held", decision.ruling.value, ruled.event))
         alert.rule(ruled.event, decision.ruling.value)
+
+    def unstored(self, message: Message, origin: Origin, problem: Exception | None, reachable: bool) -> None:
+        """A critical event could not be stored; it goes to the tower if that can be reached."""
+        event = self._about(message)
+        if isinstance(origin, Alert):
+            origin.id = event
+            waiting = self._alerts.setdefault(event, [])
+            if origin not in waiting:
+                waiting.append(origin)
+        if self._unstored.get(event) is reachable:
+            return  # that was said
+        self._unstored[event] = reachable
+        if reachable:
+            detail = f"it cannot be stored, and goes to the tower all the same: {problem}"
+            LOG.warning("critical event %s: %s", event, detail)
+        else:
+            detail = f"it can neither be stored nor sent, as the tower cannot be reached: {problem}"
+            LOG.error("critical event %s: %s", event, detail)
+        self.say("unstored", event=event, detail=detail)
+
+    def taken_unstored(self, key: bytes) -> None:
+        """The tower has taken a critical event that is not stored here: that is its end, for its alert."""
+        event = event_in(key)
+        if event in self._taken:
+            return
+        self._taken.add(event)
+        self.counts.sent += 1
+        self.say("sent", event=event, detail="it is not stored here yet")
+        for alert in self._alerts.get(event, ()):
+            alert.end(SentEvent(State.DONE.word, "", event))
 
     def ended(self, key: bytes, state: State, answer: Answer) -> None:
         """A message has ended."""
         kind, event = self._under_way.pop(key, (EVENT, event_in(key)))
         what = _DONE[kind] if state is State.DONE else state.word
         device, reason = self._causes.get(event, ("", ""))
-        self.say(what, device, reason, event, answer.reason)
+        told = kind == EVENT and event in self._taken and state is State.DONE
+        if not told:
+            self.say(what, device, reason, event, answer.reason)
         if kind != EVENT:
             return
-        self.counts.sent += state is State.DONE
+        self._taken.discard(event)
+        self._unstored.pop(event, None)
+        self.counts.sent += state is State.DONE and not told
         self.counts.cancelled += state is State.CANCELLED
         self._causes.pop(event, None)
         for alert in self._alerts.pop(event, ()):

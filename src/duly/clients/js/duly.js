@@ -699,7 +699,8 @@ class App extends Client {
     }
   }
   #push({ from: device, type, data, cursor, time, ...fields }) {
-    if (cursor <= (this.#cursors[device] ?? 0)) return;
+    const known = this.#cursors[device] ?? 0;
+    if (cursor < known || (cursor === known && type !== "device_status")) return;
     this.#cursors[device] = cursor;
     if (type === "device_status") this.online[data?.online ? "add" : "delete"](device);
     this._emit("push", { device, type, data, cursor, time, fields });
@@ -1794,6 +1795,8 @@ function apply(items, changes) {
 const HELD = 1_000;
 const NAME_LIMIT = 200;
 const FIELD_LIMIT = 64 * 1024;
+const DEPTH_LIMIT = 30;
+const HALVES = /\\(?:\\|ud[89a-f][0-9a-f]{2})/g;
 const LOOK = 60_000;
 const STEP = 1_000;
 const FINAL = new Set(["malformed", "too_large", "id_conflict", "stale", "expired", "refused"]);
@@ -1815,6 +1818,9 @@ class Sentinel extends Listeners {
   #causes = new Map();
   #seen = new Set();
   #committing = false;
+  #unstored = new Map();
+  #taken = new Set();
+  #meanwhile = null;
   #closed = null;
   #last = 0;
   #drift = Date.now() - performance.now();
@@ -1977,13 +1983,14 @@ class Sentinel extends Listeners {
   }
   async #commit() {
     const monitor = this.#monitor;
+    if (this.#committing) this.#meanwhile?.();
     if (this.#committing || !monitor) return;
     this.#committing = true;
     try {
       for (;;) {
         const { changes, effects } = monitor.take();
         if (!changes.size && !effects.length) break;
-        if (changes.size) await this.#write(changes);
+        if (changes.size) await this.#write(monitor, changes, effects);
         if (this.#closed) break;
         for (const effect of effects) this.#perform(effect);
       }
@@ -1995,18 +2002,57 @@ class Sentinel extends Listeners {
     this.#setTimer(monitor);
     this.#rest();
   }
-  async #write(changes) {
+  async #write(monitor, changes, effects) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 10_000)) {
       try {
-        await this.#store.write(changes);
+        await this.#store.write(new Map(changes));
         return;
       } catch (problem) {
         if (problem instanceof StoreTaken || this.#closed) throw problem;
         this.#say("trouble", { detail: String(problem) });
+        this.#meanwhile = () => {
+          const more = monitor.take();
+          for (const [key, text] of more.changes) changes.set(key, text);
+          effects.push(...more.effects);
+          this.#handOver(changes, effects, String(problem));
+          this.#setTimer(monitor);
+        };
+        this.#meanwhile();
         await new Promise((resolve) => setTimeout(resolve, pause));
+        this.#meanwhile = null;
         if (this.#closed) throw this.#closed;
       }
     }
+  }
+  #handOver(changes, effects, problem) {
+    for (const effect of [...effects]) {
+      if (effect.do === "transmit" && effect.message.kind === EVENT && effect.message.data.severity === "critical") {
+        effects.splice(effects.indexOf(effect), 1);
+        this.#perform(effect);
+        this.#notStored(effect.message.id, this.connected, problem);
+      } else if (effect.do === "queued") {
+        const data = JSON.parse(changes.get(`message:${effect.event}`) ?? "null")?.data;
+        this.#causes.set(effect.event, [effect.device, effect.reason]);
+        if (data?.severity === "critical" && !this.connected) this.#notStored(effect.event, false, problem);
+      } else if (effect.do === "ended" && effect.state === "done" && this.#unstored.has(effect.event)) {
+        if (effect.kind !== EVENT || this.#taken.has(effect.event)) continue;
+        const { event } = effect;
+        this.#taken.add(event);
+        this.counts.sent += 1;
+        this.#say("sent", { event, detail: "it is not stored here yet" });
+        const ruled = effects.map((one) => (one.do === "ruled" && one.event === event ? one.origin : null));
+        for (const alert of [...ruled, ...(this.#alerts.get(event) ?? [])]) {
+          if (alert instanceof Alert) alert._end({ state: "done", reason: "", event });
+        }
+      }
+    }
+  }
+  #notStored(event, up, problem) {
+    if (this.#unstored.get(event) === up) return;
+    this.#unstored.set(event, up);
+    const sent = "cannot be stored, and goes to the tower all the same";
+    const lost = "can neither be stored nor sent, as the tower cannot be reached";
+    this.#say("unstored", { event, detail: `it ${up ? sent : lost}: ${problem}` });
   }
   #rest() {
     const waiting = [...this.#idle];
@@ -2067,9 +2113,12 @@ class Sentinel extends Listeners {
     this.#tellHeldBack();
   }
   #ended({ kind, event, state, detail }) {
-    this.#say((state === "done" && DONE.get(kind)) || state, { event, detail });
+    const told = kind === EVENT && state === "done" && this.#taken.has(event);
+    if (!told) this.#say((state === "done" && DONE.get(kind)) || state, { event, detail });
     if (kind !== EVENT) return;
-    if (state === "done") this.counts.sent += 1;
+    if (state === "done" && !told) this.counts.sent += 1;
+    this.#taken.delete(event);
+    this.#unstored.delete(event);
     if (state === "cancelled") this.counts.cancelled += 1;
     this.#causes.delete(event);
     this.#seen.delete(event);
@@ -2154,11 +2203,17 @@ function severityOf(value) {
 }
 function fieldOf(field, value) {
   if (value === undefined || value === null) return undefined;
-  const text = JSON.stringify(value);
+  const text = JSON.stringify(value)?.replace(HALVES, (found) => (found === "\\\\" ? found : "\ufffd"));
   if (text === undefined) throw new TypeError(`${field} cannot be written as JSON`);
   const size = new TextEncoder().encode(text).length;
   if (size > FIELD_LIMIT) throw new RangeError(`${field} has ${size} bytes, the limit is ${FIELD_LIMIT}`);
-  return JSON.parse(text);
+  const copy = JSON.parse(text);
+  if (depthOf(copy) > DEPTH_LIMIT) throw new RangeError(`${field} is nested more than ${DEPTH_LIMIT} deep`);
+  return copy;
+}
+function depthOf(value) {
+  if (value === null || typeof value !== "object") return 0;
+  return 1 + Object.values(value).reduce((most, one) => Math.max(most, depthOf(one)), 0);
 }
 function draw() {
   const bytes = new Uint8Array(8);

@@ -3,7 +3,8 @@
 The laws. A signal that passes is an event with an id, stored before any report; from then on it ends in one
 way only: the tower has it, a person called it off, or it expired. The id is minted once, from the signal's
 own time. An event that was not sent can be called off without a trace; one that may have been sent is
-corrected. An update or a correction waits until the tower has its event.
+corrected. An update or a correction waits until the tower has its event. A critical event that is due and
+cannot be stored goes out all the same; see `unstored`.
 
 No emergency is lost. A signal that is held back, and that no event reports, is judged again when its window
 ends, unless the device is back by then or a person has called it off. A critical signal is held back only as
@@ -47,7 +48,6 @@ from duly.core.monitor.signals import (
     Identity,
     NothingToChange,
     SentinelPolicy,
-    Severity,
     Signal,
     SignalRuling,
     StopHeartbeat,
@@ -57,6 +57,7 @@ from duly.core.monitor.signals import (
     read_event,
 )
 from duly.core.monitor.suppression import Ruling, Summary, SuppressionDecision
+from duly.core.monitor.unstored import UnstoredEvents, is_critical
 from duly.core.operations import (
     Finish,
     Group,
@@ -98,8 +99,11 @@ class Monitor:
         self._devices = MonitoredDevices(policy.suppress)
         self._keep = keep = seconds(policy.keep)
         self.messages = EventMessages(identity, keep)
-        self._outbox = Outbox(policy.outbox, worker, ended=self._ended, patience=self._patience)
-        self._sender = EventSender(self._outbox, keep)
+        self.unstored = UnstoredEvents()
+        self._outbox = Outbox(
+            policy.outbox, worker, ended=self._ended, patience=self._patience, unstored=self.unstored.failed
+        )
+        self._sender = EventSender(self._outbox, self.unstored, keep)
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
         """when the next heartbeat is due; None: the tower cannot be reached, or none was promised"""
@@ -152,8 +156,7 @@ class Monitor:
             case MachineEvent(what=Signal() as signal):
                 return self._signal(signal, now)
             case MachineEvent(what=DeviceBack(device=device, at=at)):
-                write = self._devices.came_back(device, at)
-                return [] if write is None else [Step((write,), _nothing)]
+                return self._back(device, at)
             case MachineEvent(what=CancelRequest() as call):
                 return self._call_off(call, now)
             case MachineEvent(what=EventChange() as change):
@@ -170,6 +173,8 @@ class Monitor:
             case MachineEvent(what=StopHeartbeat()):
                 self._promised, self._beat_at = False, None
                 return []
+            case Answered(key=key) if self.unstored.answered(key) and key not in self._outbox.transmissions:
+                return []  # it is asked again once the event is stored
             case Answered(state=State.DONE):
                 return self._outbox.handle(msgspec.structs.replace(event, burn=False), now)
             case _:
@@ -189,7 +194,8 @@ class Monitor:
         todo: list[Todo] = []
         for waiting in self._sender.pending.all():
             before, steps = waiting.data, waiting.steps
-            if before is None or waiting.message.key not in self._sender.pending:
+            key = waiting.message.key
+            if before is None or key not in self._sender.pending or key in self.unstored:
                 continue
             if steps is None:
                 data = dated_again(before, offset, now, self._keep)
@@ -203,8 +209,7 @@ class Monitor:
 
     def _patience(self, message: Message) -> int:
         """Return how long the tower's answer to a message is waited for; 0: without an end."""
-        critical = message.kind == EVENT and read_event(message.body).severity is Severity.CRITICAL
-        return 0 if critical else self._keep
+        return 0 if is_critical(message) else self._keep
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
@@ -237,6 +242,13 @@ class Monitor:
             return [ruled]
         return [Step((self._devices.save(signal.device),), lambda results, now: [ruled])]
 
+    def _back(self, name: str, at: int) -> list[Todo]:
+        device = self._devices.get(name)
+        if device is not None and device.covered and self._policy.settle:
+            self._sender.settled(key_of(SCOPE, device.covered), at)
+        write = self._devices.came_back(name, at)
+        return [] if write is None else [Step((write,), _nothing)]
+
     def _judge_again(self, now: int) -> list[Todo]:
         """Turn held signals whose window has ended, and that still stand, into events."""
         todo: list[Todo] = []
@@ -264,7 +276,8 @@ class Monitor:
         if signal.lasting:
             device.covered = id_
         lasts = seconds(self._policy.countdown) if signal.countdown is None else signal.countdown
-        message = self.messages.event(id_, signal, device.cancels, now)
+        message = self.unstored.get(key_of(SCOPE, id_))
+        message = message or self.messages.event(id_, signal, device.cancels, now)
         due = begins + lasts if lasts else min(begins, now)
         more: Group = tuple(self._devices.sweep(now))
         then: list[Todo] = [
@@ -282,7 +295,8 @@ class Monitor:
             more = (*more, self._sender.drop(key, State.SUPERSEDED, OVERTAKEN, now))
             then.append(ReportOutcome(key, State.SUPERSEDED, OVERTAKEN))
             device.events.pop(event_in(key), None)
-        return self._sender.send(message, due, now, then, (*more, self._devices.save(signal.device)))
+        more = (*more, self._devices.save(signal.device))
+        return self._sender.send(message, due, now, then, more, signal.origin)
 
     # ── what a person says ───────────────────────────────────────────────────────────────────────
 
@@ -304,7 +318,8 @@ class Monitor:
         for event in events:
             del device.events[event]
             key = key_of(SCOPE, event)
-            if key in self._sender.pending:
+            self.unstored.withhold(key)
+            if key in self._sender.pending and key not in self.unstored:
                 dropped.append(event)
                 writes += [
                     self._sender.drop(one, State.CANCELLED, CALLED_OFF, now)
@@ -327,7 +342,7 @@ class Monitor:
             return [MachineEffect(NothingToChange(change.event))]
         waiting = self._sender.pending.get(key_of(SCOPE, change.event))
         meta, location = raw(change.meta), raw(change.location)
-        if waiting is None or waiting.data is None:
+        if waiting is None or waiting.data is None or waiting.message.key in self.unstored:
             data = UpdateData(change.event, change.severity, meta, location)
             return [self._follow(UPDATE, change.at, data, now)]
         # It has not left: it goes out as it is now.
@@ -363,6 +378,7 @@ class Monitor:
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
         """Report an end, and start or end what waited for it."""
+        self.unstored.forget(message.key)
         todo: list[Todo] = [ReportOutcome(message.key, state, answer)]
         never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
         if never and (writes := self._devices.forget(read_event(message.body), message.id)):

@@ -17,21 +17,24 @@ from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.pending import PendingEvent, PendingEvents
 from duly.core.monitor.signals import EventQueued, SignalRuling
 from duly.core.monitor.suppression import Ruling, SuppressionDecision
+from duly.core.monitor.unstored import UnstoredEvents
 from duly.core.operations import Admit, Advance, Deliver, Finish, Group, OpenDelivery, Results, Withdraw
 from duly.core.outbox import Outbox
-from duly.core.steps import MachineEffect, Step, Todo
+from duly.core.steps import MachineEffect, Origin, Step, Todo
 from duly.core.units import FOREVER
 
 
 class EventSender:
     """What one sentinel sends: what is `pending`, and what the outbox has under way."""
 
-    def __init__(self, outbox: Outbox, keep: int) -> None:
+    def __init__(self, outbox: Outbox, unstored: UnstoredEvents, keep: int) -> None:
         self.outbox = outbox
+        self.unstored = unstored
         self.pending = PendingEvents()
         self.reachable = False
         self._keep = keep
-        self._starting: set[bytes] = set()
+        self._starting: dict[bytes, int] = {}
+        """when what is being started was due"""
 
     @property
     def keys(self) -> list[bytes]:
@@ -46,6 +49,7 @@ class EventSender:
         off."""
         before, self.pending = self.pending, PendingEvents()
         self._starting.clear()
+        self.unstored.judge_again()
         sent = [
             structs.replace(item, message=_lasting(item.message)) for item in open_ if item.delivery.attempt
         ]
@@ -62,12 +66,14 @@ class EventSender:
                     todo.append(MachineEffect(ruling))
         return todo
 
-    def send(self, message: Message, due: int, now: int, then: list[Todo], more: Group) -> Step:
+    def send(
+        self, message: Message, due: int, now: int, then: list[Todo], more: Group, origin: Origin = None
+    ) -> Step:
         """Admit a message, and start it in the same commit if nothing prevents that."""
         waiting = PendingEvent(message, due)
         at_once = due <= now and self.may_start(waiting)
         if at_once:
-            self._starting.add(message.key)
+            self._starting[message.key] = due
             admit = Admit(message, FOREVER, now, State.SENT, (self.outbox.launch(message, now),))
         else:
             if due <= now:
@@ -78,11 +84,11 @@ class EventSender:
         def done(results: Results, now: int) -> list[Todo]:
             if not at_once:
                 return then  # it may have been started meanwhile, by a step of its own
-            self._starting.discard(message.key)
+            self._starting.pop(message.key, None)
             fresh = results.of(admit).fresh
             return [*then, self.outbox.launched(_lasting(message), 1, -1, now)] if fresh else then
 
-        return Step((admit, *more), done)
+        return Step((admit, *more), done, self.unstored.failed(message, origin) if due <= now else ())
 
     def replace(self, waiting: PendingEvent, message: Message, now: int) -> Step:
         """Store a message anew that has not left: it goes out as it is now."""
@@ -107,6 +113,12 @@ class EventSender:
             return False
         return waiting.data is not None or not self._is_open(key_of(SCOPE, waiting.event))
 
+    def settled(self, key: bytes, at: int) -> None:
+        """Note that the device of a message was back at a time: what was not due by then does not go out
+        unstored."""
+        if at <= self._starting.get(key, 0):
+            self.unstored.withhold(key)
+
     def _is_open(self, key: bytes) -> bool:
         return key in self.pending or key in self._starting or key in self.outbox.transmissions
 
@@ -114,14 +126,14 @@ class EventSender:
         """Hand a message that waited to the outbox."""
         message = _lasting(waiting.message)
         self.pending.remove(waiting)
-        self._starting.add(message.key)
+        self._starting[message.key] = waiting.due
 
         def done(results: Results, now: int) -> list[Todo]:
-            self._starting.discard(message.key)
+            self._starting.pop(message.key, None)
             return [self.outbox.launched(message, 1, -1, now)] if results.of(take) else []
 
         take = self.outbox.relaunch(message, 0, now)
-        return Step((take, Advance(message.key, State.SENT, now)), done)
+        return Step((take, Advance(message.key, State.SENT, now)), done, self.unstored.failed(message))
 
     def drop(self, key: bytes, state: State, answer: Answer, now: int) -> Finish:
         """Remove a message that was not sent, and return the write that ends it."""
@@ -139,6 +151,7 @@ class EventSender:
         """Follow a wall clock that was set by this much."""
         self.outbox.shift(by)
         self.pending.shift(by)
+        self._starting = {key: due + by for key, due in self._starting.items()}
 
 
 def _lasting(message: Message) -> Message:

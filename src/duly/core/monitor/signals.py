@@ -210,8 +210,8 @@ class EventQueued(Struct, frozen=True):
 
 
 class CancelResult(Struct, frozen=True):
-    """What a call-off did: these events never left, for those a correction goes out, and what was held back
-    for these reasons is not judged again."""
+    """What a call-off did: the events in `dropped` were not sent yet and never will be, those in `corrected`
+    are followed by a correction, and signals held back for the reasons in `held` are not judged again."""
 
     device: str
     dropped: tuple[str, ...] = ()

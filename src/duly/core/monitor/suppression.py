@@ -268,7 +268,7 @@ class Suppressor:
         return {device: _written(marks) for device, marks in self._devices.items()}
 
     def marks(self, device: str) -> DeviceSnapshot | None:
-        """Return what is remembered of one device; None: nothing."""
+        """Return what is remembered of one device, or None if that is nothing."""
         marks = self._devices.get(device)
         return None if marks is None or marks.idle else _written(marks)
 

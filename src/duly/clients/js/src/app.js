@@ -353,7 +353,9 @@ export class App extends Client {
 
   /** @param {any} frame */
   #push({ from: device, type, data, cursor, time, ...fields }) {
-    if (cursor <= (this.#cursors[device] ?? 0)) return;
+    const known = this.#cursors[device] ?? 0;
+    // A status that only this app is sent, since it was granted the device or lost it, has no number.
+    if (cursor < known || (cursor === known && type !== "device_status")) return;
     this.#cursors[device] = cursor;
     if (type === "device_status") this.online[data?.online ? "add" : "delete"](device);
     this._emit("push", { device, type, data, cursor, time, fields });

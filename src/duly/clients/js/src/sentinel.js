@@ -3,7 +3,8 @@
  *
  * The laws. Reporting never waits for the network: a signal is judged and stored here, and goes out when its
  * countdown is over and the tower can be reached, in order. A reload, a restart and kill -9 lose nothing that
- * was stored (`await alert.stored` says when). A sentinel starts, and works for days, without its tower.
+ * was stored (`await alert.stored` says when). A sentinel starts, and works for days, without its tower. While
+ * nothing can be stored, a critical event goes to the tower all the same.
  *
  *     const sentinel = new Sentinel("http://hub:7800", token, { profile: "home" });
  *     sentinel.disconnect("aa:bb:cc:dd:ee:ff");
@@ -23,6 +24,10 @@ import { IndexedDbStore, MemoryStore, StoreTaken } from "./stores.js";
 const HELD = 1_000;
 const NAME_LIMIT = 200;
 const FIELD_LIMIT = 64 * 1024;
+// The tower takes frames that are nested 32 deep, and a field is two below its frame.
+const DEPTH_LIMIT = 30;
+// Escaped backslashes, and halves of characters: `JSON.stringify` escapes no others.
+const HALVES = /\\(?:\\|ud[89a-f][0-9a-f]{2})/g;
 const LOOK = 60_000;
 const STEP = 1_000;
 // Errors of the tower that no further try can change.
@@ -30,8 +35,9 @@ const FINAL = new Set(["malformed", "too_large", "id_conflict", "stale", "expire
 const DONE = new Map([[EVENT, "sent"], [UPDATE, "updated"], [CANCEL, "corrected"]]);
 
 /** Something that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
- * `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline`, `denied` or `trouble` (the
- * store fails), or how an event ended. Times in milliseconds.
+ * `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline`, `denied`, `trouble` (the
+ * store fails) or `unstored` (a critical event could not be stored; `detail` says whether it goes to the tower all
+ * the same), or how an event ended. Times in milliseconds.
  * @typedef {{what: string, time: number, device: string, reason: string, event: string, detail: string,
  *   until: number}} SentinelNews */
 
@@ -78,6 +84,11 @@ export class Sentinel extends Listeners {
   #causes = new Map();
   #seen = new Set();
   #committing = false;
+  /** Critical events that could not be stored, and whether they went out. @type {Map<string, boolean>} */
+  #unstored = new Map();
+  #taken = new Set();
+  /** While the store fails: takes in what comes. @type {(() => void)|null} */
+  #meanwhile = null;
   /** @type {Error|null} */
   #closed = null;
   #last = 0;
@@ -296,13 +307,14 @@ export class Sentinel extends Listeners {
   /** Store what is to be stored, then do what is to be done; one after the other. */
   async #commit() {
     const monitor = this.#monitor;
+    if (this.#committing) this.#meanwhile?.();
     if (this.#committing || !monitor) return;
     this.#committing = true;
     try {
       for (;;) {
         const { changes, effects } = monitor.take();
         if (!changes.size && !effects.length) break;
-        if (changes.size) await this.#write(changes);
+        if (changes.size) await this.#write(monitor, changes, effects);
         if (this.#closed) break;
         for (const effect of effects) this.#perform(effect);
       }
@@ -315,20 +327,66 @@ export class Sentinel extends Listeners {
     this.#rest();
   }
 
-  /** Until it is stored: nothing is sent, and no sign of life given, before.
-   * @param {Map<string, string|null>} changes */
-  async #write(changes) {
+  /** Until it is stored: nothing but what is critical is sent, and no sign of life given, before. What comes
+   * meanwhile is added. @param {Monitor} monitor @param {Map<string, string|null>} changes
+   * @param {import("./monitor.js").Effect[]} effects */
+  async #write(monitor, changes, effects) {
     for (let pause = 200; ; pause = Math.min(2 * pause, 10_000)) {
       try {
-        await this.#store.write(changes);
+        await this.#store.write(new Map(changes));
         return;
       } catch (problem) {
         if (problem instanceof StoreTaken || this.#closed) throw problem;
         this.#say("trouble", { detail: String(problem) });
+        this.#meanwhile = () => {
+          const more = monitor.take();
+          for (const [key, text] of more.changes) changes.set(key, text);
+          effects.push(...more.effects);
+          this.#handOver(changes, effects, String(problem));
+          this.#setTimer(monitor);
+        };
+        this.#meanwhile();
         await new Promise((resolve) => setTimeout(resolve, pause));
+        this.#meanwhile = null;
         if (this.#closed) throw this.#closed;
       }
     }
+  }
+
+  /** Send what is critical though it cannot be stored: the tower's answer is the acceptance, and what is stored and
+   * sent later is a duplicate. @param {Map<string, string|null>} changes
+   * @param {import("./monitor.js").Effect[]} effects @param {string} problem */
+  #handOver(changes, effects, problem) {
+    for (const effect of [...effects]) {
+      if (effect.do === "transmit" && effect.message.kind === EVENT && effect.message.data.severity === "critical") {
+        effects.splice(effects.indexOf(effect), 1);
+        this.#perform(effect);
+        this.#notStored(effect.message.id, this.connected, problem);
+      } else if (effect.do === "queued") {
+        const data = JSON.parse(changes.get(`message:${effect.event}`) ?? "null")?.data;
+        this.#causes.set(effect.event, [effect.device, effect.reason]);
+        if (data?.severity === "critical" && !this.connected) this.#notStored(effect.event, false, problem);
+      } else if (effect.do === "ended" && effect.state === "done" && this.#unstored.has(effect.event)) {
+        if (effect.kind !== EVENT || this.#taken.has(effect.event)) continue;
+        const { event } = effect;
+        this.#taken.add(event);
+        this.counts.sent += 1;
+        this.#say("sent", { event, detail: "it is not stored here yet" });
+        const ruled = effects.map((one) => (one.do === "ruled" && one.event === event ? one.origin : null));
+        for (const alert of [...ruled, ...(this.#alerts.get(event) ?? [])]) {
+          if (alert instanceof Alert) alert._end({ state: "done", reason: "", event });
+        }
+      }
+    }
+  }
+
+  /** Say once that a critical event is not stored. @param {string} event @param {boolean} up @param {string} problem */
+  #notStored(event, up, problem) {
+    if (this.#unstored.get(event) === up) return;
+    this.#unstored.set(event, up);
+    const sent = "cannot be stored, and goes to the tower all the same";
+    const lost = "can neither be stored nor sent, as the tower cannot be reached";
+    this.#say("unstored", { event, detail: `it ${up ? sent : lost}: ${problem}` });
   }
 
   #rest() {
@@ -398,9 +456,12 @@ export class Sentinel extends Listeners {
 
   /** @param {import("./monitor.js").Effect & {do: "ended"}} effect */
   #ended({ kind, event, state, detail }) {
-    this.#say((state === "done" && DONE.get(kind)) || state, { event, detail });
+    const told = kind === EVENT && state === "done" && this.#taken.has(event);
+    if (!told) this.#say((state === "done" && DONE.get(kind)) || state, { event, detail });
     if (kind !== EVENT) return;
-    if (state === "done") this.counts.sent += 1;
+    if (state === "done" && !told) this.counts.sent += 1;
+    this.#taken.delete(event);
+    this.#unstored.delete(event);
     if (state === "cancelled") this.counts.cancelled += 1;
     this.#causes.delete(event);
     this.#seen.delete(event);
@@ -511,14 +572,24 @@ function severityOf(value) {
   return /** @type {import("./policy.js").Severity} */ (value);
 }
 
-/** A copy of what goes along, as it will be on the wire. @param {string} field @param {any} value */
+/** A copy of what goes along, as it will be on the wire. A name that was cut in the middle of an emoji would be
+ * refused there, and the alert with it: half a character becomes a �.
+ * @param {string} field @param {any} value */
 function fieldOf(field, value) {
   if (value === undefined || value === null) return undefined;
-  const text = JSON.stringify(value);
+  const text = JSON.stringify(value)?.replace(HALVES, (found) => (found === "\\\\" ? found : "\ufffd"));
   if (text === undefined) throw new TypeError(`${field} cannot be written as JSON`);
   const size = new TextEncoder().encode(text).length;
   if (size > FIELD_LIMIT) throw new RangeError(`${field} has ${size} bytes, the limit is ${FIELD_LIMIT}`);
-  return JSON.parse(text);
+  const copy = JSON.parse(text);
+  if (depthOf(copy) > DEPTH_LIMIT) throw new RangeError(`${field} is nested more than ${DEPTH_LIMIT} deep`);
+  return copy;
+}
+
+/** @param {any} value @returns {number} */
+function depthOf(value) {
+  if (value === null || typeof value !== "object") return 0;
+  return 1 + Object.values(value).reduce((most, one) => Math.max(most, depthOf(one)), 0);
 }
 
 /** Something that no other sentinel has. */

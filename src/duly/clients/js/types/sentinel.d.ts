@@ -3,7 +3,8 @@
  *
  * The laws. Reporting never waits for the network: a signal is judged and stored here, and goes out when its
  * countdown is over and the tower can be reached, in order. A reload, a restart and kill -9 lose nothing that
- * was stored (`await alert.stored` says when). A sentinel starts, and works for days, without its tower.
+ * was stored (`await alert.stored` says when). A sentinel starts, and works for days, without its tower. While
+ * nothing can be stored, a critical event goes to the tower all the same.
  *
  *     const sentinel = new Sentinel("http://hub:7800", token, { profile: "home" });
  *     sentinel.disconnect("aa:bb:cc:dd:ee:ff");
@@ -69,8 +70,9 @@ export type SignalOptions = {
     countdown?: number;
 };
 /** Something that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
- * `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline`, `denied` or `trouble` (the
- * store fails), or how an event ended. Times in milliseconds.
+ * `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline`, `denied`, `trouble` (the
+ * store fails) or `unstored` (a critical event could not be stored; `detail` says whether it goes to the tower all
+ * the same), or how an event ended. Times in milliseconds.
  * @typedef {{what: string, time: number, device: string, reason: string, event: string, detail: string,
  *   until: number}} SentinelNews */
 /** @typedef {object} SentinelOptions
