@@ -12,11 +12,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from duly.errors import Overloaded
 from duly.transports import connections as visitors
 from duly.transports.connections import ClientConnections
 from duly.transports.http import bodies
-from duly.transports.http.bodies import Bodies
 from tests.end_to_end.processes import resident
 from tests.end_to_end.raw import Bare, address, bare, curl, join
 from tests.local_hub import LocalHub
@@ -100,13 +98,85 @@ async def test_a_silent_stranger_is_hung_up_on_and_a_silent_app_is_not(
     assert local.hub.visitors.guests == {}
 
 
-def test_all_bodies_together_are_bounded() -> None:
-    of = Bodies(100)
-    of.take(60)
-    with pytest.raises(Overloaded, match="try again"):
-        of.take(60)
-    of.give_back(60)
-    of.take(100)
+async def test_large_bodies_of_one_account_keep_no_other_out(local: LocalHub) -> None:
+    """It holds all that one account may; the rest of the memory is for the others."""
+    size, token = bodies.BODY_LIMIT, local.tokens["lock"]
+    head = f"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {token}\r\n"
+    async with AsyncExitStack() as stack:
+        many = [await stack.enter_async_context(bare(local.url)) for _ in range(17)]
+
+        async def hold(one: Bare) -> None:
+            with suppress(ConnectionError):
+                await one.send(f"{head}Content-Length: {size}\r\n\r\n".encode())
+                await one.send(b"[" + b" " * (size - 2))
+
+        await asyncio.gather(*(hold(one) for one in many))
+        said = await curl(f"{local.url}/v1/messages?wait=1", local.tokens["phone"], body={"type": "query"})
+        assert said.json["error"] == "malformed", "it was read"
+        said = await curl(f"{local.url}/v1/login", None, body={"name": "eve", "password": "wrong"})
+        assert said.status == 401, "it was read, too"
+
+
+@pytest.mark.parametrize("piece", [1 << 20, 5_000])
+async def test_the_head_of_a_request_is_bounded(local: LocalHub, piece: int) -> None:
+    """aiohttp alone would keep 128 lines of 8 KiB for every connection."""
+    async with bare(local.url) as one:
+        head = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n" + b"a: %b\r\n" % (b"x" * 7_000) * 20
+        with suppress(ConnectionError):
+            for at in range(0, len(head), piece):
+                await one.send(head[at : at + piece])
+                await asyncio.sleep(0)
+        assert b" 431 " in await says(one)
+    async with bare(local.url) as one:
+        for end in (b"\r", b"\n\r", b"\n\r\n"):  # the end of a head may come in pieces
+            head = b"GET /v1/health HTTP/1.1\r\nHost: localhost\r\n" + b"a: %b\r\n" % (b"x" * 6_000) * 5
+            whole = head + b"\r\n"
+            await one.send(whole[: -len(end)])
+            await asyncio.sleep(0.02)
+            await one.send(whole[-len(end) :])
+            answer = await one.reader.readuntil(b"\r\n\r\n")
+            assert b" 200 " in answer
+            await one.reader.readuntil(b"}")
+    token = local.tokens["phone"]
+    said = await curl(f"{local.url}/v1/messages?wait=1", token, body=b"[" + b" " * 500_000 + b"]")
+    assert said.status == 200, "a body is no head"
+
+
+@pytest.mark.parametrize("token", [None, "phone"])
+async def test_frames_that_never_come_whole_take_little_memory(local: LocalHub, token: str | None) -> None:
+    before, size = memory(), 1_000_000
+    upgrade = (
+        "GET /v1/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    )
+    if token is not None:
+        upgrade += f"Authorization: Bearer {local.tokens[token]}\r\n"
+    frame = b"\x81\xff" + size.to_bytes(8, "big") + bytes(4) + b" " * (size - 1)
+    async with AsyncExitStack() as stack:
+        many = [await stack.enter_async_context(bare(local.url)) for _ in range(300)]
+        for one in many:
+            await one.send(f"{upgrade}\r\n".encode())
+            await one.reader.readuntil(b"\r\n\r\n")
+            with suppress(ConnectionError):
+                await one.send(frame)
+
+        async def is_over(one: Bare) -> bool:
+            """What they have sent since may reset the connection before they read why."""
+            try:
+                async with asyncio.timeout(3):
+                    await one.reader.read()
+                return True
+            except TimeoutError:
+                return False
+            except ConnectionError:
+                return True
+
+        over = sum(await asyncio.gather(*map(is_over, many)))
+        assert over >= 260, "the others hold all that one client may"
+        assert memory() - before < 150
+        async with join(local.url, local.tokens["phone"]) as phone:
+            seq_id = await phone.command("lock", data={"note": "x" * 200_000})
+            assert (await phone.hear_of(seq_id))["error"] == "offline"
 
 
 async def test_one_address_holds_so_many_and_the_next_is_told(local: LocalHub) -> None:

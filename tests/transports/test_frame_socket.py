@@ -11,6 +11,7 @@ from aiohttp import WSMsgType, web
 from duly.transports.frame_socket import FrameSocket
 
 Serve = Callable[[FrameSocket], Awaitable[None]]
+HEARTBEAT = 0.5
 
 
 async def talk(serve: Serve, *texts: str, binary: bytes | None = None) -> int | None:
@@ -148,3 +149,47 @@ async def test_a_frame_after_the_end_of_the_connection_is_not_taken() -> None:
     code = await talk(serve, "late")
     assert taken == []
     assert code == aiohttp.WSCloseCode.OK
+
+
+async def test_a_client_is_asked_for_a_sign_of_life_only_while_it_gives_none() -> None:
+    """It talks: no ping. It is silent: a ping. It says anything instead of a pong: it is asked again later.
+    It answers no more: its connection ends."""
+    gone = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        socket = FrameSocket(heartbeat=HEARTBEAT)
+        await socket.prepare(request)
+        async for _ in socket.serve(lambda _: True, WillingClient()):
+            pass
+        gone.set()
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/", handle)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"ws://127.0.0.1:{runner.addresses[0][1]}/"
+        async with (
+            aiohttp.ClientSession() as http,
+            http.ws_connect(url, autoping=False) as client,
+            asyncio.timeout(30),
+        ):
+            asked = asyncio.ensure_future(client.receive())
+            loop = asyncio.get_running_loop()
+            spoke = loop.time()
+            while loop.time() < spoke + 3 * HEARTBEAT and not asked.done():
+                await client.send_str("still here")
+                said_at = loop.time()
+                await asyncio.sleep(HEARTBEAT / 20)
+            assert not asked.done() or loop.time() - said_at > HEARTBEAT / 2  # starved: nothing was said
+            for _ in range(2):
+                assert (await asked).type is WSMsgType.PING
+                await client.send_str("not a pong")
+                asked = asyncio.ensure_future(client.receive())
+            assert (await asked).type is WSMsgType.PING
+            assert not gone.is_set()
+            await gone.wait()
+    finally:
+        await runner.cleanup()

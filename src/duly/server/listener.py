@@ -17,9 +17,10 @@ from duly.errors import Malformed
 from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
-from duly.transports.http import alertmanager, alerts, bodies, cloud_events, figures, logins, messages, static
+from duly.transports.http import alertmanager, alerts, cloud_events, logins, messages, metrics, static
 from duly.transports.http.fast_path import FastPath
 from duly.transports.http.gate import RequestGate
+from duly.transports.read_memory import MEMORY, ReadMemory
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
@@ -76,7 +77,7 @@ class Listener:
         self, hub: Hub, gate: RequestGate, post: messages.MessagesEndpoint, administer: RequestHandler
     ) -> web.Application:
         app = web.Application(middlewares=[gate.middleware])
-        app[bodies.BODIES] = bodies.Bodies()
+        app[MEMORY] = ReadMemory()
         sockets = websocket.WebSockets(hub)
         app.on_shutdown.append(sockets.close)
         app.on_shutdown.append(hub.dashboard.live.close)
@@ -88,7 +89,7 @@ class Listener:
                 *alerts.routes(hub),
                 *alertmanager.routes(hub),
                 *cloud_events.routes(hub),
-                *figures.routes(hub),
+                *metrics.routes(hub),
                 *static.routes(),
                 *wire_documents.routes(),
                 web.post("/v1/admin/{verb}", administer),

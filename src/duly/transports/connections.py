@@ -35,6 +35,12 @@ LINGER_SECONDS: Final = 1.0
 """How long a client that was turned away may take to read why."""
 LINGERING: Final = 32
 """Clients that may do so at the same time; the reserve has room for them."""
+HEAD_LIMIT: Final = 32 * 1024
+"""The longest head of a request, in bytes: what is kept of one that has not come whole."""
+_TOO_LONG: Final = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\nConnection: close\r\n\r\n%b"
+)
 _FULL: Final = (
     b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: %d\r\n"
     b"Retry-After: 3\r\nConnection: close\r\n\r\n%b"
@@ -90,8 +96,8 @@ class ClientConnection:
         self._timer: asyncio.TimerHandle | None = None
 
     def recognise(self, account: str) -> None:
-        """They have said who they are, and it was true. Beyond the share of their account they are served,
-        but make room for others as strangers do."""
+        """Note that the client has proved which account it is. A connection beyond the share of its account
+        is served, but makes room for others as a stranger's does."""
         if not self.known:
             self.known = self._visitors.recognised(self, account)
 
@@ -100,7 +106,7 @@ class ClientConnection:
         return self._visitors.proxies.client(self.address, forwarded)
 
     def belongs_to(self, address: str) -> bool:
-        """This connection is the client's at this address from now on; False if that has too many."""
+        """Count this connection for the client at this address; False if that has too many."""
         return self._visitors.assign(self, address)
 
     @property
@@ -143,6 +149,10 @@ class ClientConnection:
         if self._timer is not None:
             self._timer.cancel()
         self._visitors.forget(self)
+
+    def dismiss(self, answer: bytes) -> None:
+        """Send a last answer, and end the connection."""
+        self._visitors.dismiss(self._transport, answer)
 
     def abort(self) -> None:
         """Close the connection at once, without sending what is still buffered."""
@@ -298,7 +308,12 @@ class ClientConnections:
     def _turn_away(self, transport: asyncio.Transport, why: str) -> None:
         self.refused += 1
         body = msgspec.json.encode({"error": "overloaded", "detail": why})
-        transport.write(_FULL % (len(body), body))
+        self.dismiss(transport, _FULL % (len(body), body))
+
+    def dismiss(self, transport: asyncio.Transport, answer: bytes) -> None:
+        """Send a last answer, and end the connection when the client has had time to read it. What it still
+        sends must be ignored."""
+        transport.write(answer)
         if self._lingering >= LINGERING or not transport.can_write_eof():
             transport.close()
             return
@@ -313,18 +328,49 @@ class ClientConnections:
 
 
 class Handler(RequestHandler):
-    """aiohttp's end of a connection, that says when it is over."""
+    """aiohttp's end of a connection, that says when it is over, and bounds the heads of requests: aiohttp
+    bounds each line and their number, which allows a MiB."""
 
-    __slots__ = ("visitor",)
+    __slots__ = ("_head", "_last", "visitor")
 
     def __init__(self, server: web.Server, visitor: ClientConnection) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **server._kwargs)
         self.visitor = visitor
+        self._head = 0
+        """bytes of a head that has not come whole"""
+        self._last = b""
+        """the last of them, in which its end may begin"""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the transport from asyncio, and start the timer for silent clients."""
         super().connection_made(transport)
         self.visitor.watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Hand what has been read to aiohttp, unless it makes a head too long."""
+        if self._force_close:
+            return
+        if self._waiter is None and self._request_count:
+            self._head = 0  # a request is being served: this is its body, or what follows
+        elif self._is_too_long(data):
+            self._refuse_head()
+            return
+        super().data_received(data)
+
+    def _is_too_long(self, data: bytes) -> bool:
+        """Count what has come of a head; return whether that is too much."""
+        if (self._last + data[: HEAD_LIMIT - self._head]).find(b"\r\n\r\n") >= 0:
+            self._head, self._last = 0, b""
+            return False
+        self._head += len(data)
+        self._last = (self._last + data[-3:])[-3:]
+        return self._head > HEAD_LIMIT
+
+    def _refuse_head(self) -> None:
+        body = b'{"error":"too_large","detail":"the head of this request is over %d bytes"}' % HEAD_LIMIT
+        self._force_close = True
+        if self.transport is not None and not self.transport.is_closing():
+            self.visitor.dismiss(_TOO_LONG % (len(body), body))
 
     def handle_error(
         self,

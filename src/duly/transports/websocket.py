@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from duly.core.networks import network_of
 from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
@@ -113,6 +114,11 @@ class WebSocketSession:
             self.stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
             self._hang_up()
+
+    @property
+    def listening(self) -> bool:
+        """Whether the connection is open."""
+        return self._closing is None
 
     @property
     def congested(self) -> bool:
@@ -283,12 +289,14 @@ class WebSockets:
             await socket.prepare(request)
         except ConnectionError:
             return web.Response()  # the client has gone already
+        socket.belong_to(f"from {network_of(address_of(request))}")
         session = WebSocketSession(socket, request.transport)
         self._sessions.add(session)
         who: Principal | None = None
         try:
             who, cursors = await _introduction(server, request, socket, session)
             if who is not None:
+                socket.belong_to(who.name)
                 await server.connected(session, who, cursors)
                 async for message in socket.serve(server.receiver(session, who), session):
                     if message.type is WSMsgType.BINARY:
@@ -297,6 +305,7 @@ class WebSockets:
             LOG.exception("a bug in serving a WebSocket")
             session.close("a bug in the hub; come back")
         finally:
+            socket.release()
             self._sessions.discard(session)
             if who is not None:
                 await server.disconnected(session, who)
