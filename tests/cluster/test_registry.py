@@ -23,8 +23,12 @@ def hub(name: str, disk: Disk) -> HubRegistry:
 
 
 class SlowLedger(MemoryLedger):
+    def __init__(self, *, disk: Disk, seconds: float = 1) -> None:
+        super().__init__(disk=disk)
+        self._seconds = seconds
+
     async def commit(self, groups: Sequence[Group]) -> list[Results]:
-        await asyncio.sleep(1)
+        await asyncio.sleep(self._seconds)
         return await super().commit(groups)
 
 
@@ -68,6 +72,52 @@ def test_the_goodbye_of_an_old_connection_does_not_undo_a_new_one() -> None:
         assert not await a.confirm("lock")
         assert not await a.unregister("lock")
         assert await a.look_up("lock")
+
+    play(scene())
+
+
+def test_a_registration_that_is_stored_late_does_not_take_a_device_from_where_it_is_now() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        slow = a._ledger = SlowLedger(disk=disk, seconds=10)
+        slow.worker = "a"
+        await live(1, b)
+        late = asyncio.create_task(a.register("lock"))
+        await asyncio.sleep(5)
+        assert await b.register("lock"), "its session at a is over, but a does not know that yet"
+        with pytest.raises(LedgerUnavailable, match="another hub"):
+            await late
+        await b.refresh()
+        assert not b.may_be_lost("lock")
+        assert not a.is_registered("lock")
+
+    play(scene())
+
+
+def test_a_hub_that_has_just_begun_is_met_and_one_that_left_is_not() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b, c = (hub(name, disk) for name in "abc")
+        await live(1, a)
+        await b.refresh()
+        await c.refresh()
+        await c.leave()
+        await a.meet(["b", "c"])
+        assert a.living == {"a", "b"}
+        assert await live(2 * LAPSE, a) == []
+        assert a.living == {"a"}, "it is as mortal as the others"
+
+    play(scene())
+
+
+def test_of_two_registrations_at_the_same_time_one_holds() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        await live(1, a, b)
+        assert sorted(await asyncio.gather(a.register("lock"), b.register("lock"))) == [False, True]
+        assert sorted([await a.confirm("lock"), await b.confirm("lock")]) == [False, True]
 
     play(scene())
 

@@ -13,7 +13,7 @@ from time import monotonic_ns
 import pytest
 
 from duly.apps.gateway.pushes import stream_of
-from duly.identity.accounts import Role
+from duly.identity.accounts import Principal, Role
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.raw import join
@@ -111,6 +111,29 @@ async def test_what_was_said_while_the_hub_was_away_is_news(
             await until(lambda: hub.gateway.online(lock))
         assert hub.gateway.online(lock) is online
         assert hub.gateway.devices.heard_here(lock) is None, "the device has said nothing since"
+
+
+async def test_what_a_broker_kept_of_a_removed_device_does_not_bring_its_successor_online(
+    tmp_path: Path, mosquitto_server: Mosquitto
+) -> None:
+    """An outside broker keeps it: a hub that is started anew would accept commands for a device that has
+    never connected."""
+    url, lock = mosquitto_server.url("hub"), f"lock-{monotonic_ns()}"
+    async with started(tmp_path, url) as hub:
+        await hub.accounts.add(Role.DEVICE, lock)
+        firmware = Firmware(f"127.0.0.1:{mosquitto_server.port}", lock, "", mute=True)
+        firmware.say(f"nodes/{lock}/status", {"online": True, "time": 100}, retain=True)
+        await until(lambda: hub.gateway.online(lock))
+        firmware.stop()
+        await hub.admin.run(Principal("local", Role.ADMIN), "remove", {"name": lock})
+        await until(lambda: not hub.gateway.online(lock))
+        await hub.accounts.add(Role.DEVICE, lock)
+    async with started(tmp_path, f"{url}?client_id={lock}") as hub:
+        await heard_of(hub, lock)
+        assert not hub.gateway.online(lock)
+        firmware = Firmware(f"127.0.0.1:{mosquitto_server.port}", lock, "")
+        await until(lambda: hub.gateway.online(lock))
+        firmware.stop()
 
 
 async def test_a_status_that_says_nothing_is_refused(tmp_path: Path, mosquitto_server: Mosquitto) -> None:

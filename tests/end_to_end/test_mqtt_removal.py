@@ -125,7 +125,7 @@ async def test_a_removed_devices_command_ends_and_its_session_with_it(
         await run(local, "remove", name="lock")
         end = await phone.hear_of(old)
         assert (end["state"], end["code"]) == ("unknown", 4)
-        assert "phone may no longer command lock" in (await state(local, old))[1]
+        assert "lock was removed" in (await state(local, old))[1]
         assert await kept_tasks(local) == []
         assert not local.hub.gateway.online("lock")
         session, _ = await wake_up(local, "lamp", client_id)

@@ -79,8 +79,13 @@ class HubWithBroker:
         """A device as firmware would write it."""
         client = await self.client(name)
         client.on_message = lambda c, _, m: answer(c, json.loads(m.payload))
-        client.subscribe(f"nodes/{name}/pending", 1)
-        tell(client, f"nodes/{name}/status", {"time": int(time.time()), "online": True}, retain=True)
+
+        def begin(*_: object) -> None:
+            client.subscribe(f"nodes/{name}/pending", 1)
+            tell(client, f"nodes/{name}/status", {"time": int(time.time()), "online": True}, retain=True)
+
+        begin()
+        client.on_connect = begin  # at every connection, as the rules of a device ask
         await self.until(lambda: self.hub.gateway.online(name))
         return client
 

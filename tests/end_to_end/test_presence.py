@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import duly
 from duly.apps.gateway.presence import PRESENT
 from duly.core.operations import PutNewItem
 from duly.identity.accounts import Role
@@ -57,6 +58,39 @@ async def test_an_app_hears_at_once_whether_a_device_is_online_that_it_is_grante
         await lock.say("event_report", data={"bell": True})
         bell = await tablet.hear()
         assert (bell["type"], bell["cursor"]) == ("event_report", status["cursor"] + 1)
+
+
+async def test_an_app_hears_that_a_device_is_no_longer_its_own_and_why(local: HubUnderTest) -> None:
+    """One that was removed stayed online for ever, for an app that was connected."""
+
+    async def do(verb: str, **wanted: str) -> None:
+        done = await curl(f"{local.url}/v1/admin/{verb}", local.tokens["root"], body=wanted)
+        assert done.status == 200
+
+    async with local.join("lock"), local.join("lamp") as lamp, local.join("phone") as phone:
+        phone.presence = True
+        await do("revoke", app="phone", device="lock")
+        await phone.first(lambda f: f["from"] == "lock" and f["data"] == {"online": False, "revoked": True})
+        await do("grant", app="phone", device="lock")
+        await phone.first(lambda f: f["from"] == "lock" and f["data"] == {"online": True})
+        sent = await phone.command("lamp")
+        assert (await lamp.hear())["seq_id"] == sent
+        await do("remove", name="lamp")
+        end = await phone.first(lambda f: f["type"] == "ack")
+        assert (end["state"], end["detail"].partition(";")[0]) == ("unknown", "lamp was removed")
+        status = await phone.first(lambda f: f["type"] == "device_status" and not f["data"]["online"])
+        assert (status["from"], status["data"]) == ("lamp", {"online": False, "removed": True})
+
+
+async def test_a_client_keeps_track_of_the_devices_that_it_is_granted_and_loses(local: HubUnderTest) -> None:
+    """The status after a grant has the number of a push that the client knows, and was passed over."""
+    async with local.join("lock"), duly.App(local.url, local.tokens["phone"]) as app:
+        await local.until(lambda: app.online == {"lock"})
+        wanted = {"app": "phone", "device": "lock"}
+        await curl(f"{local.url}/v1/admin/revoke", local.tokens["root"], body=wanted)
+        await local.until(lambda: app.online == set())
+        await curl(f"{local.url}/v1/admin/grant", local.tokens["root"], body=wanted)
+        await local.until(lambda: app.online == {"lock"})
 
 
 async def test_what_was_heard_of_a_removed_device_is_not_said_of_its_successor(local: HubUnderTest) -> None:

@@ -166,6 +166,18 @@ async def test_a_command_may_say_how_long_its_device_may_take(hasty: HubUnderTes
         assert [(await phone.hear_of(patient)).get("state") for _ in range(2)] == [None, "done"]
 
 
+async def test_firmware_that_fills_in_a_code_while_it_is_at_work_has_not_ended(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        seq_id = await phone.command("lock")
+        command = await lock.hear()
+        assert (await phone.hear_of(seq_id))["code"] == 0
+        await bare_ack(lock, command, state="delivered", progress=50)
+        assert (await phone.hear_of(seq_id))["state"] == "delivered"
+        assert await local.state("phone", seq_id) == "delivered"
+        await bare_ack(lock, command, 3)
+        assert (await phone.hear_of(seq_id))["state"] == "failed"
+
+
 async def test_who_waits_by_http_waits_for_the_end_not_for_progress(local: HubUnderTest) -> None:
     async with local.join("lock") as lock:
         body = {"type": "query", "seq_id": "slow-1", "to": "lock"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import secrets
 import timeit
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -363,7 +362,7 @@ async def test_a_refresh_under_way_does_not_bring_back_what_is_removed_meanwhile
 
 @pytest.fixture
 async def hubs(postgres_server: servers.Postgres) -> AsyncIterator[tuple[Accounts, Accounts]]:
-    url = postgres_server.create_database(f"t{secrets.token_hex(6)}")
+    url = postgres_server.create_database()
     async with await open_ledger(url) as one, await open_ledger(url) as two:
         yield Accounts(one), Accounts(two)
 

@@ -261,7 +261,7 @@ async def test_a_password_that_is_changed_while_it_is_judged_lets_nobody_in(peop
 
 
 async def test_a_session_made_by_another_process_is_found_and_its_end_noticed(postgres_server: Any) -> None:
-    url = postgres_server.create_database("people")
+    url = postgres_server.create_database()
     async with await open_ledger(url) as one, await open_ledger(url) as other:
         here, there = await people_of(one), await people_of(other)
         await here.register("ann", PASSWORD, "here")

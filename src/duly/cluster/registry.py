@@ -19,6 +19,7 @@ from typing import Final
 
 from duly.cluster.notifier import HintSender
 from duly.core.operations import DropItem, PutItem, PutNewItem
+from duly.errors import LedgerUnavailable
 from duly.storage.ledger import Ledger
 
 HUBS: Final = "hubs"
@@ -31,6 +32,8 @@ LAPSE: Final = 7.0
 """Seconds without a heartbeat until a hub counts as dead."""
 BLIND: Final = 3.0
 """Seconds without a refresh after which it is not known how long a heartbeat has stood still."""
+PROMPT: Final = 2.0
+"""Seconds in which a registration is stored, unless the ledger is slow."""
 
 
 class HubRegistry:
@@ -126,22 +129,49 @@ class HubRegistry:
         self._holders[device] = holder
         self._heartbeats.setdefault(_hub_of(holder), (b"", asyncio.get_running_loop().time()))
 
+    async def meet(self, hubs: Collection[str]) -> None:
+        """Look whether hubs that are not known here have begun since the last refresh: such a one lives."""
+        for hub in hubs:
+            if hub not in self._heartbeats:
+                beat = await self._ledger.item(self._hubs, hub)
+                if beat is not None:
+                    self._heartbeats.setdefault(hub, (beat, asyncio.get_running_loop().time()))
+
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
     async def register(self, device: str) -> bool:
-        """Hold a device, whichever hub held it before; whether none did."""
+        """Hold a device, whichever hub held it before; whether none did.
+
+        A registration that the ledger was slow to store does not take the device from a hub that has
+        registered it meanwhile: the session that it was for is the older one, and may be over.
+        """
         if device in self._claimed:
             self._claimed.discard(device)
             return True
         holder = self._new_holder()
         self._registering[device] += 1
         try:
-            new = await self._ledger.apply(PutItem(self._registry, device, holder))
+            before = await self._replace(device, holder)
         finally:
             self._registering[device] -= 1
             self._registering += Counter()  # drops those that are no more
         self._settle(device, holder)
-        return new
+        return before is None
+
+    async def _replace(self, device: str, holder: bytes) -> bytes | None:
+        """Put a new holder in the place of the one that is there; return that one."""
+        loop = asyncio.get_running_loop()
+        began, before = loop.time(), self._holders.get(device)
+        put = PutNewItem(self._registry, device, holder)
+        while True:
+            old = () if before is None else (DropItem(self._registry, device, before),)
+            if (await self._ledger.write(*old, put)).of(put):
+                return before
+            before = await self._ledger.item(self._registry, device)
+            if before is not None and loop.time() - began > PROMPT:
+                self._learn(device, before)
+                if self.is_at_another(device):
+                    raise LedgerUnavailable(f"{device} has connected to another hub meanwhile; come back")
 
     async def confirm(self, device: str) -> bool:
         """Whether this hub still holds a device that is here, by the ledger. If no hub does, because this one

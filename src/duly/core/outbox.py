@@ -115,6 +115,10 @@ def no_time(_: Message) -> int:
     return 0
 
 
+def _no_effects(_: Message) -> tuple[Effect, ...]:
+    return ()
+
+
 def _no_writes(_: Message) -> Group:
     return ()
 
@@ -135,7 +139,8 @@ class Outbox:
     ended. `minted` names the mark that keeps the last id sent, for a sender that mints `SeqId`s: it is
     committed with the message, so no id leaves that a restart could repeat. `once(message)` says whether its
     recipient is sent everything once only, `patience(message)` how long it may take if the message itself
-    says so (else 0). `fails(message)` returns what is committed with an end that had no effect.
+    says so (else 0). `fails(message)` returns what is committed with an end that had no effect,
+    `unstored(message)` what follows if its next attempt cannot be committed.
     """
 
     def __init__(
@@ -150,8 +155,10 @@ class Outbox:
         once: Callable[[Message], bool] = never,
         patience: Callable[[Message], int] = no_time,
         fails: Callable[[Message], Group] = _no_writes,
+        unstored: Callable[[Message], tuple[Effect, ...]] = _no_effects,
     ) -> None:
         self._fails = fails
+        self._unstored = unstored
         self._minted = minted
         self.policy = policy
         self.worker = worker
@@ -394,7 +401,7 @@ class Outbox:
 
         self.transmissions.cancel(one)
         take = self.relaunch(one.message, attempt, now)
-        return [Step((take,), done)]
+        return [Step((take,), done, self._unstored(one.message))]
 
     def _end(self, one: Transmission, end: Answered, now: int) -> list[Todo]:
         message, state, answer = one.message, end.state, end.answer

@@ -18,7 +18,7 @@ class Role(StrEnum):
     SENTINEL = "sentinel"
     ADMIN = "admin"
     MONITOR = "monitor"
-    """a program that reads figures, and nothing else"""
+    """a program that reads metrics, and nothing else"""
 
     @property
     def with_article(self) -> str:

@@ -256,6 +256,12 @@ class Accounts(AccountDirectory):
             await self._load()
         return self._book
 
+    async def update(self) -> None:
+        """Read everything again where other processes write the ledger too; those whose connections have to
+        be closed are reported by the next `refresh` or `catch_up`."""
+        async with self._changing:
+            await self._current()
+
     # ── password hashes and shared keys are encrypted: a copy of the ledger is no help to a thief ─
 
     def _encrypt(self, name: str, field: str, value: str) -> str:
@@ -321,6 +327,7 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
         case "revoke":
             return {"changed": await accounts.revoke(wanted["app"], wanted["device"])}
         case "list":
+            await accounts.update()  # a person who registers at another hub changes no version
             listed = accounts.list()
             granted = {one.name: sorted(accounts.granted(one.name)) for one in listed}
             return {

@@ -45,7 +45,7 @@ class Authenticator:
                 f"{who.name} is a node: nodes connect over MQTT; 'duly add device' makes a device"
             )
         if who.role is Role.MONITOR:
-            raise NotAllowed(f"{who.name} is a monitor: it reads /metrics and /v1/figures, and nothing else")
+            raise NotAllowed(f"{who.name} is a monitor: it reads /metrics and /v1/metrics, and nothing else")
         return who
 
     async def authenticate(self, token: str | None, address: str) -> Principal:

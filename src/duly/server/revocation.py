@@ -30,6 +30,8 @@ class Revocation:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self._reviewed: bytes | None = None
+        """the version of the accounts that commands were last judged by; others read accounts, too"""
 
     def listen(self, notifier: Notifier) -> None:
         """Check whenever another hub says that accounts have changed."""
@@ -50,11 +52,12 @@ class Revocation:
         that are no longer allowed."""
         hub = self._hub
         with suppress(LedgerError):
-            before = hub.accounts.version
             await self.disconnect(await hub.accounts.catch_up())
             await self.disconnect(frozenset(), await hub.people.catch_up())
-            if hub.accounts.version != before:
+            version = hub.accounts.version
+            if version != self._reviewed:
                 await self.review()
+                self._reviewed = version
 
     async def review(self) -> None:
         """End commands that are no longer allowed, also those that the embedded broker keeps."""

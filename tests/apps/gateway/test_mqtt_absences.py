@@ -48,12 +48,15 @@ async def test_the_same_bytes_with_session_and_time_are_a_repeat_once() -> None:
     assert await ledger.bucket(ABSENT) == {}
 
 
-async def test_the_words_of_a_removed_device_are_not_those_of_its_successor() -> None:
+async def test_what_a_removed_device_had_said_is_no_news_of_its_successor() -> None:
+    """The broker has kept it; but what the successor says itself counts, also if it is the same."""
     ledger = MemoryLedger(clock=ManualClock(1_000))
     born = 0
     absences = MqttAbsences(ledger, lambda _: born)
-    absences.note("lock", FdStatus(online=True), b"{}")
+    status = FdStatus(100, online=True, session="1")
+    absences.note("lock", status, b"said")
     await absences.went("lock")
-    assert absences.is_no_news("lock", FdStatus(online=True), b"{}", kept=True)
     born = 2_000
-    assert not absences.is_no_news("lock", FdStatus(online=True), b"{}", kept=True)
+    assert absences.is_no_news("lock", status, b"said", kept=True)
+    assert not absences.is_no_news("lock", status, b"said", kept=False)
+    assert not absences.is_no_news("lock", FdStatus(101, online=True, session="1"), b"later", kept=True)

@@ -20,6 +20,6 @@ async def test_every_hop_of_a_command_is_kept_with_its_time_and_attempt(local: L
     async with device, App(local.url, local.tokens["phone"]) as app:
         command = await app.post("lock", "lock_control", {"open": True})
         await command.ended()
-    hops = await local.hub.figures.trail.of(key_of("phone", command.id), 0)
+    hops = await local.hub.metrics.trail.of(key_of("phone", command.id), 0)
     assert [(hop.what, hop.attempt) for hop in hops] == [("fresh", 0), ("sent", 1), ("done", 0)]
     assert [hop.time for hop in hops] == sorted(hop.time for hop in hops)

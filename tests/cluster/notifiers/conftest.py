@@ -80,7 +80,7 @@ async def bus(request: pytest.FixtureRequest) -> AsyncIterator[NotifierBus]:
             bus = NotifierBus(server.url, server)
         case "postgres":
             server = request.getfixturevalue("postgres_server")
-            bus = NotifierBus(server.create_database(f"t{secrets.token_hex(6)}"), server)
+            bus = NotifierBus(server.create_database(), server)
         case _:
             bus = NotifierBus("local", None)
     yield bus

@@ -26,7 +26,7 @@ async def test_hints_and_the_test_of_the_connection_do_not_meet_on_the_connectio
 
     monkeypatch.setattr(postgres, "ALIVE_SECONDS", 0.001)
     monkeypatch.setattr(asyncpg, "connect", counted)
-    bus = NotifierBus(postgres_server.create_database("turns"), postgres_server)
+    bus = NotifierBus(postgres_server.create_database(), postgres_server)
     one, other = await bus.pair()
     for n in range(300):
         one.notifier.hint("device", f"{n}")
@@ -37,7 +37,7 @@ async def test_hints_and_the_test_of_the_connection_do_not_meet_on_the_connectio
 
 
 async def test_a_listener_that_fails_does_not_end_the_notifier(postgres_server: Postgres) -> None:
-    bus = NotifierBus(postgres_server.create_database("bugs"), postgres_server)
+    bus = NotifierBus(postgres_server.create_database(), postgres_server)
     one, other = await bus.pair()
 
     def broken(_: str) -> None:
@@ -53,7 +53,7 @@ async def test_a_listener_that_fails_does_not_end_the_notifier(postgres_server: 
 async def test_whatever_asyncpg_fails_of_the_notifier_listens_again(
     postgres_server: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bus = NotifierBus(postgres_server.create_database("again"), postgres_server)
+    bus = NotifierBus(postgres_server.create_database(), postgres_server)
     one, other = await bus.pair()
     assert isinstance(other.notifier, postgres.PostgresNotifier)
     line = other.notifier._connected

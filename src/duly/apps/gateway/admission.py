@@ -125,9 +125,13 @@ class CommandAdmission:
 
     def forbidden(self, message: Message) -> str | None:
         """Why a command that was taken may not be handed over any more; None if it may."""
-        if self._accounts.allows(message.scope, message.recipient):
+        sender, device, accounts = message.scope, message.recipient, self._accounts
+        if accounts.allows(sender, device):
             return None
-        return f"{message.scope} may no longer command {message.recipient}"
+        for name in (device, sender):
+            if accounts.stored_role(name) is None:
+                return f"{name} was removed"
+        return f"{sender} may no longer command {device}"
 
     def may_repeat(self, message: Message) -> bool:
         """Whether a command may be handed over again: it is allowed, and neither name is another's by now."""

@@ -19,7 +19,7 @@ from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.core.backlog import Backlog
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, names_in
-from duly.core.steps import Effect, Origin, Reply, ReportOutcome, Transmit
+from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
 from duly.identity.accounts import Accounts
 from duly.runtime.activity_log import ActivityLog
@@ -108,19 +108,20 @@ class CommandEffects:
         also = self._remote.ended(report.key, report.state)
         if also:
             origins = (*origins, *(origin for origin in also if origin not in origins))
-        self._trail.ended(report.key, report.state, report.answer.reason)
-        self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
+        told = self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
+        self._trail.ended(report.key, report.state, report.answer.reason, told=told)
 
     def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
         """Tell apps here how a command has ended, and by what `how`: at another hub, or by hand."""
         message, answer = record.message, record.answer or Answer()
         self._backlog.remove(message.key)
-        self._trail.note(message.key, record.state.word, detail=how)
-        self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
+        told = self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
+        self._trail.note(message.key, record.state.word, detail=how, told=told)
 
     def _tell_end(
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
-    ) -> None:
+    ) -> bool:
+        """Tell the sessions of a command's app how it ended; returns whether one is there to hear it."""
         scope, id_ = names_in(key)
         if self._traces.open:
             self._traces.ended(key, state.word)
@@ -129,14 +130,18 @@ class CommandEffects:
         if self._activity.watchers:
             self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
         frame = outgoing.ack(id_, recipient, state, answer)
+        told = False
         session: Session
         for session in origins:  # type: ignore[assignment]  # the core gives back what it got
             if session is not None:
+                told = told or session.listening
                 session.push(frame)
         # An app that has reconnected meanwhile is not where it asked; it still wants to know.
         for session in self._sessions.apps.get(scope, ()):
             if session not in origins and self._asked(scope, key):
+                told = told or session.listening
                 session.push(frame)
+        return told
 
     def _asked(self, scope: str, key: bytes) -> bool:
         """Whether the app that has this name now asked for a command, not an earlier one of the name."""
@@ -150,7 +155,3 @@ class CommandEffects:
         frame = outgoing.working(id_, device, progress, more)
         for session in self._sessions.apps.get(scope, ()):
             session.push(frame)
-
-
-def no_effect(_: Effect) -> None:
-    """Perform an effect that means nothing to a gateway."""

@@ -68,7 +68,7 @@ class DeviceAnswers:
         key = key_of(app, seq_id)
         under_way = self._under_way(key)
         command = None if under_way is None or under_way.message.recipient != device else under_way.message
-        if frame.code is None and frames.is_working(frame):
+        if frame.state is not None and frames.is_working(frame):
             if command is None:
                 raise Malformed(f"no command {seq_id} of {app} is under way to {device}")
             return self._note_progress(key, device, frame.progress, frames.more_in(frame))

@@ -88,5 +88,7 @@ class FollowedCommands:
     async def _learn(self, keys: Collection[bytes]) -> None:
         for record in await self._ledger.find_all(keys):
             key, state = record.message.key, record.state
-            if state.terminal and not (state is State.UNKNOWN and key in self._doubts):
+            # What is in doubt was told; but not to those who have followed it since.
+            told = state is State.UNKNOWN and key in self._doubts and key not in self._followed
+            if state.terminal and not told:
                 self._local.tell_end(record, self._close(key, state))

@@ -10,6 +10,8 @@ from duly.apps.gateway.sessions import GatewaySessions
 from duly.core.messages import Message
 from duly.core.steps import Origin
 from duly.runtime.engine import Engine
+from duly.runtime.kept_traces import KeptTraces
+from duly.runtime.tracing import CommandTraces
 from duly.storage.ledger import Record
 
 
@@ -19,6 +21,8 @@ class LocalGateway(Protocol):
     engine: Engine
     pushes: PushService
     sessions: GatewaySessions
+    traces: CommandTraces
+    kept_traces: KeptTraces
 
     def waiting(self) -> Iterable[Message]:
         """The commands that wait here for their devices."""

@@ -3,7 +3,8 @@
 The laws. A broker hands out what it has kept whenever the hub subscribes, so after every start of the hub. If
 that is what the device had said before it was found to be offline, it stays offline, until it says something
 itself. Anything else was said while the hub was away, and counts: a new session; a later time; without
-either, other content.
+either, other content. What a removed device had said is no news of another device of its name, either: a
+broker keeps it all the same, and only what comes from the device itself can be the new one's word.
 
 What the hub had not acknowledged when it died comes again, and not always marked: a status with a session and
 a time of its own is never said twice, so the same bytes are the same message.
@@ -54,7 +55,7 @@ class LastWords(Struct, frozen=True, omit_defaults=True):
 
 class MqttAbsences:
     """What the MQTT devices of one hub had said when they were found to be offline. `born` tells when the
-    account of that name was made: its predecessor's words are not its own."""
+    account of that name was made: a device may say itself what its predecessor had said."""
 
     def __init__(self, ledger: Ledger, born: Callable[[str], int]) -> None:
         self._ledger = ledger
@@ -72,12 +73,12 @@ class MqttAbsences:
         """Whether a device that is offline had said this before; `kept` if it comes from the broker's
         memory."""
         words = self._absent.get(name)
-        if words is None or words.at < self._born(name):
+        if words is None:
             return False
         digest = _digest(payload)
         if kept:
             return words.is_kept(status, digest)
-        repeat = words.is_repeat(status, digest)
+        repeat = words.at >= self._born(name) and words.is_repeat(status, digest)
         if repeat:  # once: a device whose clock stands still says the same again
             self._absent[name] = msgspec.structs.replace(words, first="", last="")
         return repeat

@@ -144,12 +144,12 @@ class MqttDevices:
 
     @property
     def answers(self) -> list[str]:
-        """What is subscribed to in the session in which tasks are sent."""
+        """The topics of answers: the session that sends tasks subscribes to them."""
         return [fd.topic_of(self._prefix, HUB, kind) for kind in (FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED)]
 
     @property
     def reports(self) -> list[str]:
-        """What is subscribed to in the other session."""
+        """The topics of statuses: the other session subscribes to them."""
         return [f"{self._prefix}/+/{FdKind.STATUS.value}"]
 
     @property
@@ -236,7 +236,7 @@ class MqttDevices:
             await self._task_answers.handle(heard)
 
     def _failed(self, sender: str, heard: HeardMessage, problem: Exception) -> None:
-        """What was wrong with a message is recorded, never raised."""
+        """Record what was wrong with a message, and acknowledge it: it would only come again."""
         if isinstance(problem, Stopped):
             return  # not acknowledged: it comes again
         if isinstance(problem, (SenderError, RateLimited)):

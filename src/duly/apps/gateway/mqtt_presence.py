@@ -149,8 +149,8 @@ class MqttPresence:
         return self._connected is None or name in self._returned
 
     def broker_restarted(self) -> None:
-        """Every connection to the broker is gone, with the wills. A device that lives comes back and says so;
-        until then all count as online."""
+        """Note that every connection to the broker is gone, with the wills. A device that lives comes back
+        and says so; until then all count as online."""
         if self._connected is not None:
             self._connected.clear()
         self._returned.clear()

@@ -9,7 +9,7 @@ ledger, page by page, as fast as its socket drains: so what was missed never fil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from hashlib import blake2b
 from typing import Final
 from weakref import WeakSet
@@ -216,6 +216,17 @@ class PushService:
             now = self._ledger.clock.now() // MS
             session.push(outgoing.numbered(PushFrame(frames.DEVICE_STATUS, device, status, now), last))
 
+    def withdraw(self, session: Session, granted: Collection[str], exists: Callable[[str], bool]) -> None:
+        """A connection may no longer see some devices: it is sent that each is gone, and why. The status has
+        the number of the device's last push, as that of `introduce`."""
+        told = self._told.get(session, {})
+        now = self._ledger.clock.now() // MS
+        for device in [one for one in told if one not in granted]:
+            why = "revoked" if exists(device) else "removed"
+            status = frames.dump({"online": False, why: True})
+            frame = PushFrame(frames.DEVICE_STATUS, device, status, now)
+            session.push(outgoing.numbered(frame, told.pop(device)))
+
     def knows(self, session: Session, device: str) -> bool:
         """Whether a connection is sent what comes of this device, or is none that is sent pushes."""
         told = self._told.get(session)
@@ -259,7 +270,7 @@ class PushService:
         return heads
 
     def refresh(self, device: str) -> None:
-        """There may be new pushes of this device."""
+        """Look for new pushes of this device, for every session that listens to it."""
         for session in self._listeners(device):
             self._read_on(session, device)
 
@@ -297,8 +308,12 @@ class PushService:
         while told is not None and session in self._told:
             if session.congested:
                 await session.drained()
+            if device not in told:  # withdrawn meanwhile
+                return
             entries = await self._ledger.entries(stream, told[device], next_page(count, size, PAGE))
-            if not entries or session not in self._told or not self._may_see(session, device):
+            if not entries or session not in self._told or device not in told:
+                return
+            if not self._may_see(session, device):
                 return
             count, size = len(entries), sum(len(entry.body) for entry in entries)
             for entry in entries:

@@ -228,7 +228,7 @@ class SingleHub(NoRemoteHubs):
         """Do nothing: the outbox knows its origins."""
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
-        """No origin followed a command besides those that the outbox knows."""
+        """Return none: every origin that follows a command is one that the outbox knows."""
         return ()
 
 
@@ -356,7 +356,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
         if self._followed.follow(message, verdict, origin) and verdict.kind is VerdictKind.FRESH:
-            self._deliveries.hint(message.recipient)
+            self._deliveries.hint(message)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Hint to the other hubs that a command ended here; the origins here that followed it."""

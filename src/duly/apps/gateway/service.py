@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from duly.apps.gateway.admission import CommandAdmission, not_granted
-from duly.apps.gateway.command_effects import ELSEWHERE, CommandEffects, no_effect
+from duly.apps.gateway.command_effects import ELSEWHERE, CommandEffects
 from duly.apps.gateway.device_answers import DeviceAnswers, put_later
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
@@ -53,7 +53,7 @@ from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimit
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.clock import Clock
-from duly.runtime.engine import Engine, Performers
+from duly.runtime.engine import Engine, Performers, no_effect
 from duly.runtime.kept_traces import KeptTraces
 from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.tasks import Supervisor
@@ -115,12 +115,12 @@ class GatewayService:
         if notifier is not None:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
         self._trail = Trail(ledger) if trail is None else trail
-        self._traces = CommandTraces()
-        self.kept_traces = KeptTraces(ledger, self._traces, self._trail.hub)
+        self.traces = CommandTraces()
+        self.kept_traces = KeptTraces(ledger, self.traces, self._trail.hub)
         unaddressed = UnaddressedAcks()
         self._effects = CommandEffects(
             self.sessions, accounts, self._admission, self._inbox.backlog, self.remote, activity,
-            self._trail, self._traces, unaddressed,
+            self._trail, self.traces, unaddressed,
         )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
@@ -229,6 +229,9 @@ class GatewayService:
     def _believed_online(self, device: str) -> bool:
         return self.online(device) or self.remote.is_awaited(device)
 
+    def _exists(self, device: str) -> bool:
+        return self._accounts.stored_role(device) is not None
+
     def _has_room(self, device: str) -> bool:
         return self._inbox.lanes.has_room(device)
 
@@ -303,7 +306,7 @@ class GatewayService:
     ) -> bool | Awaitable[bool]:
         message = self._admission.check(who, frame, message)
         recipient, patient = message.recipient, frame.queue
-        if frame.traceparent is not None and self._traces.arrived(
+        if frame.traceparent is not None and self.traces.arrived(
             message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
         ):
             self._trail.note(message.key, "trace", detail=frame.traceparent)
@@ -352,9 +355,12 @@ class GatewayService:
 
     async def review(self) -> None:
         """Accounts or grants have changed. End commands that are no longer allowed, and tell apps that are
-        connected of devices that they were granted meanwhile."""
+        connected of devices that are theirs no longer, or were granted meanwhile."""
         await self._revoked.settle()
         await self._revoked.end()
+        for app, sessions in self.sessions.apps.items():
+            for session in sessions:
+                self.pushes.withdraw(session, self._accounts.granted(app), self._exists)
         for session, device in self.sessions.grants():
             if not self.pushes.knows(session, device):
                 await self.pushes.introduce(session, device, self._believed_online)

@@ -14,9 +14,11 @@ from typing import Final
 import msgspec
 
 from duly.apps.gateway.local_gateway import LocalGateway
+from duly.apps.gateway.shared_traces import SharedTraces
 from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HubRegistry
 from duly.cluster.remote import CoalescedTask
+from duly.core.messages import Message
 from duly.core.operations import OpenDelivery
 from duly.core.steps import DeliveriesFound
 from duly.core.units import SECOND
@@ -46,6 +48,7 @@ class SharedDeliveries:
         self._channel = channel
         self._registry = registry
         self._local = local
+        self._traces = SharedTraces(notifier, local)
         self._fetching: Counter[str] = Counter()
         """devices that have just connected, and whose commands are being read"""
         self._hinted: CoalescedTask[str] = CoalescedTask(self._fetch, tasks)
@@ -62,6 +65,7 @@ class SharedDeliveries:
         try:
             marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
             found = await self._strays([device], self._registry.me, self._registry.living)
+            await self._traces.resume_kept(found)
             await self._hand_over(found, marks)
         finally:
             self._fetching[device] -= 1
@@ -86,6 +90,7 @@ class SharedDeliveries:
             and not (item.delivery.attempt and item.message.recipient in self._fetching)
         ]  # fmt: skip
         if ready:
+            await self._traces.resume_kept(ready)
             await self._hand_over(ready)
 
     async def check_holder(self, device: str) -> bool:
@@ -95,15 +100,18 @@ class SharedDeliveries:
         await self._local.replaced(device)
         return False
 
-    def hint(self, device: str) -> None:
+    def hint(self, message: Message) -> None:
         """Tell the hub of a device that a command was stored for it, unless the device is here."""
-        if device not in self._local.sessions.devices:
-            self._notifier.hint(TO, device)
+        if message.recipient not in self._local.sessions.devices:
+            if self._local.traces.open:
+                self._traces.hint(message)
+            self._notifier.hint(TO, message.recipient)
 
     async def _fetch(self, devices: Collection[str]) -> None:
         """Find what was just stored for these devices: only that, since it happens all the time."""
         found = await self._ledger.booked(self._channel, devices)
         if found:
+            self._traces.resume(found)
             await self._hand_over(found)
 
     async def _hand_over(
@@ -115,8 +123,19 @@ class SharedDeliveries:
         await self._local.engine.put(DeliveriesFound(tuple(found), marks or {}))
 
     async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:
+        """Find what is for these devices, and what hubs that do not live have left. A hub that is not known
+        here may have begun a moment ago: it keeps what it has."""
         over = self._ledger.clock.now() - SLACK
-        return await self._ledger.strays(self._channel, here=devices, worker=me, living=living, now=over)
+        found = await self._ledger.strays(self._channel, here=devices, worker=me, living=living, now=over)
+        strangers = {item.delivery.worker for item in found} - {*living, self._registry.me, ""}
+        if not strangers:
+            return found
+        await self._registry.meet(strangers)
+        met = strangers & self._registry.living
+        return [
+            item for item in found
+            if item.message.recipient in devices or item.delivery.worker not in met
+        ]  # fmt: skip
 
     def _heard(self, device: str) -> None:
         if device in self._local.sessions.devices:
