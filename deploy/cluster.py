@@ -96,7 +96,7 @@ class Cluster:
         try:
             self.postgres = Postgres()
             self._closing.callback(self.postgres.remove)
-            self.ledger = self.postgres.create_database("duly")
+            self.ledger = self.postgres.create_database()
             settings |= {"ledger": self.ledger, "notifier": notifier}
             settings |= {"secret_key": str(self.folder / "secret.key")}
             self.redis = Redis() if notifier == "redis" else None

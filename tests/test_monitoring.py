@@ -1,4 +1,4 @@
-"""What is in `deploy/prometheus` and `deploy/grafana` fits the figures of a hub: by promtool, by a Prometheus
+"""What is in `deploy/prometheus` and `deploy/grafana` fits the metrics of a hub: by promtool, by a Prometheus
 that reads a hub, and by the names of metrics."""
 
 from __future__ import annotations

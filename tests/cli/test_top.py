@@ -1,4 +1,4 @@
-"""`duly top` shows the figures of a hub: once, as JSON, or live."""
+"""`duly top` shows the metrics of a hub: once, as JSON, or live."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def test_once_shows_rates_totals_and_health(home: CommandLine) -> None:
 
 def test_as_json_it_is_what_the_hub_answers(home: CommandLine) -> None:
     shown = home.ask("top")
-    assert shown["figures"]["hub"].startswith("hub-")
-    assert any(metric["name"] == "duly_pending" for metric in shown["figures"]["metrics"])
+    assert shown["snapshot"]["hub"].startswith("hub-")
+    assert any(metric["name"] == "duly_pending" for metric in shown["snapshot"]["metrics"])
 
 
 def test_a_monitor_may_look(home: CommandLine) -> None:
@@ -33,7 +33,7 @@ def test_a_monitor_may_look(home: CommandLine) -> None:
     assert "per second" in done.stdout
     refused = home.duly("list", "--url", url, "--token", token)
     assert refused.returncode == 4
-    assert "reads /metrics and /v1/figures" in refused.stderr
+    assert "reads /metrics and /v1/metrics" in refused.stderr
 
 
 def test_live_it_goes_on_until_it_is_stopped(home: CommandLine) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from duly.core.outbox import OutboxPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Answered, Arrived, Effect, Received, Reply, ReportOutcome, Todo, Transmit
 from duly.core.units import FOREVER, SECOND
-from duly.errors import LedgerUnavailable, Overloaded, Stopped
+from duly.errors import LedgerError, LedgerUnavailable, Overloaded, Stopped
 from duly.runtime.engine import GROUP, GROUP_BYTES, Engine
 from duly.runtime.event_queue import SHARE
 from duly.storage import open_ledger
@@ -279,6 +279,62 @@ def test_a_clock_that_is_set_back_stretches_no_timer() -> None:
             await rig.engine.put(Arrived(message(1)))  # anything makes it look at the clock
             await asyncio.sleep(30)
             assert rig.ends().count(State.UNKNOWN) >= 1
+
+    virtual(program())
+
+
+def attempts(rig: Rig) -> list[int]:
+    return [e.attempt for e in rig.effects if isinstance(e, Transmit)]
+
+
+def test_a_clock_that_is_set_right_after_a_commit_moves_no_timer_twice() -> None:
+    async def program() -> None:
+        async with Rig(DEVICE) as rig:
+            steps = [3600 * SECOND]
+            rig.engine.on_commit = lambda _: rig.clock.step(steps.pop() if steps else 0)
+            await rig.engine.put(Arrived(message()))
+            await asyncio.sleep(60)
+            assert attempts(rig) == [1, 2, 3, 4]
+
+    virtual(program())
+
+
+def test_a_clock_that_is_set_while_the_machine_is_rebuilt_moves_no_timer_twice() -> None:
+    async def program() -> None:
+        async with Rig(DEVICE) as rig:
+            await rig.engine.put(Arrived(message()))
+            await asyncio.sleep(1)
+            marks, steps = rig.ledger.marks, [3600 * SECOND]
+
+            async def slow_marks() -> Mapping[str, tuple[int, int]]:
+                rig.clock.step(steps.pop() if steps else 0)
+                return await marks()
+
+            rig.ledger.marks = slow_marks  # type: ignore[method-assign, assignment]  # the clock is set in it
+            rig.ledger.lies = True
+            await rig.engine.put(Arrived(message(1)))
+            await asyncio.sleep(0.01)
+            rig.ledger.lies = False
+            await asyncio.sleep(60)
+            assert not steps
+            assert rig.ends().count(State.UNKNOWN) == 2
+
+    virtual(program())
+
+
+def test_a_ledger_that_failed_is_asked_again_at_once_when_something_cannot_wait() -> None:
+    async def program() -> None:
+        async with Rig() as rig:
+            told: list[LedgerError] = []
+            rig.engine.on_down = told.append
+            rig.ledger.failing = True
+            await rig.engine.put(Arrived(message()))
+            await asyncio.sleep(30)
+            rig.ledger.failing = False
+            rig.engine.hurry()
+            await asyncio.sleep(0.001)
+            assert rig.engine.down is None
+            assert len(told) == 1
 
     virtual(program())
 

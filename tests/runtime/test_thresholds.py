@@ -1,4 +1,4 @@
-"""Figures are judged by the same numbers everywhere."""
+"""Metrics are judged by the same numbers everywhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duly.runtime.thresholds import THRESHOLDS, Threshold, judge
 RULES = (Path(__file__).parents[2] / "deploy" / "prometheus" / "alerts.yaml").read_text()
 
 
-def test_a_figure_above_its_threshold_is_told_with_what_to_do() -> None:
+def test_a_metric_above_its_threshold_is_told_with_what_to_do() -> None:
     telemetry = Telemetry()
     telemetry.read("duly_dead_letters", lambda: 2)
     telemetry.commits.observe(3.0)

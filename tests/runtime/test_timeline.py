@@ -56,3 +56,14 @@ def test_an_unknown_outcome_that_was_settled_is_both() -> None:
 def test_what_has_not_ended_has_no_end() -> None:
     steps = timeline_of("sent", made=0, accepted_at=10, moved_at=11, reason="", hops=[Hop(11, "sent", 1)])
     assert [step.what for step in steps] == ["stored", "sent"]
+
+
+def test_a_sender_that_was_not_there_was_not_told_unless_another_hub_told_it() -> None:
+    def last(*hops: Hop) -> list[TimelineStep]:
+        return timeline_of("done", made=0, accepted_at=10, moved_at=20, reason="", hops=hops)[2:]
+
+    away = Hop(21, "done", hub="a", untold=True)
+    assert last(away) == [TimelineStep(21, "not told", detail="done", hub="a")]
+    assert last(away, Hop(22, "done", hub="b")) == [TimelineStep(22, "told", detail="done", hub="b")]
+    again = [Hop(30, "duplicate")]
+    assert [step.what for step in last(away, *again)] == ["not told", "duplicate"]

@@ -28,7 +28,8 @@ from duly.wire import fd
 from tests.end_to_end.raw import Ids, join
 from tests.local_hub import LocalHub
 
-FAR = round(time.time() * 1000) + 600_000
+FAR = 600_000
+"""Milliseconds that a command has, from the moment it is sent: the run may have begun an hour ago."""
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 
@@ -126,7 +127,7 @@ async def test_a_refused_command_ends_its_spans(local: LocalHub, spans: InMemory
     found = by_name(spans)
     assert set(found) == {"duly.accept", "duly.commit"}
     assert dict(found["duly.accept"].attributes or {})["duly.verdict"] == "offline"
-    assert not local.hub.gateway._traces.open
+    assert not local.hub.gateway.traces.open
 
 
 async def test_one_trace_crosses_app_hub_and_an_mqtt_device(
@@ -171,7 +172,7 @@ async def test_a_trace_goes_on_after_a_restart_of_the_hub(
     local: LocalHub, spans: InMemorySpanExporter
 ) -> None:
     async with join(local.url, local.tokens["phone"]) as phone:
-        await phone.command("lock", queue=True, exp=FAR, traceparent=PARENT)
+        await phone.command("lock", queue=True, exp=round(time.time() * 1000) + FAR, traceparent=PARENT)
         assert (await phone.hear())["code"] == 0
     await local.stop()
     spans.clear()
@@ -181,7 +182,7 @@ async def test_a_trace_goes_on_after_a_restart_of_the_hub(
         assert passed_on["traceparent"][:35] == PARENT[:35], "the same trace"
         await lock.ack(passed_on)
         async with asyncio.timeout(20):
-            while local.hub.gateway._traces.open:
+            while local.hub.gateway.traces.open:
                 await asyncio.sleep(0.01)
     found = by_name(spans)
     assert set(found) == {"duly.deliver", "duly.answer"}

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FRESH, Message, Verdict, VerdictKind
@@ -217,6 +221,84 @@ def test_hops_are_counted_by_kind_outcome_and_stage(ledger: MemoryLedger) -> Non
     assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
         "send": 1, "run": 2, "total": 2,
     }  # fmt: skip
+
+
+def test_what_is_counted_as_one_counts_as_hop_by_hop() -> None:
+    def figures(*, at_once: bool) -> tuple[dict[tuple[str, str], int], dict[str, list[int]], int]:
+        telemetry = Telemetry("a")
+        trail = Trail(MemoryLedger(StepClock()), telemetry)
+        count: Callable[[], object] = tuple if at_once else trail.fold
+        for n in range(40):
+            kind = ("lock_control", "alert_event")[n % 2]
+            trail.said(message(n, kind), FRESH if n % 5 else CONFLICT)
+            for attempt in range(1, n % 4):
+                count()
+                trail.sent(message(n, kind), attempt)
+            count()
+            if n % 7:
+                trail.ended(message(n).key, (State.DONE, State.FAILED, State.UNKNOWN)[n % 3])
+            count()
+        trail.fold()
+        counted = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+        stages = {stage: list(cell.counts) for stage, cell in telemetry.stages.items()}
+        return counted, stages, telemetry.retries.value
+
+    assert figures(at_once=True) == figures(at_once=False)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 4),
+            st.sampled_from(["fresh", "refused", "sent", "again", "done", "unknown", "note"]),
+        ),
+        max_size=12,
+    )
+)
+def test_hops_are_counted_alike_together_and_one_by_one(hops: list[tuple[int, str]]) -> None:
+    """Messages that take a usual course between two counts are counted without looking at each hop."""
+    counted = []
+    for at_once in (True, False):
+        ledger, telemetry = MemoryLedger(StepClock()), Telemetry("a")
+        trail = Trail(ledger, telemetry)
+        for number, what in hops:
+            _hop(trail, message(number), what)
+            if not at_once:
+                trail.fold()
+        trail.fold()
+        stages = {stage: (cell.counts, round(cell.sum, 6)) for stage, cell in telemetry.stages.items()}
+        cells = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+        counted.append((cells, telemetry.retries.value, stages))
+    assert counted[0] == counted[1]
+
+
+def test_a_message_that_ends_when_it_is_stored_is_told_and_ended_at_once(ledger: MemoryLedger) -> None:
+    telemetry = Telemetry("a")
+    trail = Trail(ledger, telemetry)
+    trail.stored(message(1), FRESH, State.DONE)
+    trail.note(message(1).key, "sent", 1)
+    trail.stored(message(2), FRESH, State.DONE)
+    trail.fold()
+    counted = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+    assert counted == {("lock_control", "accepted"): 2, ("lock_control", "done"): 2}
+    assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
+        "send": 0, "run": 0, "total": 2,
+    }  # fmt: skip
+    assert trail.oldest(lambda _: True) == 0
+
+
+def _hop(trail: Trail, of: Message, what: str) -> None:
+    match what:
+        case "fresh":
+            trail.said(of, FRESH)
+        case "refused":
+            trail.said(of, Verdict(VerdictKind.REFUSED, cause="offline"))
+        case "sent" | "again":
+            trail.sent(of, 1 if what == "sent" else 2)
+        case "done" | "unknown":
+            trail.ended(of.key, State[what.upper()])
+        case _:
+            trail.note(of.key, "delivered")
 
 
 def test_the_oldest_message_under_way_is_the_first_that_is_still_open(ledger: MemoryLedger) -> None:

@@ -166,7 +166,7 @@ def dump(url: str, server: Postgres) -> bytes:
 
 
 async def test_a_dump_of_postgres_gives_no_secret_away(tmp_path: Path, postgres_server: Postgres) -> None:
-    url = postgres_server.create_database("sealed")
+    url = postgres_server.create_database()
     async with await open_ledger(url) as ledger:
         await prepare_plain(ledger)
     assert SMTP.encode().hex().encode() in dump(url, postgres_server)
@@ -204,7 +204,7 @@ async def test_a_hub_without_the_key_of_its_ledger_does_not_start(tmp_path: Path
 
 
 async def test_hubs_on_one_postgres_need_the_same_key(tmp_path: Path, postgres_server: Postgres) -> None:
-    url = postgres_server.create_database("two_keys")
+    url = postgres_server.create_database()
     first, second = (LocalHub(tmp_path / name, ledger=url) for name in ("first", "second"))
     await first.start()
     try:

@@ -1,4 +1,4 @@
-"""`duly top`: the figures of a hub in a terminal, as they change."""
+"""`duly top`: the metrics of a hub in a terminal, as they change."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def top(
     at: HubOptions,
     json: Json = False,
 ) -> None:
-    """Show the figures of a hub as they change. Ctrl-C ends it.
+    """Show the metrics of a hub as they change. Ctrl-C ends it.
 
     Needs the token of an admin or a monitor, or the data folder of the hub. With --json they are printed
     once.
     """
     hub = at.need()
     if json:
-        print_json(hub.ask("/v1/figures"))
+        print_json(hub.ask("/v1/metrics"))
     elif once:
         say(*overview(*_read(hub)))
     else:
@@ -60,8 +60,8 @@ def top(
 
 
 def _read(hub: HubClient) -> tuple[JsonObject, list[list[float]]]:
-    chart = hub.ask("/v1/figures/second")
-    return hub.ask("/v1/figures"), chart["rows"][-60:]
+    chart = hub.ask("/v1/metrics/second")
+    return hub.ask("/v1/metrics"), chart["rows"][-60:]
 
 
 def _live(at: HubOptions, hub: HubClient, every: float) -> None:
@@ -97,10 +97,10 @@ def _again(at: HubOptions, hub: HubClient) -> HubClient:
 
 
 def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
-    """Returns the figures as lines."""
-    figures, state = answer["figures"], answer["state"]
-    rates = figures["rates"]
-    gauges = {metric["name"]: metric for metric in figures["metrics"]}
+    """Returns the metrics as lines."""
+    snapshot, state = answer["snapshot"], answer["state"]
+    rates = snapshot["rates"]
+    gauges = {metric["name"]: metric for metric in snapshot["metrics"]}
 
     def value(name: str) -> float:
         return float(sum(sample["value"] for sample in gauges[name]["samples"]))
@@ -112,7 +112,7 @@ def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
         for sample in gauges["duly_connections"]["samples"]
     )
     return [
-        _headline(figures),
+        _headline(snapshot),
         _health(state, value),
         "",
         _row("per second", " · ".join(f"{tint(word)} {rates.get(word, 0):.1f}" for word in RATES)),
@@ -140,9 +140,9 @@ def _row(name: str, text: str) -> str:
     return f"{style(pad(name, 12), 'dim')}  {text}"
 
 
-def _headline(figures: JsonObject) -> str:
-    lasted = took(figures["time"] - figures["started"])
-    return f"duly {figures['hub']}  up {lasted}  {clock(figures['time'])}"
+def _headline(snapshot: JsonObject) -> str:
+    lasted = took(snapshot["time"] - snapshot["started"])
+    return f"duly {snapshot['hub']}  up {lasted}  {clock(snapshot['time'])}"
 
 
 def _health(state: JsonObject, value: Callable[[str], float]) -> str:

@@ -89,6 +89,14 @@ class Machine(TimedMachine, Protocol):
         ...
 
 
+def no_effect(_: Effect) -> None:
+    """Perform nothing: for an engine whose `performers` have every effect that means something."""
+
+
+def _not_told(_: LedgerError) -> None:
+    """Ignore that the ledger fails."""
+
+
 def _not_measured(_: float) -> None:
     """Ignore how long a commit took."""
 
@@ -168,7 +176,8 @@ class Engine:
     type in `performers`, the function there is called instead. `recall` is awaited
     before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
     restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
-    take turns; otherwise everything is handled in the order it came, from any sender.
+    take turns; otherwise everything is handled in the order it came, from any sender. `recalls`: memory is
+    asked for the end of each message that arrives; off where the application has done that already.
     """
 
     def __init__(
@@ -180,12 +189,14 @@ class Engine:
         performers: Performers = MappingProxyType({}),
         capacity: int = CAPACITY,
         fair: bool = False,
+        recalls: bool = True,
         recall: Callable[[], Awaitable[None]] | None = None,
         ours: Callable[[], Awaitable[list[OpenDelivery]]] | None = None,
     ) -> None:
         self._machine = machine
         self._ledger = ledger
         self._performers = _Performers(performers, perform)
+        self._recalls = recalls
         self._recall = recall
         self._ours = ours
         self._events = EventQueue(capacity, fair=fair)
@@ -203,10 +214,14 @@ class Engine:
         """events are taken in"""
         self._stopping = False
         self._failures = 0
+        self._hurried = False
+        """the ledger is asked again without a rest"""
         self._idle = False
         """nothing is being flushed: only news or the timer ends this sleep"""
         self.on_commit: Callable[[float], None] = _not_measured
         """is told how many seconds each commit took"""
+        self.on_down: Callable[[LedgerError], None] = _not_told
+        """is told when the ledger begins to fail"""
         self.down: Exception | None = None
         """why nothing can be committed now; None when all is well"""
 
@@ -228,6 +243,11 @@ class Engine:
         if not self._told:
             self._told = True
             self._news.set()
+
+    @property
+    def waiting(self) -> int:
+        """The number of events that were taken in and not handled."""
+        return len(self._events)
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
         """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
@@ -260,6 +280,11 @@ class Engine:
         Whatever sets a timer outside `handle`, `wake`, `restore` and a step's `done` calls this; without it
         the loop sleeps until something else happens.
         """
+        self._news.set()
+
+    def hurry(self) -> None:
+        """Ask a ledger that failed again at once: something has come that cannot wait."""
+        self._hurried = True
         self._news.set()
 
     @property
@@ -325,7 +350,7 @@ class Engine:
                 if flushing is None:
                     if self._stopping and not self._events:
                         return
-                    timer.set(now)
+                    timer.set(timer.now())
                 self._idle = flushing is None
                 await self._hear()
                 self._idle = False
@@ -345,11 +370,11 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
-        handle, end_of = self._machine.handle, self._end_of
+        handle, end_of, recalls = self._machine.handle, self._end_of, self._recalls
         todo: list[Todo] = []
         for event, _ in batch:
             if type(event) is Arrived:
-                known = end_of(event.message, now)
+                known = end_of(event.message, now) if recalls else None
                 if known is not None:
                     todo += self._machine.repeated(event.message, known, event.origin, now)
                 elif follows := handle(event, now):
@@ -372,7 +397,7 @@ class Engine:
         self._failures = self._bugs = 0
         self.on_commit(perf_counter() - group.began)
         _tell(group)
-        now = self._ledger.clock.now()
+        now = self.now()
         todo: list[Todo] = []
         for step, results in zip(group.steps, group.results, strict=True):
             todo += step.done(results, now)
@@ -395,6 +420,8 @@ class Engine:
 
     async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
         self.down = problem
+        if not self._failures:
+            self.on_down(problem)
         gathered, self._gathering = self._gathering, _Group()
         self._withdraw(failed, gathered)
         # What a recipient or a handler said is not said again: it waits for the ledger.
@@ -461,11 +488,12 @@ class Engine:
         """Leave the ledger alone for a while; who comes meanwhile is told at once."""
         loop = asyncio.get_running_loop()
         over = loop.time() + lasts / SECOND
-        while not self._stopping and loop.time() < over:
+        while not self._stopping and not self._hurried and loop.time() < over:
             self._refuse_arrivals()
             timer = loop.call_at(over, self._news.set)
             await self._hear()
             timer.cancel()
+        self._hurried = False
 
     def _refuse_arrivals(self) -> None:
         """Nothing can be stored now: say so at once instead of letting senders wait."""
@@ -486,7 +514,7 @@ class Engine:
             record = None if key in still else await ledger.find(key)
             if record is not None and record.state.terminal:
                 ended.append(Ended(key, record.state, record.answer or Answer()))
-        return machine.restore(open_, ended, marks, ledger.clock.now())
+        return machine.restore(open_, ended, marks, self.now())
 
 
 def _stopped() -> Stopped:

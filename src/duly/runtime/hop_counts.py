@@ -2,7 +2,7 @@
 
 The law: hops are counted many at once, a few times a second. What is done for each of them here is done for
 every message, so each line of the loop is paid for; everything that can be is done once for all of them. Most
-messages are told fresh, sent and ended between two counts, and are counted as one.
+messages begin and end between two counts, on one of a few courses, and are counted as one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPEN_KEPT: Final = 100_000
 
 
 class HopKind(IntEnum):
-    """What a hop means for the figures."""
+    """What a hop means for the metrics."""
 
     SAID = 0
     """its sender was told a verdict"""
@@ -46,9 +46,14 @@ garbage collector has nothing to look for in it."""
 SAID, SENT, ENDED, NOTED = HopKind
 _OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
 _FRESH: Final = "fresh"
-_WHOLE: Final = (SAID, SENT, ENDED)
-_SAID_WORD, _SENT_ATTEMPT, _END_WORD = 1, HOP_WIDTH + 2, 2 * HOP_WIDTH + 1
-"""Where these values stand in three hops."""
+_SAID_WORD: Final = 1
+"""Where the verdict stands in the hops of a message that was told one first."""
+_COURSES: Final = {
+    kinds: kinds.index(ENDED) * HOP_WIDTH + 1
+    for kinds in ((SAID, SENT, ENDED), (SAID, ENDED), (SAID, ENDED, NOTED))
+}
+"""The usual courses of messages from beginning to end, as the kinds of their hops, and where the word for the
+end stands: a command is sent before it ends, and a line of chat ends when it is stored."""
 _UNKNOWN: Final = "unknown"
 
 
@@ -58,7 +63,7 @@ def each(hops: HopValues) -> Iterator[NotedHop]:
 
 
 class _Tally:
-    """What one count has found."""
+    """The counts of one batch of hops, and the times that they took."""
 
     def __init__(self) -> None:
         self.said: Counter[tuple[str, str]] = Counter()
@@ -73,34 +78,43 @@ class _Tally:
         """the time of the last hop"""
 
     def take_whole(self, noted: NotedHops, before: Container[bytes]) -> list[tuple[bytes, NotedHop]]:
-        """Count the messages that were told fresh, sent and ended, and nothing else; return the other
-        hops."""
+        """Count the messages that were told fresh and have taken a usual course to their end; return the
+        other hops."""
         rest: list[tuple[bytes, NotedHop]] = []
-        whole: NotedHops = {}
+        whole: dict[HopValues, NotedHops] = {kinds: {} for kinds in _COURSES}
         for key, hops in noted.items():
+            kinds = hops[4::HOP_WIDTH]
+            alike = whole.get(kinds)
             if (
-                hops[4::HOP_WIDTH] == _WHOLE
+                alike is not None
                 and hops[_SAID_WORD] == _FRESH
-                and hops[_SENT_ATTEMPT] == 1
-                and hops[_END_WORD] != _UNKNOWN
+                and hops[_COURSES[kinds]] != _UNKNOWN
                 and key not in before
             ):
-                whole[key] = hops
+                alike[key] = hops
             else:
                 rest += [(key, hop) for hop in each(hops)]
-        if whole:
-            self._count_whole(whole)
+        for kinds, alike in whole.items():
+            if alike:
+                self._count_alike(kinds, alike)
         return rest
 
-    def _count_whole(self, whole: NotedHops) -> None:
-        """Count messages that have the same three hops, value by value for all of them together."""
-        began, what, _, _, _, of, begun, _, _, _, _, _, last, end, *_ = zip(*whole.values(), strict=True)
+    def _count_alike(self, kinds: HopValues, alike: NotedHops) -> None:
+        """Count messages that have hops of the same kinds, value by value for all of them together."""
+        columns = list(zip(*alike.values(), strict=True))
+        began, what, of = columns[0], columns[_SAID_WORD], columns[5]
+        end = _COURSES[kinds]
+        ended = columns[end - 1]
         self.said.update(Counter(zip(of, what, strict=True)))
-        self.ended.update(Counter(zip(of, end, strict=True)))
-        self.sends += map(sub, begun, began)
-        self.runs += map(sub, last, begun)
-        self.totals += map(sub, last, began)
-        self.newest, self.last = max(whole), last[-1]
+        self.ended.update(Counter(zip(of, columns[end], strict=True)))
+        self.totals += map(sub, ended, began)
+        if SENT in kinds:
+            sent, attempts = columns[HOP_WIDTH], columns[HOP_WIDTH + 2]
+            self.sends += map(sub, sent, began)
+            self.runs += map(sub, ended, sent)
+            self.retries += len(attempts) - attempts.count(1)
+        self.newest = max(self.newest, *alike)
+        self.last = max(self.last, columns[-HOP_WIDTH][-1])
 
 
 class HopCounts:

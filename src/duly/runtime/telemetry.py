@@ -1,4 +1,4 @@
-"""The figures of one hub: counters, gauges and histograms, declared as data.
+"""The metrics of one hub: counters, gauges and histograms, declared as data.
 
 The laws. A counter is one attribute, and counting adds 1 to it: nothing is looked up by labels where
 messages pass. A gauge is read when it is asked for. Labels are bounded: kinds of messages beyond `KINDS` are
@@ -222,7 +222,7 @@ class MetricSnapshot(Struct, frozen=True):
 
 
 class TelemetrySnapshot(Struct, frozen=True):
-    """All figures of one hub at one moment; times in milliseconds since 1970."""
+    """All metrics of one hub at one moment; times in milliseconds since 1970."""
 
     time: int
     hub: str
@@ -243,7 +243,7 @@ class ChartSnapshot(Struct, frozen=True):
 
 
 class Telemetry:
-    """The figures of one hub; `hub` is its name."""
+    """The metrics of one hub; `hub` is its name."""
 
     def __init__(self, hub: str = "", clock: Clock | None = None) -> None:
         self.hub = hub
@@ -353,7 +353,7 @@ class Telemetry:
         return ChartSnapshot(step, step.seconds, ["time", *columns], rows)
 
     def snapshot(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All figures now; with `stored`, durable counters as far as the ledger holds them."""
+        """All metrics now; with `stored`, durable counters as far as the ledger holds them."""
         found: list[MetricSnapshot] = []
         for metric in METRICS:
             shown = MetricSnapshot(metric.name, metric.kind, metric.help, metric.labels, [], [])

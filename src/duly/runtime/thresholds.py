@@ -1,6 +1,6 @@
-"""Thresholds: above which values a figure is a reason to look, and what to do then.
+"""Thresholds: above which values a metric is a reason to look, and what to do then.
 
-The same numbers are in the alert rules of `deploy/prometheus`, in `duly doctor` and in `GET /v1/figures`.
+The same numbers are in the alert rules of `deploy/prometheus`, in `duly doctor` and in `GET /v1/metrics`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from duly.runtime.telemetry import TelemetrySnapshot
 
 
 class Threshold(Struct, frozen=True):
-    """The largest value of a figure that is well; of a histogram it is the 99th percentile, in seconds."""
+    """The largest value of a metric that is well; of a histogram it is the 99th percentile, in seconds."""
 
     metric: str
     most: float
@@ -21,8 +21,8 @@ class Threshold(Struct, frozen=True):
     advice: str
 
 
-class JudgedFigure(Struct, frozen=True):
-    """A figure beside its threshold."""
+class JudgedMetric(Struct, frozen=True):
+    """A metric beside its threshold."""
 
     metric: str
     value: float
@@ -52,8 +52,8 @@ THRESHOLDS: Final = (
 )
 
 
-def judge(snapshot: TelemetrySnapshot) -> list[JudgedFigure]:
-    """The figures that have a threshold, each beside it."""
+def judge(snapshot: TelemetrySnapshot) -> list[JudgedMetric]:
+    """The metrics that have a threshold, each beside it."""
     metrics = {metric.name: metric for metric in snapshot.metrics}
     found = []
     for one in THRESHOLDS:
@@ -61,6 +61,6 @@ def judge(snapshot: TelemetrySnapshot) -> list[JudgedFigure]:
         values = [sample.value for sample in metric.samples] + [each.p99 for each in metric.histograms]
         value = max(values, default=0.0)
         found.append(
-            JudgedFigure(one.metric, round(value, 3), one.most, one.unit, value > one.most, one.advice)
+            JudgedMetric(one.metric, round(value, 3), one.most, one.unit, value > one.most, one.advice)
         )
     return found

@@ -1,4 +1,4 @@
-"""A short memory of figures for charts: seconds for ten minutes, minutes for a day, hours for two weeks.
+"""A short memory of metrics for charts: seconds for ten minutes, minutes for a day, hours for two weeks.
 
 Counters come in as totals and become rates; the buckets of histograms come in as totals and become those of
 the time between two points, so that the percentiles of an hour are those of all its observations. Memory is
@@ -43,7 +43,7 @@ _KEPT: Final = {ChartStep.SECOND: 600, ChartStep.MINUTE: 1_440, ChartStep.HOUR: 
 
 
 class ChartPoint(Struct, frozen=True):
-    """The figures of one stretch of time, which ends at `time` (milliseconds)."""
+    """The metrics of one stretch of time, which ends at `time` (milliseconds)."""
 
     time: int
     rates: list[float]

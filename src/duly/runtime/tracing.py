@@ -4,7 +4,8 @@ The laws. A trace goes with a command in its field `traceparent` (W3C), and is n
 means: a repeat may have another one. Only the API of OpenTelemetry is used, and only in a process that has
 loaded it; elsewhere nothing is recorded, and a hub passes the field on as it came. A field that is no
 `traceparent` is ignored. The traces of commands that last are in the ledger, too, and go on after a restart
-of the hub (`duly.runtime.kept_traces`).
+of the hub (`duly.runtime.kept_traces`). Where another hub hands a command over, the spans `deliver` and `run`
+are below the span `accept` of the hub that accepted it, and that hub makes the span `answer`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
+
+from duly.core.messages import Message
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -77,6 +80,7 @@ class _HubTrace(Struct, eq=False):
     accept: Span | None = None
     commit: Span | None = None
     deliver: Span | None = None
+    accepted_here: bool = True
 
 
 class CommandTraces:
@@ -84,6 +88,8 @@ class CommandTraces:
 
     def __init__(self) -> None:
         self.open: OrderedDict[bytes, _HubTrace] = OrderedDict()
+        self.hinted: OrderedDict[bytes, str] = OrderedDict()
+        """the traceparents of commands for devices here that other hubs have stored"""
 
     def arrived(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> bool:
         """A command has come in: the spans `accept` and `commit` begin. Returns whether they do: a repeat
@@ -98,14 +104,45 @@ class CommandTraces:
             context = _context(traceparent)
             one.accept = makes.start_span("duly.accept", context, SpanKind.SERVER, one.about)
             one.commit = makes.start_span("duly.commit", set_span_in_context(one.accept, context))
+        self._drop_oldest()
+        return True
+
+    def _drop_oldest(self) -> None:
         while len(self.open) > TRACES_KEPT:
             _, oldest = self.open.popitem(last=False)
             _end(oldest.commit, oldest.accept, oldest.deliver)
-        return True
 
     def resume(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> None:
         """A command was under way before a restart: its spans go on below the one that it came with."""
         self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to))
+
+    def handed_on(self, key: bytes) -> str:
+        """The traceparent for the hub that hands a command over; empty if the command is not traced."""
+        one = self.open.get(key)
+        if one is None:
+            return ""
+        return one.traceparent if one.accept is None else traceparent_of(one.accept) or one.traceparent
+
+    def hint(self, key: bytes, traceparent: str) -> None:
+        """Another hub has stored a command for a device here, which is part of this trace."""
+        if key in self.open or not is_traceparent(traceparent):
+            return
+        self.hinted[key] = traceparent
+        if len(self.hinted) > TRACES_KEPT:
+            self.hinted.popitem(last=False)
+
+    def resume_hinted(self, message: Message) -> None:
+        """A command of another hub is to be handed over here: its trace goes on, if a hint told it."""
+        traceparent = self.hinted.pop(message.key, "")
+        if traceparent:
+            self.resume_remote(message, traceparent)
+
+    def resume_remote(self, message: Message, traceparent: str) -> None:
+        """A command of another hub is to be handed over here: its trace goes on below that hub's span."""
+        if message.key not in self.open:
+            about = _about(message.scope, message.id, message.kind, message.recipient)
+            self.open[message.key] = _HubTrace(traceparent, about, accepted_here=False)
+            self._drop_oldest()
 
     def said(self, key: bytes, word: str, *, taken: bool) -> None:
         """It is stored, or was refused, and its sender is told: `commit` and `accept` end."""
@@ -138,7 +175,7 @@ class CommandTraces:
         return traceparent_of(one.deliver) or one.traceparent
 
     def ended(self, key: bytes, state: str) -> None:
-        """It has ended, and its app is told: `deliver` ends, and `answer` is a span of its own."""
+        """It has ended: `deliver` ends, and `answer` is a span of its own at the hub that tells the app."""
         one = self.open.pop(key, None)
         makes = tracer()
         if one is None or makes is None:
@@ -151,7 +188,8 @@ class CommandTraces:
                 span.set_attribute("duly.state", state)
         parent = _context(one.traceparent)
         context = parent if above is None else set_span_in_context(above, parent)
-        makes.start_span("duly.answer", context, attributes={"duly.state": state}).end()
+        if one.accepted_here:
+            makes.start_span("duly.answer", context, attributes={"duly.state": state}).end()
         _end(one.deliver)
 
 

@@ -58,18 +58,22 @@ EARLIER: Final = HOUR
 """How long before its acceptance a message may have been refused under the same id."""
 KEPT: Final = 7 * DAY
 BYTES_KEPT: Final = 128 * 1024 * 1024
+UNTOLD: Final = "untold"
+"""What stands with the end of a message that its sender was not there to be told of."""
 DETAIL_LIMIT: Final = 300
 """Characters of a reason that are kept."""
 
 
 class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where."""
+    """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where; of
+    an end also whether its sender was not there to be told."""
 
     time: int
     what: str
     attempt: int = 0
     detail: str = ""
     hub: str = ""
+    untold: bool = False
 
 
 class _TrailEntry(Struct, frozen=True, array_like=True):
@@ -134,15 +138,23 @@ class Trail:
         hop = (self._ledger.clock.now(), "sent", attempt, "", SENT, message.kind)
         self._noted[message.key] += hop
 
-    def ended(self, key: bytes, state: State, reason: str = "") -> None:
-        """Note that a message has ended here."""
-        hop = (self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, "")
-        self._noted[key] += hop
+    def ended(self, key: bytes, state: State, reason: str = "", *, told: bool = True) -> None:
+        """Note that a message has ended here, and whether its sender was told."""
+        about = "" if told else UNTOLD
+        self._noted[key] += (
+            self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, about
+        )  # fmt: skip
 
-    def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "") -> None:
-        """Note anything else that happened to a message."""
-        hop = (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, "")
-        self._noted[key] += hop
+    def stored(self, message: Message, verdict: Verdict, state: State) -> None:
+        """Note that a sender was told this of its message, which has ended with that."""
+        now = self._ledger.clock.now()
+        told = (now, verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
+        self._noted[message.key] += (*told, now, state.word, 0, "", ENDED, "")
+
+    def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "", *, told: bool = True) -> None:
+        """Note anything else that happened to a message; also its end at another hub."""
+        about = "" if told else UNTOLD
+        self._noted[key] += (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, about)
 
     def resume(self, messages: Iterable[Message]) -> None:
         """Take up messages that were under way before a restart."""
@@ -246,7 +258,8 @@ class Trail:
             if since < begins and self._size:
                 found += await self._stored(hub, key, since, begins, shown)
             found += [
-                (at, _hop(at, what, attempt, why, shown)) for at, what, attempt, why, _, _ in remembered
+                (at, _hop(at, what, attempt, why, shown, about))
+                for at, what, attempt, why, _, about in remembered
             ]
         return [hop for _, hop in sorted(found, key=lambda one: one[0])]
 
@@ -359,11 +372,12 @@ def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[t
     except msgspec.DecodeError:
         return
     found = noted.hops.get(key, ())
-    for after, word, attempt, detail, *_ in found if found and isinstance(found[0], list) else each(found):
+    for after, word, attempt, detail, *more in found if found and isinstance(found[0], list) else each(found):
         at = noted.began + after
         if at < until:
-            yield at, _hop(at, word if isinstance(word, str) else _WORDS[word], attempt, detail, hub)
+            what = word if isinstance(word, str) else _WORDS[word]
+            yield at, _hop(at, what, attempt, detail, hub, more[-1] if more else "")
 
 
-def _hop(at: int, what: str, attempt: int, detail: str, hub: str) -> Hop:
-    return Hop(at // MS, what, attempt, detail[:DETAIL_LIMIT], hub)
+def _hop(at: int, what: str, attempt: int, detail: str, hub: str, about: object) -> Hop:
+    return Hop(at // MS, what, attempt, detail[:DETAIL_LIMIT], hub, about == UNTOLD)

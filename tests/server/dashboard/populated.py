@@ -102,9 +102,9 @@ class PopulatedHub(LocalHub):
     async def _alerts(self) -> None:
         alerts = self.hub.alerts
         draft = {
-            "send": [f"file:{self.folder}/told.txt", "http://127.0.0.1:9/hook"],
+            "send": ["file:told.txt", "http://127.0.0.1:9/hook"],
             "tries": 1,
-            "escalate": [[900, f"file:{self.folder}/more.txt"]],
+            "escalate": [[900, "file:more.txt"]],
         }
         await alerts.profiles.set("home", verbs.draft_of(draft))
         now = round(time.time() * 1000)

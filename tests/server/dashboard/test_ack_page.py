@@ -6,7 +6,6 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import aiohttp
 import pytest
@@ -24,11 +23,11 @@ KEY = key_of("watch", EVENT)
 
 
 @pytest.fixture
-async def link(local: LocalHub, tmp_path: Path) -> str:
+async def link(local: LocalHub) -> str:
     """The link in the notification of an alert."""
     await local.add(Role.SENTINEL, "watch")
-    told = tmp_path / "told.txt"
-    await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": [f"file:{told}"]}))
+    told = local.folder / "notifications" / "told.txt"
+    await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": [f"file:{told.name}"]}))
     data = {"profile_id": "home", "trigger_reason": "<b>fall</b>", "timestamp": round(time.time() * 1000)}
     heads = {"Authorization": f"Bearer {local.tokens['watch']}"}
     async with aiohttp.ClientSession(local.url, headers=heads) as http:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,7 +53,7 @@ async def local(tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator
     settings: dict[str, Any] = {"registration": "open", "allow_private_webhooks": True}
     if getattr(request, "param", "") == "postgresql":
         server = request.getfixturevalue("postgres_server")
-        settings["ledger"] = server.create_database(f"page_{os.getpid()}_{time.time_ns()}")
+        settings["ledger"] = server.create_database()
     it = LocalHub(tmp_path / "hub", **settings)
     await it.start()
     await it.add(Role.APP, "phone")
@@ -261,9 +260,7 @@ async def test_a_message_is_found_by_its_id_after_a_restart(
 
 @pytest.mark.proof
 @pytest.mark.parametrize("local", ["sqlite", "postgresql"], indirect=True)
-async def test_a_dead_letter_is_sent_to_another_address(
-    local: LocalHub, visitor: Visitor, tmp_path: Path
-) -> None:
+async def test_a_dead_letter_is_sent_to_another_address(local: LocalHub, visitor: Visitor) -> None:
     unreachable = {"send": ["http://127.0.0.1:9/hook"], "tries": 1}
     await local.hub.alerts.profiles.set("home", verbs.draft_of(unreachable))
     await report(local, "a" * 64, "water")
@@ -271,8 +268,8 @@ async def test_a_dead_letter_is_sent_to_another_address(
     await page.goto(f"{local.url}/alerts?view=dead")
     await page.wait_for_selector("tr:has-text('water') .badge:has-text('failed')")
     await page.click("button:has-text('Other address')")
-    told = tmp_path / "told.txt"
-    await page.fill("dialog input", f"file:{told}")
+    told = local.folder / "notifications" / "told.txt"
+    await page.fill("dialog input", f"file:{told.name}")
     await page.click("dialog button:has-text('Send')")
     await until(lambda: told.exists() and "water" in told.read_text())
     await page.click("a:has-text('water')")
@@ -296,11 +293,9 @@ async def test_an_alert_is_acknowledged_and_silenced(local: LocalHub, visitor: V
     await page.wait_for_selector("text=Nothing is silenced")
 
 
-async def test_the_link_of_a_notification_acknowledges_once(
-    local: LocalHub, browser: Any, tmp_path: Path
-) -> None:
-    told = tmp_path / "told.txt"
-    await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": [f"file:{told}"]}))
+async def test_the_link_of_a_notification_acknowledges_once(local: LocalHub, browser: Any) -> None:
+    told = local.folder / "notifications" / "told.txt"
+    await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": [f"file:{told.name}"]}))
     await report(local, "c" * 64, "fall")
     await until(lambda: told.exists() and "/ack?t=" in told.read_text())
     link = "http" + told.read_text().partition("Acknowledge: http")[2].partition('"')[0].partition("\\n")[0]

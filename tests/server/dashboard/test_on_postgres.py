@@ -100,7 +100,7 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
     async with asyncio.timeout(20):  # until both have noted that its sender was told
         while True:
             for one in cluster.hubs:
-                await one.figures.trail.flush()
+                await one.metrics.trail.flush()
             here, there = [await ann.get(hub, "/message.json", scope="dashboard", id=id_) for hub in range(2)]
             if here["timeline"] == there["timeline"] and here["timeline"][-1]["what"] == "told":
                 break
@@ -120,7 +120,7 @@ async def test_totals_are_those_of_all_hubs(
     for one in cluster.hubs:
         await one.measure(stored=True)
     for hub in range(2):
-        counted = (await ann.get(hub, "/overview.json"))["figures"]["duly_messages_total"]
+        counted = (await ann.get(hub, "/overview.json"))["metrics"]["duly_messages_total"]
         assert counted["lock_control/refused"] == 1, "it was refused at the first hub"
 
 

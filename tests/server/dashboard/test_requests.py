@@ -178,7 +178,7 @@ ACTIONS: dict[str, dict[str, str]] = {
     "alert.silence": {"sentinel": "w", "lasts": "3600"},
     "alert.unsilence": {"silence": "1"},
     "deliveries.retry": {"sentinel": "w", "event": "e"},
-    "deliveries.edit": {"sentinel": "w", "event": "e", "recipient": "x", "url": "file:/x"},
+    "deliveries.edit": {"sentinel": "w", "event": "e", "recipient": "x", "url": "file:x"},
 }
 
 

@@ -155,6 +155,15 @@ async def test_a_command_sent_twice_is_one_effect(ann: PageVisitor, lock: Counti
     assert lock.effects == [wanted["id"]]
 
 
+async def test_a_repeat_of_a_command_that_has_ended_is_told_how(ann: PageVisitor, lock: CountingLock) -> None:
+    wanted = {"id": mint(), "device": "lock", "type": "lock_control", "data": '{"open": true}'}
+    await ann.act("command.send", **wanted)
+    await _ended(ann, wanted["id"])
+    status, said = await ann.act("command.send", **wanted)
+    assert (status, said["server_ack"]["code"]) == (200, 5)
+    assert said["server_ack"]["ack"]["data"] == {"open": True}
+
+
 async def test_the_timeline_of_a_command_has_its_hops(ann: PageVisitor, lock: CountingLock) -> None:
     id_ = mint()
     await ann.act("command.send", id=id_, device="lock", type="lock_control", data="{}")

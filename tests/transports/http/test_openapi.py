@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from duly.transports.http import alertmanager, alerts, cloud_events, figures, logins, messages
+from duly.transports.http import alertmanager, alerts, cloud_events, logins, messages, metrics
 from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest, PasswordChange
 from duly.wire.frames import Frame, FrameOrder
@@ -57,7 +57,7 @@ def test_the_paths_are_the_routes() -> None:
         *alerts.routes(hub),
         *alertmanager.routes(hub),
         *cloud_events.routes(hub),
-        *figures.routes(hub),
+        *metrics.routes(hub),
     ]
     served = {(route.path, route.method.lower()) for route in routes} - {("/v1/openapi.json", "get")}
     described = {(path, method) for path, methods in API["paths"].items() for method in methods}

@@ -78,7 +78,7 @@ class AlertCounters:
         return shown
 
     def _totals(self) -> dict[str, float]:
-        telemetry = self._hub.figures.telemetry
+        telemetry = self._hub.metrics.telemetry
         found: dict[str, float] = {name: telemetry.counter(*metric).total for name, metric in TOTALS.items()}
         average = telemetry.gauge("duly_alert_average_retries").get((), 0.0)
         dead = telemetry.gauge("duly_dead_letters").get((), 0.0)

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -218,8 +219,14 @@ class AlertViews:
         address = self._hub.alerts.profiles.address(label)
         if address is None:
             raise Malformed(f"there is no recipient {label!r}; 'duly profile list' shows them")
-        private = self._hub.settings.allow_private_webhooks
-        channel = await asyncio.to_thread(open_channel, address.url, address.secret, private=private)
+        settings = self._hub.settings
+        channel = await asyncio.to_thread(
+            open_channel,
+            address.url,
+            address.secret,
+            data=Path(settings.data),
+            private=settings.allow_private_webhooks,
+        )
         began = monotonic()
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         body = {"type": "alert.test", "timestamp": now, "data": {}}

@@ -18,7 +18,8 @@ from msgspec import Raw
 from duly.errors import Conflict, Malformed
 from duly.identity.accounts import Principal, Role
 from duly.server.dashboard.visitors import DashboardVisitor
-from duly.transports.http.messages import FrameBatch
+from duly.transports.http.frame_batches import FrameBatch
+from duly.wire import outgoing
 from duly.wire.fields import Fields
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class PageCommands:
         batch = FrameBatch(1)
         await self._hub.receive_all(batch.waiters, await self._sender(), [msgspec.json.encode(frame)])
         await batch.said()
-        said = msgspec.to_builtins(batch.waiters[0].answer)
+        # A repeat of one that has ended has its `ack` in it, as JSON.
+        said = msgspec.json.decode(outgoing.encode(batch.waiters[0].answer))
         return {"scope": SENDER, "id": id_, "server_ack": said}
 
     async def _sender(self) -> Principal:

@@ -55,7 +55,7 @@ class DeviceViews:
         self._counted: tuple[float, Counter[str]] = (0.0, Counter())
 
     async def page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """A page of devices and nodes, by name, and the figures of all of them."""
+        """A page of devices and nodes, by name, and the counts of all of them."""
         limit, after = number(query.get("limit"), 50, PAGE_LIMIT), text_of(query, "after")
         part, only = text_of(query, "name").lower(), text_of(query, "only")
         if only not in ("", "online", "offline", "device", "node"):

@@ -20,7 +20,7 @@ from duly.runtime.time_series import ChartStep
 from duly.server import diagnostics
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
-from duly.transports.http.figures import ClusterTotal
+from duly.transports.http.metrics import ClusterTotal
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
@@ -42,16 +42,16 @@ class OverviewViews:
         self._totals: tuple[float, list[ClusterTotal]] = (-TOTALS_SECONDS, [])
 
     async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """The figures of this moment. Rates and gauges are this hub's, totals those of all hubs."""
+        """The metrics of this moment. Rates and gauges are this hub's, totals those of all hubs."""
         hub = self._hub
-        snapshot = hub.figures.telemetry.snapshot()
-        figures = {
+        snapshot = hub.metrics.telemetry.snapshot()
+        metrics = {
             metric.name: {"/".join(one.labels.values()): one.value for one in metric.samples}
             for metric in snapshot.metrics
             if metric.samples
         }
         for total in await self._summed():
-            figures.setdefault(total.name, {})["/".join(total.labels.values())] = total.value
+            metrics.setdefault(total.name, {})["/".join(total.labels.values())] = total.value
         latencies = {
             "/".join((metric.name, *one.labels.values())): {
                 "p50": one.p50, "p90": one.p90, "p99": one.p99, "count": one.count,
@@ -66,7 +66,7 @@ class OverviewViews:
             "started": snapshot.started,
             "rates": snapshot.rates,
             "thresholds": [one for one in judge(snapshot) if one.above],
-            "figures": figures,
+            "metrics": metrics,
             "latencies": latencies,
             "devices": {
                 "online": len(hub.gateway.presence()),
@@ -120,4 +120,4 @@ class OverviewViews:
         span = text_of(query, "span") or "minutes"
         if span not in SPANS:
             raise Malformed(f"{span!r} is not a span of a chart; there are {', '.join(SPANS)}")
-        return self._hub.figures.telemetry.chart(SPANS[span])
+        return self._hub.metrics.telemetry.chart(SPANS[span])

@@ -20,6 +20,7 @@ from duly.errors import DulyError, NotAllowed
 from duly.identity.accounts import Principal, Role
 from duly.transports.http import bodies, messages
 from duly.transports.http.fast_path import LATER
+from duly.transports.http.frame_batches import hand_over
 from duly.transports.http.schemas import RefusedAlert, WebhookReport
 from duly.wire.alertmanager import FiringAlert, FiringState, event_frame, read_webhook, resolved_frame
 from duly.wire.frames import ServerCode
@@ -74,7 +75,7 @@ class AlertWebhooks:
         refused: list[RefusedAlert] = []
         passing: ServerAck | None = None
         if frames:
-            batch = await messages.hand_over(self._server, who, frames)
+            batch = await hand_over(self._server, who, frames)
             for alert, waiter in zip(named, batch.waiters, strict=True):
                 said = waiter.answer
                 if said.code == ServerCode.ACCEPTED:

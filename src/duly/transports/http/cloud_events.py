@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from aiohttp import web
 
+from duly.errors import TooLarge
 from duly.identity.accounts import Principal
 from duly.transports.http import bodies, messages
 from duly.transports.http.fast_path import LATER, FastAnswer
+from duly.transports.http.frame_batches import FrameBatch, WaitingRequest, hand_over
 from duly.transports.http.query_options import seconds_in
 from duly.wire import outgoing
 from duly.wire.cloud_events import frame_of, read_events
@@ -33,22 +35,29 @@ class CloudEventsEndpoint:
         """Takes an event or a batch, and answers with a `server_ack` for each."""
         wait = seconds_in(request.query.get("wait"))
         headers = {name.lower(): value for name, value in request.headers.items()}
-        events = read_events(headers, await bodies.read(request))
-        if not isinstance(events, list):
-            (waiter,) = (await messages.hand_over(self._server, who, [frame_of(events)], wait)).waiters
-            return messages.response(_said(waiter))
-        if len(events) > messages.BATCH_LIMIT:
-            detail = f"{len(events)} events in one request; the limit is {messages.BATCH_LIMIT}"
-            return messages.error(413, "too_large", detail)
-        frames = [frame_of(event) for event in events]
-        waiters = (await messages.hand_over(self._server, who, frames, wait)).waiters
-        answers = [_said(waiter) for waiter in waiters] or [FastAnswer(200, b"")]
+        batch = await self._take(who, headers, await bodies.read(request), wait)
+        bodies.give_back(request)
+        if wait:
+            await batch.ended(wait)
+        if batch.single:
+            return messages.response(_said(batch.waiters[0]))
+        answers = [_said(waiter) for waiter in batch.waiters] or [FastAnswer(200, b"")]
         worst = max(answers, key=lambda said: said.status)
-        body = b"[" + b",".join(outgoing.encode(waiter.answer) for waiter in waiters) + b"]"
+        body = b"[" + b",".join(outgoing.encode(waiter.answer) for waiter in batch.waiters) + b"]"
         return messages.response(FastAnswer(worst.status, body, worst.later))
 
+    async def _take(self, who: Principal, headers: dict[str, str], raw: bytes, wait: float) -> FrameBatch:
+        """Gives the events of a body to the hub. When this returns the body is no longer kept."""
+        events = read_events(headers, raw)
+        if not isinstance(events, list):
+            return await hand_over(self._server, who, [frame_of(events)], wait)
+        if len(events) > messages.BATCH_LIMIT:
+            raise TooLarge(f"{len(events)} events in one request; the limit is {messages.BATCH_LIMIT}")
+        frames = [frame_of(event) for event in events]
+        return await hand_over(self._server, who, frames, wait, single=False)
 
-def _said(waiter: messages.WaitingRequest) -> FastAnswer:
+
+def _said(waiter: WaitingRequest) -> FastAnswer:
     """The answer to one event."""
     said = messages.answer_to(waiter, wait=1.0)
     if waiter.answer.code == ServerCode.OFFLINE:

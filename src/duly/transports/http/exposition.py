@@ -1,4 +1,4 @@
-"""Writes figures in the text form of Prometheus, with those of the process beside them."""
+"""Writes metrics in the text form of Prometheus, with those of the process beside them."""
 
 from __future__ import annotations
 

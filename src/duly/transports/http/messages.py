@@ -6,7 +6,6 @@ says the same for those who only read that.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from math import ceil
@@ -28,6 +27,7 @@ from duly.errors import (
     RateLimited,
     SenderError,
     Stopped,
+    TooLarge,
     TooManyLogins,
 )
 from duly.identity.accounts import Principal, Role
@@ -37,6 +37,7 @@ from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
 from duly.transports.connections import address_of, visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer
+from duly.transports.http.frame_batches import FrameBatch, WaitingRequest, hand_over, is_all
 from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.page_cursors import PageCursors
 from duly.transports.http.query_options import number, seconds_in
@@ -44,15 +45,13 @@ from duly.transports.http.schemas import ErrorAnswer
 from duly.wire import frames, outgoing
 from duly.wire.fields import unpack
 from duly.wire.frames import ServerCode
-from duly.wire.outgoing import OutgoingFrame, ServerAck
-from duly.wire.session import UncongestedSession
+from duly.wire.outgoing import ServerAck
 
 AHEAD: Final = (
     "the ledger's floor is in the future, so new messages are refused as stale; set the clock if it is "
     "wrong, then 'duly floor --mend'"
 )
 BATCH_LIMIT: Final = 1_000
-ANSWER_SECONDS: Final = 30.0
 PAGE: Final = 1_000
 MARGIN: Final = 200
 """Refusals that may be recorded later than others that happened after them."""
@@ -156,6 +155,7 @@ class MessagesBackend(TokenCheck, Protocol):
 async def entered(server: TokenCheck, request: web.Request, token: str | None = None) -> Principal:
     """Who makes this request, by the token in its head unless another is given; raises `NotAuthenticated`."""
     who = await server.login(token or token_in(request), address_of(request))
+    request[bodies.ACCOUNT] = who.name
     visitor = visitor_of(request)
     if visitor is not None:
         visitor.recognise(who.name)
@@ -167,89 +167,13 @@ def token_in(request: web.Request) -> str | None:
     return request.headers.get("Authorization", "").removeprefix("Bearer ").strip() or None
 
 
-class FrameBatch:
-    """The frames of one request, each with the session that its answers go to."""
-
-    def __init__(self, size: int) -> None:
-        self.waiters = [WaitingRequest(self) for _ in range(size)]
-        self._silent = size
-        self._news: asyncio.Future[None] | None = None
-
-    def heard(self) -> None:
-        """One of them was told something for the first time."""
-        self._silent -= 1
-        if not self._silent:
-            self.news()
-
-    def news(self) -> None:
-        """Wakes the request, which then checks whether it still has to wait."""
-        if self._news is not None and not self._news.done():
-            self._news.set_result(None)
-
-    async def said(self) -> None:
-        """Until all of them have been told what became of their frame."""
-        if self._silent:
-            await self._wait(ANSWER_SECONDS, lambda: not self._silent)
-            if self._silent:
-                raise Overloaded("the hub is too busy to answer; ask again with the same ids")
-
-    async def ended(self, seconds: float) -> None:
-        """Until all that were taken have ended, or this time is over."""
-        waiting = [w for w in self.waiters if _taken(w.said)]
-        await self._wait(seconds, lambda: all(w.ended is not None for w in waiting))
-
-    async def _wait(self, seconds: float, enough: Callable[[], bool]) -> None:
-        loop = asyncio.get_running_loop()
-        over = loop.time() + seconds
-        while not enough() and loop.time() < over:
-            self._news = loop.create_future()
-            timer = loop.call_at(over, self.news)
-            await self._news
-            timer.cancel()
-
-
-class WaitingRequest(UncongestedSession):
-    """The session of one frame that came over HTTP: it keeps the `server_ack`, and the `ack` that may follow
-    if the command was taken."""
-
-    __slots__ = ("__weakref__", "_batch", "ended", "said")
-
-    def __init__(self, batch: FrameBatch) -> None:
-        self._batch = batch
-        self.said: ServerAck | None = None
-        self.ended: OutgoingFrame | None = None
-
-    def push(self, frame: OutgoingFrame) -> None:
-        """Takes the `server_ack`, then the `ack`; a request has no use for any other frame."""
-        if self.said is None:
-            if type(frame) is ServerAck:
-                self.said = frame
-                self._batch.heard()
-        elif self.ended is None:
-            self.ended = frame
-            self._batch.news()
-
-    def close(self, reason: str) -> None:
-        """Does nothing: the request ends when it is answered."""
-
-    @property
-    def answer(self) -> ServerAck:
-        """The `server_ack`, with the `ack` in it if there is one."""
-        assert self.said is not None, "`FrameBatch.said` waits until every request has been told"
-        return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
-
-
-async def hand_over(
-    server: MessagesBackend, who: Principal, raws: Sequence[bytes], wait: float = 0.0
-) -> FrameBatch:
-    """Gives frames to the hub; returns when each has its `server_ack`, and for at most `wait` seconds more
-    when what was taken has ended."""
-    batch = FrameBatch(len(raws))
-    await server.receive_all(batch.waiters, who, raws)
-    await batch.said()
+async def _answered(batch: FrameBatch, wait: float = 0.0) -> FastAnswer:
+    """The answer to a request, when what was taken has ended or after `wait` seconds."""
     if wait:
         await batch.ended(wait)
-    return batch
+    if batch.single:
+        return answer_to(batch.waiters[0], wait)
+    return FastAnswer(200, outgoing.encode_all([waiter.answer for waiter in batch.waiters]))
 
 
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
@@ -289,9 +213,11 @@ class MessagesEndpoint:
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
         """Accepts one frame or a list of frames, and answers with a `server_ack` for each."""
-        raw = await bodies.read(request)
         wait = seconds_in(request.query.get("wait")) if request.query_string else 0.0
-        return response(await self._take(who, raw, wait, request.headers.get("Idempotency-Key")))
+        id_ = request.headers.get("Idempotency-Key")
+        batch = await self._take(who, await bodies.read(request), wait, id_)
+        bodies.give_back(request)
+        return response(await _answered(batch, wait))
 
     async def serve_fast_path(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
         """The same on the fast path: a single body, and no options."""
@@ -299,25 +225,22 @@ class MessagesEndpoint:
         try:
             who = await self._server.login(token, address)
             account = who.name
-            said = await self._take(who, raw)
+            said = await _answered(await self._take(who, raw))
         except DulyError as trouble:
             said = said_of(trouble)
         return FastAnswer(said.status, said.body, said.later, account)
 
     async def _take(
         self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None
-    ) -> FastAnswer:
+    ) -> FrameBatch:
+        """Gives the frames of a body to the hub. When this returns the body is no longer kept."""
         many = frames.decode_batch(raw)
         if many is None:
             raw = raw if id_ is None else _with_id(raw, id_)
-            (waiter,) = (await hand_over(self._server, who, [raw], wait)).waiters
-            return answer_to(waiter, wait)
+            return await hand_over(self._server, who, [raw], wait)
         if len(many) > BATCH_LIMIT:
-            return _trouble(
-                413, "too_large", f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}"
-            )
-        waiters = (await hand_over(self._server, who, many, wait)).waiters
-        return FastAnswer(200, msgspec.json.encode([waiter.answer for waiter in waiters]))
+            raise TooLarge(f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
+        return await hand_over(self._server, who, many, wait, single=False)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
@@ -500,7 +423,7 @@ def answer_to(waiter: WaitingRequest, wait: float) -> FastAnswer:
     if waiter.ended is not None:
         return FastAnswer(200, outgoing.encode(frame))
     status = 202 if wait and frame.code == ServerCode.DUPLICATE else _status(frame)
-    if _is_all(frame):
+    if is_all(frame):
         status = 200
     if frame.error == RateLimited.word:
         status = 429
@@ -514,18 +437,6 @@ def _whole(seconds: float | None) -> int:
 
 
 _JSON: Final = {"Content-Type": "application/json"}
-
-
-def _taken(frame: ServerAck | None) -> bool:
-    """Whether something was taken that has yet to end."""
-    return (
-        frame is not None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not _is_all(frame)
-    )
-
-
-def _is_all(frame: ServerAck) -> bool:
-    """Whether nothing more will be said: a line has its place, or a question its answer."""
-    return frame.n is not None or bool(frame.data)
 
 
 _STATUS: Final = {

@@ -218,17 +218,17 @@ OPENAPI: Final[dict[str, object]] = {
         "/healthz": {"get": {"summary": "Whether the process works", "responses": _answers(200)}},
         "/metrics": {
             "get": {
-                "summary": "Figures for Prometheus, as text; without a token on the same machine",
+                "summary": "Metrics for Prometheus, as text; without a token on the same machine",
                 "responses": _answers(200, 401, 403),
             }
         },
-        "/v1/figures": {
+        "/v1/metrics": {
             "get": {
-                "summary": "Figures of this hub, totals of all hubs, and for admins the state",
+                "summary": "Metrics of this hub, totals of all hubs, and for admins the state",
                 "responses": _answers(200, 401, 403),
             }
         },
-        "/v1/figures/{step}": {
+        "/v1/metrics/{step}": {
             "get": {
                 "summary": "Columns for a chart: points of a second, a minute or an hour",
                 "parameters": [

@@ -79,7 +79,7 @@ const level = (what) => (INFO.includes(what) ? "info" : WARN.includes(what) ? "w
 function steps(seen) {
   const found = seen.timeline.map((step, i) => ({
     key: `${i}`, at: step.at, level: level(step.what), after: step.what === "made" ? "" : distance(step.at - seen.accepted_at),
-    what: word("hop", step.what) + (step.attempt ? ` · ${t("attempt", { n: step.attempt })}` : ""), why: [step.what === "told" ? word("state", step.detail) : step.detail, step.hub].filter(Boolean).join(" · "),
+    what: word("hop", step.what) + (step.attempt ? ` · ${t("attempt", { n: step.attempt })}` : ""), why: [step.what === "told" || step.what === "not told" ? word("state", step.detail) : step.detail, step.hub].filter(Boolean).join(" · "),
   }));
   if (!ENDS.includes(seen.state)) found.push({ key: "waits", at: 0, level: "", after: "", what: t("waiting"), why: t("waiting.why") });
   return found;

@@ -39,18 +39,18 @@ export default function overview(page) {
     if (!seen.rates) return;
     about.textContent = t("hub.about", { hub: seen.hub, span: span((seen.time - seen.started) / 1000) });
     const rate = (name) => seen.rates[name] ?? 0;
-    const total = (name) => Object.entries(seen.figures.duly_messages_total ?? {}).filter(([key]) => key.endsWith(`/${name}`)).reduce((sum, [, value]) => sum + value, 0);
+    const total = (name) => Object.entries(seen.metrics.duly_messages_total ?? {}).filter(([key]) => key.endsWith(`/${name}`)).reduce((sum, [, value]) => sum + value, 0);
     for (const name of ["accepted", "done", "duplicate", "superseded", "refused", "unknown"]) {
       tiles[name].set(figure(rate(name)), { unit: t("a.second"), about: t("total", { n: number(total(name)) }), level: name === "unknown" && rate(name) > 0 ? "warning" : "" });
     }
-    tiles.retries.set(figure(rate("retries")), { unit: t("a.second"), about: t("total", { n: number(Object.values(seen.figures.duly_retries_total ?? {})[0] ?? 0) }) });
+    tiles.retries.set(figure(rate("retries")), { unit: t("a.second"), about: t("total", { n: number(Object.values(seen.metrics.duly_retries_total ?? {})[0] ?? 0) }) });
     const [p50, u50] = milliseconds(rate("p50_ms"));
     const [p99, u99] = milliseconds(rate("p99_ms"));
     const all = seen.latencies["duly_end_to_end_seconds/total"] ?? {};
     tiles.latency.set(p50, { unit: u50, about: t("since.start", { n: milliseconds((all.p50 ?? 0) * 1000).join(" ") }) });
     tiles.p99.set(p99, { unit: u99, about: t("since.start", { n: milliseconds((all.p99 ?? 0) * 1000).join(" ") }) });
-    const pending = one(seen.figures.duly_pending);
-    const oldest = one(seen.figures.duly_oldest_pending_seconds);
+    const pending = one(seen.metrics.duly_pending);
+    const oldest = one(seen.metrics.duly_oldest_pending_seconds);
     tiles.pending.set(number(pending), { about: pending ? t("oldest", { span: span(oldest) }) : "", level: pending && oldest > 300 ? "warning" : "" });
     tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { n: number(seen.devices.nodes) }) : "" });
     const [c50, cu] = milliseconds(rate("commit_p50_ms"));
@@ -59,7 +59,7 @@ export default function overview(page) {
     keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), ` · ${word("advice", one.metric)}`));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
     const kinds = {};
-    for (const [key, value] of Object.entries(seen.figures.duly_messages_total ?? {})) {
+    for (const [key, value] of Object.entries(seen.metrics.duly_messages_total ?? {})) {
       const at = key.lastIndexOf("/");
       (kinds[key.slice(0, at) || "–"] ??= {})[key.slice(at + 1)] = value;
     }

@@ -1,4 +1,4 @@
-"""What a hub says of itself: `/metrics`, `/v1/figures`, health; totals and trails outlive the hub."""
+"""What a hub says of itself: `/metrics`, `/v1/metrics`, health; totals and trails outlive the hub."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ async def obey(lock: Peer) -> None:
     await lock.ack(await lock.hear())
 
 
-def total(figures: dict[tuple[str, tuple[tuple[str, str], ...]], float], outcome: str) -> float:
-    return figures.get(("duly_messages_total", (("kind", "lock_control"), ("outcome", outcome))), 0.0)
+def total(metrics: dict[tuple[str, tuple[tuple[str, str], ...]], float], outcome: str) -> float:
+    return metrics.get(("duly_messages_total", (("kind", "lock_control"), ("outcome", outcome))), 0.0)
 
 
 async def test_prometheus_reads_every_declared_metric_and_the_process(local: HubUnderTest) -> None:
@@ -102,7 +102,8 @@ async def test_metrics_are_free_on_this_machine_only(local: HubUnderTest) -> Non
     "header",
     [
         "X-Forwarded-Proto: https", "X-Forwarded-Host: hub.example", "CF-Connecting-IP: 192.0.2.7",
-        "True-Client-IP: 192.0.2.7", "Via: 1.1 proxy", "Forwarded: for=192.0.2.7",
+        "True-Client-IP: 192.0.2.7", "Via: 1.1 proxy", "Forwarded: for=192.0.2.7", "X-Scheme: https",
+        "X-Url-Scheme: https", "Front-End-Https: on",
     ],
 )  # fmt: skip
 async def test_metrics_are_not_free_behind_a_proxy(local: HubUnderTest, header: str) -> None:
@@ -110,12 +111,19 @@ async def test_metrics_are_not_free_behind_a_proxy(local: HubUnderTest, header: 
     assert (await curl(f"{local.url}/metrics", None, "-H", header)).status == 401
 
 
-async def test_figures_are_for_admins_and_monitors(local: HubUnderTest) -> None:
+async def test_metrics_are_not_free_behind_a_proxy_that_says_nothing_and_speaks_http_1_0(
+    local: HubUnderTest,
+) -> None:
+    assert (await curl(f"{local.url}/metrics")).status == 200
+    assert (await curl(f"{local.url}/metrics", None, "--http1.0")).status == 401
+
+
+async def test_metrics_are_for_admins_and_monitors(local: HubUnderTest) -> None:
     await command(local, Ids())
-    assert (await curl(f"{local.url}/v1/figures")).status == 401
-    assert (await curl(f"{local.url}/v1/figures", local.tokens["phone"])).status == 403
-    shown: dict[str, Any] = (await curl(f"{local.url}/v1/figures", local.tokens["root"])).json
-    assert {one["name"] for one in shown["figures"]["metrics"]} == {metric.name for metric in METRICS}
+    assert (await curl(f"{local.url}/v1/metrics")).status == 401
+    assert (await curl(f"{local.url}/v1/metrics", local.tokens["phone"])).status == 403
+    shown: dict[str, Any] = (await curl(f"{local.url}/v1/metrics", local.tokens["root"])).json
+    assert {one["name"] for one in shown["snapshot"]["metrics"]} == {metric.name for metric in METRICS}
     assert {
         "name": "duly_messages_total",
         "labels": {"kind": "lock_control", "outcome": "done"},
@@ -123,12 +131,12 @@ async def test_figures_are_for_admins_and_monitors(local: HubUnderTest) -> None:
     } in (shown["cluster"])
     assert shown["state"]["down"] is None
     monitor = await local.hub.accounts.add(Role.MONITOR, "prometheus")
-    assert (await curl(f"{local.url}/v1/figures", monitor)).json["state"] == {}
+    assert (await curl(f"{local.url}/v1/metrics", monitor)).json["state"] == {}
     await local.until(lambda: len(local.hub.telemetry.series.points(ChartStep.SECOND)) >= 2)
-    chart = (await curl(f"{local.url}/v1/figures/second", monitor)).json
+    chart = (await curl(f"{local.url}/v1/metrics/second", monitor)).json
     assert chart["columns"][0] == "time"
     assert len(chart["rows"][0]) == len(chart["columns"])
-    wrong = await curl(f"{local.url}/v1/figures/fortnight", monitor)
+    wrong = await curl(f"{local.url}/v1/metrics/fortnight", monitor)
     assert (wrong.status, wrong.json["error"]) == (404, "not_found")
 
 
@@ -154,7 +162,7 @@ async def test_a_hub_that_is_killed_shows_no_total_lower_than_before(local: HubU
     await command(local, ids)
     before = await scrape(local)  # what is shown is stored
     await command(local, ids)
-    local.hub.figures.totals.store = _nothing  # type: ignore[method-assign] # the end comes before the next time
+    local.hub.metrics.totals.store = _nothing  # type: ignore[method-assign] # the end comes before the next time
     await local.restart()
     after = await scrape(local)
     assert total(after, "done") == total(before, "done") == 1

@@ -1,7 +1,7 @@
-"""Shows the figures of a hub: `/metrics` for Prometheus, `/v1/figures` for the page and `duly top`, and
+"""Shows the metrics of a hub: `/metrics` for Prometheus, `/v1/metrics` for the page and `duly top`, and
 `/healthz` and `/readyz` for what restarts or routes around a hub.
 
-The law: figures are for admins and for accounts of the role `monitor`. A client on the same machine may read
+The law: metrics are for admins and for accounts of the role `monitor`. A client on the same machine may read
 `/metrics` without a token; one that comes through a proxy, or under a name that is not this machine's, may
 not. Health needs no token and tells no secret.
 """
@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from duly.errors import DulyError, NotAllowed
 from duly.identity.accounts import Principal, Role
 from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
-from duly.runtime.thresholds import JudgedFigure, judge
+from duly.runtime.thresholds import JudgedMetric, judge
 from duly.runtime.time_series import ChartStep
 from duly.transports.connections import address_of
 from duly.transports.http import messages as http
@@ -30,6 +30,7 @@ _PROXIED: Final = frozenset(
         "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "true-client-ip",
         "cf-connecting-ip", "cf-ray", "cf-visitor", "fastly-client-ip", "fly-client-ip", "cdn-loop",
         "x-envoy-external-address", "x-original-forwarded-for", "x-original-host", "x-amzn-trace-id",
+        "x-scheme", "x-url-scheme", "front-end-https",
     }
 )  # fmt: skip
 """What proxies add to a request, one or the other; all that begins with X-Forwarded- as well."""
@@ -43,25 +44,25 @@ class ClusterTotal(msgspec.Struct, frozen=True):
     value: int
 
 
-class FiguresAnswer(msgspec.Struct, frozen=True):
-    """The figures of one hub, the totals of all hubs, those figures that have a threshold, and for admins how
+class MetricsAnswer(msgspec.Struct, frozen=True):
+    """The metrics of one hub, the totals of all hubs, those metrics that have a threshold, and for admins how
     the parts of this hub are."""
 
-    figures: TelemetrySnapshot
+    snapshot: TelemetrySnapshot
     cluster: list[ClusterTotal]
-    thresholds: list[JudgedFigure]
+    thresholds: list[JudgedMetric]
     state: dict[str, object]
 
 
-class FiguresBackend(http.MessagesBackend, Protocol):
-    """What figures need of their hub."""
+class MetricsBackend(http.MessagesBackend, Protocol):
+    """What metrics need of their hub."""
 
     async def monitor(self, token: str | None, address: str) -> Principal:
-        """Whose token this is, also if it is one that only reads figures; raises `NotAuthenticated`."""
+        """Whose token this is, also if it is one that only reads metrics; raises `NotAuthenticated`."""
         ...
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All figures now. With `stored` everything is stored first, and shown as it is stored."""
+        """All metrics now. With `stored` everything is stored first, and shown as it is stored."""
         ...
 
     async def cluster_totals(self) -> list[ClusterTotal]:
@@ -73,27 +74,27 @@ class FiguresBackend(http.MessagesBackend, Protocol):
         ...
 
 
-def routes(server: FiguresBackend) -> list[web.RouteDef]:
-    """The routes of figures and health."""
-    shown = FiguresEndpoint(server)
+def routes(server: MetricsBackend) -> list[web.RouteDef]:
+    """The routes of metrics and health."""
+    shown = MetricsEndpoint(server)
     return [
-        web.get("/metrics", shown.metrics),
-        web.get("/v1/figures", shown.figures),
-        web.get("/v1/figures/{step}", shown.chart),
+        web.get("/metrics", shown.scrape),
+        web.get("/v1/metrics", shown.metrics),
+        web.get("/v1/metrics/{step}", shown.chart),
         web.get("/healthz", shown.alive),
         web.get("/readyz", http.MessagesEndpoint(server).health),
     ]
 
 
-class FiguresEndpoint:
-    """Answers requests for figures."""
+class MetricsEndpoint:
+    """Answers requests for metrics."""
 
-    def __init__(self, server: FiguresBackend) -> None:
+    def __init__(self, server: MetricsBackend) -> None:
         self._server = server
         self._exposition: Exposition | None = None
 
-    async def metrics(self, request: web.Request) -> web.Response:
-        """Answers Prometheus."""
+    async def scrape(self, request: web.Request) -> web.Response:
+        """Answers Prometheus, which asks for metrics as text."""
         try:
             if not is_local(request):
                 await self._reader(request)
@@ -109,14 +110,14 @@ class FiguresEndpoint:
             body=self._exposition.text(snapshot), headers={"Content-Type": self._exposition.content_type}
         )
 
-    async def figures(self, request: web.Request) -> web.Response:
-        """Answers with all figures as JSON."""
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Answers with all metrics as JSON."""
         try:
             who = await self._reader(request)
             totals = await self._server.cluster_totals()
             state = self._server.state() if who.role is Role.ADMIN else {}
-            figures = await self._server.measure()
-            answer = FiguresAnswer(figures, totals, judge(figures), state)
+            snapshot = await self._server.measure()
+            answer = MetricsAnswer(snapshot, totals, judge(snapshot), state)
         except DulyError as trouble:
             return http.problem(trouble)
         return http.as_json(answer)
@@ -141,16 +142,19 @@ class FiguresEndpoint:
         who = await self._server.monitor(http.token_in(request), address_of(request))
         if who.role not in (Role.ADMIN, Role.MONITOR):
             raise NotAllowed(
-                f"{who.name} is {who.role.with_article}; figures are for admins and monitors: "
+                f"{who.name} is {who.role.with_article}; metrics are for admins and monitors: "
                 "'duly add monitor NAME' makes one"
             )
         return who
 
 
 def is_local(request: web.Request) -> bool:
-    """Whether a request comes from a program on this machine, and not through a proxy or for a page."""
+    """Whether a request comes from a program on this machine, and not through a proxy or for a page.
+
+    nginx adds nothing if it is not told to, and then speaks HTTP/1.0; what reads figures speaks 1.1."""
     return (
         request.remote in OWN_NAMES
+        and request.version >= HttpVersion11
         and host_name(request.headers.get("Host", "")) in OWN_NAMES
         and "Origin" not in request.headers
         and not any(_is_of_proxy(name.lower()) for name in request.headers)

@@ -1,4 +1,4 @@
-"""The figures of a hub: reads gauges off its parts, samples charts, and stores totals, charts and trail."""
+"""The metrics of a hub: reads gauges off its parts, samples charts, and stores totals, charts and trail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from duly.runtime.kept_charts import KeptCharts
 from duly.runtime.outages import Outages
 from duly.runtime.telemetry import CounterCell, Labels, Telemetry, TelemetrySnapshot
 from duly.runtime.trail import FLUSH_SECONDS, Trail
-from duly.transports.http.figures import ClusterTotal
+from duly.transports.http.metrics import ClusterTotal
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
@@ -33,7 +33,7 @@ DEAD_COUNTED: Final = 1_000
 """Dead letters are counted up to here."""
 
 
-class HubFigures:
+class HubMetrics:
     """The telemetry of one hub, with what keeps it up to date."""
 
     def __init__(self, hub: Hub) -> None:
@@ -71,7 +71,7 @@ class HubFigures:
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
         telemetry.read("duly_limit", lambda: {(kind,): float(most) for kind, most in hub.limits_in_force()})
         telemetry.read("duly_alert_average_retries", self._average_retries)
-        hub.tasks.every("sample of the figures", SAMPLE_SECONDS, self._sample)
+        hub.tasks.every("sample of the metrics", SAMPLE_SECONDS, self._sample)
         for name, seconds, work in (
             ("storing the trail", FLUSH_SECONDS, self.trail.flush),
             ("storing traces", FLUSH_SECONDS, hub.gateway.kept_traces.store),
@@ -94,7 +94,7 @@ class HubFigures:
             await self._charts.store()
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All figures now. With `stored` the totals are stored first and shown as they are stored; those that
+        """All metrics now. With `stored` the totals are stored first and shown as they are stored; those that
         cannot be stored now are shown as they were."""
         self._count()
         if stored:

@@ -1,4 +1,4 @@
-"""Figures and timelines of several hubs on one ledger: one story, one sum."""
+"""Metrics and timelines of several hubs on one ledger: one story, one sum."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_a_timeline_names_the_hub_of_each_hop_and_a_sum_counts_each_messag
         await lock.ack(await lock.hear())
         await phone.first(lambda frame: frame["type"] == "ack" and frame["seq_id"] == seq_id)
         for hub in cluster.hubs:
-            await hub.figures.trail.flush()
+            await hub.metrics.trail.flush()
     for hub in cluster.hubs:
         answer = await curl(f"{hub.url}/v1/messages/phone/{seq_id}", cluster.tokens["root"])
         hops = [(hop["hub"], hop["what"]) for hop in answer.json["hops"]]
@@ -43,7 +43,7 @@ async def test_a_timeline_names_the_hub_of_each_hop_and_a_sum_counts_each_messag
         assert (there.name, "done") in hops
     for hub in cluster.hubs:
         await hub.measure(stored=True)
-    totals = (await curl(f"{here.url}/v1/figures", cluster.tokens["root"])).json["cluster"]
+    totals = (await curl(f"{here.url}/v1/metrics", cluster.tokens["root"])).json["cluster"]
     counted = {
         one["labels"]["outcome"]: one["value"] for one in totals if one["name"] == "duly_messages_total"
     }
@@ -61,7 +61,7 @@ def lines_about(part: str, caplog: pytest.LogCaptureFixture) -> list[str]:
 
 async def see_outage(hub: Hub, parts: set[str], server: Postgres | Redis | Mosquitto) -> None:
     """Stop a server until a hub sees the outage of these parts, and start it until it sees none."""
-    current = hub.figures.outages.current
+    current = hub.metrics.outages.current
     await asyncio.to_thread(server.stop)
     await until(lambda: parts <= current.keys(), 60)
     await asyncio.to_thread(server.start)
@@ -86,7 +86,7 @@ async def test_an_outage_of_the_database_is_two_lines_in_the_log(
 async def test_an_outage_of_the_broker_is_two_lines_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.server.figures.SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", 0.05)
     broker = Mosquitto()
     broker.start()
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=broker.url("hub")))
@@ -108,7 +108,7 @@ async def test_an_outage_of_a_notifier_of_its_own_is_two_lines_in_the_log(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("duly.server.figures.SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", 0.05)
     redis = Redis()
     redis.start()
     cluster = LocalCluster(tmp_path, postgres_server, notifier=redis.url)

@@ -1,0 +1,128 @@
+"""The frames of one request over HTTP, and what is said of them until the request is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Final
+
+from duly.errors import Overloaded
+from duly.identity.accounts import Principal
+from duly.wire import outgoing
+from duly.wire.frames import ServerCode
+from duly.wire.outgoing import OutgoingFrame, ServerAck
+from duly.wire.session import UncongestedSession
+
+if TYPE_CHECKING:
+    from duly.transports.http.messages import MessagesBackend
+
+ANSWER_SECONDS: Final = 30.0
+
+
+class FrameBatch:
+    """The frames of one request, each with its session; a `single` one is not in an array."""
+
+    def __init__(self, size: int, *, single: bool = True) -> None:
+        self.single = single
+        self.waiters = [WaitingRequest(self) for _ in range(size)]
+        self._silent = size
+        self._news: asyncio.Future[None] | None = None
+
+    def heard(self) -> None:
+        """Note that one of the frames was answered for the first time; the last of them wakes the request."""
+        self._silent -= 1
+        if not self._silent:
+            self.news()
+
+    def news(self) -> None:
+        """Wakes the request, which then checks whether it still has to wait."""
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    async def said(self) -> None:
+        """Until all of them have been told what became of their frame."""
+        if self._silent:
+            await self._wait(ANSWER_SECONDS, lambda: not self._silent)
+            if self._silent:
+                raise Overloaded("the hub is too busy to answer; ask again with the same ids")
+
+    async def ended(self, seconds: float) -> None:
+        """Until all that were taken have ended, or this time is over."""
+        waiting = [w for w in self.waiters if _taken(w.said)]
+        try:
+            await self._wait(seconds, lambda: all(w.ended is not None for w in waiting))
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """The request is answered, or given up."""
+        for waiter in self.waiters:
+            waiter.listening = False
+
+    async def _wait(self, seconds: float, enough: Callable[[], bool]) -> None:
+        loop = asyncio.get_running_loop()
+        over = loop.time() + seconds
+        while not enough() and loop.time() < over:
+            self._news = loop.create_future()
+            timer = loop.call_at(over, self.news)
+            await self._news
+            timer.cancel()
+
+
+class WaitingRequest(UncongestedSession):
+    """The session of one frame over HTTP: it keeps the `server_ack`, and the `ack` that may follow."""
+
+    __slots__ = ("__weakref__", "_batch", "ended", "listening", "said")
+
+    def __init__(self, batch: FrameBatch) -> None:
+        self._batch = batch
+        self.listening = True  # until the request is answered, or given up
+        self.said: ServerAck | None = None
+        self.ended: OutgoingFrame | None = None
+
+    def push(self, frame: OutgoingFrame) -> None:
+        """Takes the `server_ack`, then the `ack`; a request has no use for any other frame."""
+        if self.said is None:
+            if type(frame) is ServerAck:
+                self.said = frame
+                self._batch.heard()
+        elif self.ended is None:
+            self.ended = frame
+            self._batch.news()
+
+    def close(self, reason: str) -> None:
+        """Does nothing: the request ends when it is answered."""
+
+    @property
+    def answer(self) -> ServerAck:
+        """The `server_ack`, with the `ack` in it if there is one."""
+        assert self.said is not None, "`FrameBatch.said` waits until every request has been told"
+        return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
+
+
+async def hand_over(
+    server: MessagesBackend, who: Principal, raws: Sequence[bytes], wait: float = 0.0, *, single: bool = True
+) -> FrameBatch:
+    """Gives frames to the hub; returns when each has its `server_ack`. With `wait`, `ended` follows."""
+    batch = FrameBatch(len(raws), single=single)
+    told = False
+    try:
+        await server.receive_all(batch.waiters, who, raws)
+        await batch.said()
+        told = True
+    finally:
+        if not (told and wait):
+            batch.leave()
+    return batch
+
+
+def _taken(frame: ServerAck | None) -> bool:
+    """Whether something was taken that has yet to end."""
+    return (
+        frame is not None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not is_all(frame)
+    )
+
+
+def is_all(frame: ServerAck) -> bool:
+    """Whether nothing more will be said: a line has its place, or a question its answer."""
+    return frame.n is not None or bool(frame.data)
