@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from enum import Enum
 from pathlib import Path
@@ -22,7 +24,8 @@ import pytest
 from pydantic import BaseModel
 
 import duly
-from duly.errors import Failed, LedgerInUse, Malformed, ProgramError
+from duly.errors import Failed, LedgerInUse, LedgerUnavailable, Malformed, ProgramError
+from duly.idempotency import ledgers
 from duly.idempotency.blocking import BlockingTransaction
 from duly.idempotency.ledgers import close_ledgers
 
@@ -328,6 +331,17 @@ def generator(order: str) -> Iterator[str]:
     yield order
 
 
+async def asynchronous(order: str) -> str:
+    return order
+
+
+def make(function: Any, order: str) -> object:
+    return function(order)
+
+
+def parameterless() -> None: ...
+
+
 class Callable_:  # noqa: N801 - it stands for any object
     def __call__(self) -> None: ...
 
@@ -348,6 +362,12 @@ class Callable_:  # noqa: N801 - it stands for any object
         ("memory:", {"effect": "twice"}, function, "at_most_once"),
         ("memory:", {"errors": "hide"}, function, "'retry' or 'store'"),
         ("memory:", {"keep": 0}, function, "length of time"),
+        ("memory:", {"keep": "1d"}, function, "length of time in seconds"),
+        ("memory:", {"keep": timedelta(days=1)}, function, "length of time in seconds"),
+        ("memory:", {"lease": "30"}, function, "length of time in seconds"),
+        ("memory:", {"key": asynchronous}, function, "key= is an async function"),
+        ("memory:", {"meaning": asynchronous}, function, "meaning= is an async function"),
+        ("sqlite:///app.db", {"effect": "exactly_once"}, parameterless, "transaction as its first argument"),
         ("memory:", {}, generator, "is a generator"),
         ("memory:", {}, staticmethod(function), "below @staticmethod"),
         ("memory:", {}, Callable_(), "is no function"),
@@ -361,6 +381,63 @@ def test_wrong_use_is_told_when_the_function_is_decorated(
     once: Any = duly.once
     with pytest.raises((Malformed, ProgramError), match=says):
         once(ledger, **chosen)(decorated)
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("sqlite:///app.db?mod=rw", "the only option is mode"),
+        ("sqlite:///app.db?mode=rww", "use mode=rw, mode=ro or mode=shared"),
+        ("sqlite:///app.db?mode=rw&cache=shared", "the only option is mode"),
+        ("sqlite:///:memory:", "a ledger in memory is memory:"),
+    ],
+)
+async def test_an_address_with_a_slip_makes_no_file(
+    url: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Malformed, match=re.escape(says)):
+        await duly.open_ledger(url)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_key_that_was_not_awaited_names_no_call(url: str) -> None:
+    @duly.once(url, scope="shop", key=functools.partial(make, asynchronous))
+    async def charge(order: str) -> None:
+        raise AssertionError
+
+    with pytest.raises(Malformed, match="cannot be <coroutine object asynchronous"):
+        await charge("order-1")
+
+
+async def test_a_function_that_calls_itself_with_its_own_key_is_told(url: str) -> None:
+    @duly.once(url, scope="shop", key=str)
+    async def charge(order: str) -> str:
+        return await charge(order)
+
+    @duly.once(url, scope="plain", key=str)
+    def pay(order: str) -> str:
+        return str(pay(order))
+
+    for again in range(2):  # the key is free again, so a repeat is told the same
+        with pytest.raises(ProgramError, match="would wait for its own end"):
+            await charge("order-1")
+        with pytest.raises(ProgramError, match="would wait for its own end"):
+            await asyncio.to_thread(pay, f"order-{again}")
+
+
+async def test_a_function_may_call_itself_with_another_key_and_a_task_of_it_with_its_own(url: str) -> None:
+    waiting: list[asyncio.Task[int]] = []
+
+    @duly.once(url, scope="shop", key=str)
+    async def countdown(n: int) -> int:
+        if n == 3:
+            waiting.append(asyncio.create_task(countdown(3)))  # it gets the result of the first
+        return n + (await countdown(n - 1) if n else 0)
+
+    assert await countdown(3) == 6
+    assert await waiting[0] == 6
+    assert await countdown(3) == 6
 
 
 async def test_a_ledger_that_was_not_awaited_is_told() -> None:
@@ -381,3 +458,38 @@ def test_a_partial_is_a_function(tmp_path: Path) -> None:
 
     added: Any = duly.once(plain(tmp_path), scope="shop", key=lambda a: a)(functools.partial(add, b=1))
     assert added(1) == 2
+
+
+@pytest.mark.parametrize("place", ["memory:", "sqlite:///{folder}/app.db"])
+def test_a_loop_that_ends_without_shutting_down_leaves_no_task_behind(
+    tmp_path: Path, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    @duly.once(place.format(folder=tmp_path), scope="shop", key=str)
+    async def charge(order: str) -> str:
+        return order
+
+    loop = asyncio.new_event_loop()
+    assert loop.run_until_complete(charge("o-1")) == "o-1"
+    pending = [task.get_name() for task in asyncio.all_tasks(loop)]
+    loop.close()
+    asyncio.run(charge("o-2"))
+    assert pending == []
+    gc.collect()
+    assert "Task was destroyed" not in caplog.text
+
+
+async def test_keys_that_are_no_longer_kept_are_forgotten_again_and_again(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledgers, "PRUNE_SECONDS", 0.01)
+    ledger = await ledgers.ledger_at(ledgers.url_to_share(url))
+    times = asyncio.Semaphore(0)
+
+    async def prune(**_: object) -> int:
+        times.release()
+        raise LedgerUnavailable("not now")
+
+    monkeypatch.setattr(ledger, "prune", prune)
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            await times.acquire()

@@ -139,3 +139,49 @@ async def test_wrong_use_is_told(url: str) -> None:
     async with await duly.open_ledger("memory:") as ledger:
         with pytest.raises(Malformed, match="'async with'"), duly.once_block(ledger, scope="s", key="k"):
             pytest.fail("it ran")
+
+
+async def test_a_block_within_itself_is_told_instead_of_waiting_for_its_own_end(url: str) -> None:
+    effects: tuple[Literal["at_most_once", "exactly_once"], ...] = ("at_most_once", "exactly_once")
+
+    async def nest(effect: Literal["at_most_once", "exactly_once"]) -> None:
+        outer = duly.once_block(url, scope=effect, key="o-1", effect=effect)
+        async with outer, duly.once_block(url, scope=effect, key="o-1", effect=effect):
+            pytest.fail("it ran")
+
+    for effect in effects:
+        for _ in range(2):  # the key is free again
+            with pytest.raises(ProgramError, match="would wait for its own end"):
+                await nest(effect)
+        async with duly.once_block(url, scope=effect, key="o-1", effect=effect) as block:
+            assert block.fresh
+
+
+def test_a_plain_block_within_itself_is_told(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/app.db"
+    told = pytest.raises(ProgramError, match="would wait for its own end")
+    outer, inner = (duly.once_block(url, scope="shop", key="o-1") for _ in range(2))
+    with told, outer, inner:
+        pytest.fail("it ran")
+    with duly.once_block(url, scope="shop", key="o-1") as block:
+        assert block.fresh
+
+
+async def test_a_function_within_a_block_of_its_key_is_told(url: str) -> None:
+    @duly.once(url, scope="shop", key=str)
+    async def charge(order: str) -> None:
+        pytest.fail("it ran")
+
+    with pytest.raises(ProgramError, match="would wait for its own end"):
+        async with duly.once_block(url, scope="shop", key="o-1"):
+            await charge("o-1")
+
+
+async def test_a_result_that_cannot_be_stored_is_named_in_plain_words(url: str) -> None:
+    with pytest.raises(Unstorable) as refused:
+        async with duly.once_block(url, scope="shop", key="o-1") as block:
+            block.result = {"found": object()}
+    assert "there is a value of the type 'object' in it; return plain data (None, numbers" in str(
+        refused.value
+    )
+    assert "Error(" not in str(refused.value)

@@ -1016,8 +1016,22 @@ async def test_arguments_that_cannot_be_compared_ask_for_meaning(ledger: Ledger,
         ("é" * (NAME_LIMIT // 2 + 1), TooLarge),
         (None, Malformed),
         (object(), Malformed),
+        (len, Malformed),
+        (lambda: "order-1", Malformed),
+        (iter(["order-1"]), Malformed),
     ],
-    ids=["empty", "nul", "surrogate", "oversized", "oversized in bytes", "none", "an address in memory"],
+    ids=[
+        "empty",
+        "nul",
+        "surrogate",
+        "oversized",
+        "oversized in bytes",
+        "none",
+        "an address in memory",
+        "a function",
+        "a lambda",
+        "an iterator",
+    ],
 )
 async def test_a_bad_key_is_refused_and_nothing_is_stored(
     ledger: Ledger, key: object, error: type[Exception]

@@ -13,7 +13,9 @@ a plain `with`.
 
 from __future__ import annotations
 
-from contextlib import AbstractAsyncContextManager
+import asyncio
+import threading
+from contextlib import AbstractAsyncContextManager, ExitStack
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 
@@ -25,7 +27,7 @@ from duly.idempotency.blocking import BlockingTransaction, blocking
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
 from duly.idempotency.runs import UNSTORABLE, Effect, Run, Runs
 from duly.idempotency.values import ResultCodec, digest_of, error_answer, key_text, said
-from duly.run_once import OnceOptions, unpack
+from duly.run_once import OnceOptions, unpack, within_key
 from duly.storage.ledger import Transaction
 
 _UNSET: Final = object()
@@ -72,6 +74,9 @@ class OnceBlock:
         self._transaction: AbstractAsyncContextManager[Transaction] | None = None
         self._tx: Transaction | None = None
         self._blocking = False
+        self._caller: object = None
+        """the thread that entered it by a plain `with`; None: a task, which is asked for"""
+        self._within = ExitStack()
         self._fresh: bool | None = None
         self._result: object = _UNSET
 
@@ -111,10 +116,19 @@ class OnceBlock:
     async def __aenter__(self) -> Self:
         if self._fresh is not None:
             raise ProgramError("a block is entered once; make a new one with duly.once_block")
-        runs = self._runs = self._options.runs(await ledger_at(self._options.source))
-        if self._options.effect == "exactly_once":
-            await self._enter_transaction(runs)
-            return self
+        options, message = self._options, self._message
+        caller = self._caller if self._blocking else asyncio.current_task()
+        with ExitStack() as within:
+            within.enter_context(within_key(options.source, message, caller, f"the block {message.scope}"))
+            runs = self._runs = options.runs(await ledger_at(options.source))
+            if options.effect == "exactly_once":
+                await self._enter_transaction(runs)
+            else:
+                await self._enter_run(runs)
+            self._within = within.pop_all()
+        return self
+
+    async def _enter_run(self, runs: Runs) -> None:
         begun = await runs.begin(self._message)
         if isinstance(begun, Verdict):
             self._repeat(begun)
@@ -122,9 +136,14 @@ class OnceBlock:
             self._run = begun
             self._fresh = True
             begun.start()
-        return self
 
     async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._within:
+            await self._leave(kind, error, trace)
+
+    async def _leave(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if not self._fresh:
@@ -219,7 +238,7 @@ class OnceBlock:
                 "a plain 'with duly.once_block(…)' needs its ledger by URL; an opened ledger belongs to one "
                 "event loop: use 'async with'"
             )
-        self._blocking = True
+        self._blocking, self._caller = True, threading.get_ident()
         blocking(self.__aenter__())
         return self
 

@@ -19,10 +19,13 @@ outcome, and repeats raise `Failed`.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
+import threading
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
@@ -136,6 +139,8 @@ def once(
                 f"{name}={given!r} is not a function; it gets the arguments of the call, for example "
                 f"{name}=lambda order: order.id"
             )
+        if inspect.iscoroutinefunction(given):
+            raise ProgramError(f"{name}= is an async function, and cannot be awaited here; use a plain one")
 
     def decorate(function: AnyFunction) -> AnyFunction:
         check_function(function, source)
@@ -174,6 +179,26 @@ def check_function(function: object, source: LedgerSource) -> None:
         )
 
 
+_entered: Final[set[tuple[LedgerSource, bytes, object]]] = set()
+"""The runs and waits under way: the ledger, the key, and the task or thread that is in it."""
+
+
+@contextmanager
+def within_key(source: LedgerSource, message: Message, caller: object, what: str) -> Iterator[None]:
+    """Note that a task or thread is within a key; raises if it is already, as it would wait for its own
+    end."""
+    entered = (source, message.key, caller)
+    if entered in _entered:
+        raise ProgramError(
+            f"{what} is used within itself with its key {message.id!r}, and would wait for its own end"
+        )
+    _entered.add(entered)
+    try:
+        yield
+    finally:
+        _entered.discard(entered)
+
+
 class OnceOptions(msgspec.Struct, frozen=True):
     """What `once` and `once_block` were told, checked."""
 
@@ -200,8 +225,9 @@ class OnceOptions(msgspec.Struct, frozen=True):
             raise Malformed(f"effect={effect!r} is not known; use one of {known}")
         if errors not in ("retry", "store"):
             raise Malformed(f"errors={errors!r} is not known; use 'retry' or 'store'")
-        for name, length in (("lease", lease), ("keep", keep)):
-            if length is not None and not 0 < length <= LONGEST:
+        lengths: tuple[tuple[str, object], ...] = (("lease", lease), ("keep", keep))
+        for name, length in lengths:
+            if length is not None and not (isinstance(length, int | float) and 0 < length <= LONGEST):
                 raise Malformed(f"{name}={length!r} must be a length of time in seconds, more than 0")
         key_of(scope, "-")
         kept = None if keep is None else seconds(keep)
@@ -234,12 +260,20 @@ class OnceFunction:
         self._by_name = arguments_by_name(function, given=1 if self._inside else 0)
         names = list(inspect.signature(function).parameters)
         self._of_method = bool(names) and names[0] == "self" and "." in name_of(function)
+        if self._inside and len(names) <= self._of_method:
+            raise ProgramError(
+                f"{name_of(function)} gets the ledger's transaction as its first argument, and takes none"
+            )
         self._results: ResultCodec | None = None
         self._runs: Runs | None = None
 
     async def call(self, args: Args, kwargs: Kwargs) -> object:
         """Run the async function under its key, or return the result of the run that was first."""
         message, results = self._message(args, kwargs), self._reading()
+        with within_key(self._options.source, message, asyncio.current_task(), name_of(self._function)):
+            return await self._call(message, results, args, kwargs)
+
+    async def _call(self, message: Message, results: ResultCodec, args: Args, kwargs: Kwargs) -> object:
         if self._inside:
             return await self._within(message, results, lambda tx: self._apply(tx, args, kwargs))
         runs = await self._on_ledger()
@@ -265,6 +299,10 @@ class OnceFunction:
     def call_blocking(self, args: Args, kwargs: Kwargs) -> object:
         """Do the same with a plain function, in the caller's thread."""
         message, results = self._message(args, kwargs), self._reading()
+        with within_key(self._options.source, message, threading.get_ident(), name_of(self._function)):
+            return self._call_blocking(message, results, args, kwargs)
+
+    def _call_blocking(self, message: Message, results: ResultCodec, args: Args, kwargs: Kwargs) -> object:
         if self._inside:
             return blocking_within(
                 lambda body: self._within(message, results, body),

@@ -56,6 +56,17 @@ def test_a_broken_invariant_is_shown_with_what_to_do_and_the_exit_code_is_1(duly
     assert "cursor-reached" in duly("check", "--list").stdout
 
 
+@pytest.mark.parametrize("verb", ["check", "backup b.db", "export e.jsonl", "copy duly-data c.db"])
+def test_a_ledger_that_lost_its_log_is_neither_checked_nor_kept(duly: Duly, verb: str) -> None:
+    """What is left of it was called sound, and kept as if it were whole."""
+    lock = Path("duly-data/ledger.db.lock")
+    note = json.loads(lock.read_bytes())
+    lock.write_bytes(json.dumps(note | {"salt": "0011223344556677", "frames": 9}).encode())
+    found = duly(*verb.split())
+    assert "is gone, and" in str(found.exception), found.output
+    assert not list(Path().glob("*.*"))
+
+
 def test_a_folder_without_a_ledger_says_so(duly: Duly) -> None:
     assert "there is no ledger in nowhere" in str(duly("check", "--data", "nowhere").exception)
 
@@ -67,7 +78,9 @@ def test_a_backup_is_restored_into_another_folder(duly: Duly) -> None:
     assert json.loads(duly("backup", "k.db", "--with-key", "--json").stdout)["key_included"] is True
     done = duly("restore", "k.db", "--data", "new", "--skew", "0s")
     assert "1 open message may have ended since" in done.stdout
-    assert "this ledger was restored" in duly("floor", "--data", "new").stderr
+    floor = duly("floor", "--data", "new")
+    assert "this ledger was restored" in floor.stderr
+    assert "has forgotten nothing since it was restored" in floor.stdout
     assert "26 of 26 invariants hold" in duly("check", "--data", "new").stdout
     assert "already" in str(duly("restore", "b.db").exception)
     assert "is not a time" in str(duly("restore", "b.db", "--data", "x", "--lost-at", "noon").exception)
@@ -82,6 +95,29 @@ def test_an_export_is_imported_and_a_ledger_copied(duly: Duly) -> None:
     assert "the same ledger" in str(duly("copy", "duly-data", "duly-data/ledger.db").exception)
     told = [json.loads(duly("check", "--data", where, "--json").stdout) for where in ("new", "copy.db")]
     assert told[0]["tables"] == told[1]["tables"]
+
+
+def test_a_ledger_is_copied_into_a_new_data_folder_and_its_secrets_are_checked(duly: Duly) -> None:
+    """The way back from PostgreSQL: the target was a file of that name, and the key could not be named."""
+    Path("duly-data/secret.key").rename("kept.key")
+    done = duly("copy", "duly-data/ledger.db", "new-data", "--secret-key", "kept.key")
+    assert "26 of 26 invariants hold" in done.stdout, done.output
+    assert Path("new-data").stat().st_mode & 0o777 == 0o700
+    Path("kept.key").rename("new-data/secret.key")
+    assert "26 of 26 invariants hold" in duly("check", "--data", "new-data").stdout
+
+
+def test_a_verb_that_misses_the_secret_key_says_what_every_verb_understands(
+    duly: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """'duly add' named an option that it does not have."""
+    Path("duly-data/secret.key").rename("kept.key")
+    refused = str(duly("add", "device", "shed", "--ledger", "sqlite:///duly-data/ledger.db").exception)
+    assert "DULY_SECRET_KEY=FILE" in refused
+    monkeypatch.setenv("DULY_SECRET_KEY", "kept.key")
+    done = duly("add", "device", "shed", "--ledger", "sqlite:///duly-data/ledger.db")
+    assert done.exit_code == 0, done.output
+    assert "26 of 26 invariants hold" in duly("copy", "duly-data/ledger.db", "other.db").stdout
 
 
 @pytest.mark.proof

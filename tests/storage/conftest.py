@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -51,7 +50,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             url = f"sqlite:///{tmp_path}/ledger.db?mode=shared"
         case "postgres":
             server = request.getfixturevalue("postgres_server")
-            url = server.create_database(f"t{secrets.token_hex(6)}")
+            url = server.create_database()
         case _:
             url = "memory:"
     place = Store(request.param, url)

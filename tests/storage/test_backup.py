@@ -148,7 +148,7 @@ async def test_a_backup_from_after_the_loss_is_refused(folder: Path, tmp_path: P
 async def test_postgres_is_backed_up_to_a_file_and_restored_into_postgres(
     postgres_server: servers.Postgres, tmp_path: Path
 ) -> None:
-    old, new = (postgres_server.create_database(f"b{secrets.token_hex(6)}") for _ in range(2))
+    old, new = (postgres_server.create_database() for _ in range(2))
     async with await open_ledger(old, clock=ManualClock()) as ledger:
         await fill_up(ledger, tmp_path)
     file = tmp_path / "b.db"

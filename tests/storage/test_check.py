@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import shutil
 from pathlib import Path
 from typing import Any
@@ -178,7 +177,7 @@ async def test_a_value_of_another_type_is_named(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def database(postgres_server: servers.Postgres) -> str:
-    return postgres_server.create_database(f"c{secrets.token_hex(6)}")
+    return postgres_server.create_database()
 
 
 async def test_postgres_is_checked_by_the_same_invariants(database: str, tmp_path: Path) -> None:

@@ -368,6 +368,23 @@ async def test_a_lost_lease_is_taken_over_and_the_late_attempt_can_finish_nothin
     assert (await ledger.write(w.Finish(ref, None, State.FAILED))).values == [False]
 
 
+async def test_a_delivery_that_need_not_be_kept_is_ended_or_gone_for_every_attempt(ledger: Ledger) -> None:
+    m, other = message(1), message(2)
+    ref, open_ = (w.DeliveryRef(one.key, "once", "run") for one in (m, other))
+    first, second = (w.Deliver(one, due=1_000, attempt=7, worker="me") for one in (ref, open_))
+    await ledger.commit([(admit(m, then=(first,)),), (admit(other, then=(second,)),)])
+    end = w.Finish(ref, 7, State.DONE, "", (w.Advance(m.key, State.DONE, 5, Answer(0, b"paid")),), kept=False)
+    assert await ledger.apply(end)
+    assert all(one.state is State.DONE for one in await ledger.deliveries(m.key))
+    late = (w.Finish(ref, 7, State.FAILED), w.Take(ref, 7, "you", 9_000), w.Renew(ref, 7, 9_000))
+    assert (await ledger.write(*late, w.Postpone(ref, 7, 9_000))).values == [False] * 4
+    record = await ledger.find(m.key)
+    assert record is not None
+    assert (record.state, record.answer) == (State.DONE, Answer(0, b"paid"))
+    assert [one.ref for one in await ledger.deliveries(other.key)] == [open_]
+    assert [one.message.key for one in await ledger.open_deliveries("once")] == [other.key]
+
+
 async def test_a_postponed_delivery_waits_for_its_time_with_its_error(ledger: Ledger) -> None:
     m = message()
     ref = w.DeliveryRef(m.key, "mail", "eve")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from pathlib import Path
 
 import apsw
@@ -68,7 +67,7 @@ async def test_the_rows_of_an_old_sqlite_ledger_are_converted(old_sqlite: Path) 
 
 
 async def test_the_rows_of_an_old_postgres_ledger_are_converted(postgres_server: servers.Postgres) -> None:
-    url, clock = postgres_server.create_database(f"t{secrets.token_hex(6)}"), ManualClock()
+    url, clock = postgres_server.create_database(), ManualClock()
     connection = await asyncpg.connect(url)
     queries = sql.queries("postgres")
     await connection.execute(queries["create_schema"])

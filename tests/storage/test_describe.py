@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
-
 from duly.storage import open_ledger, sql
 from duly.storage.postgres.ledger import inspect
 from tests.servers import Postgres
@@ -21,7 +19,7 @@ async def test_a_ledger_says_what_it_is_made_of(store: Store) -> None:
 
 
 async def test_looking_into_a_database_makes_no_ledger_there(postgres_server: Postgres) -> None:
-    url = postgres_server.create_database(f"i{secrets.token_hex(6)}")
+    url = postgres_server.create_database()
     for _ in range(2):
         assert await inspect(url) == (None, None)
     async with await open_ledger(url) as ledger:

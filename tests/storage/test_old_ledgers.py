@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import secrets
 import subprocess
 import sys
 import tarfile
@@ -77,7 +76,7 @@ async def test_an_old_sqlite_ledger_is_upgraded_and_whole(name: str, tmp_path: P
 
 
 async def load(server: servers.Postgres, dump: Path) -> str:
-    url = server.create_database(f"o{secrets.token_hex(6)}")
+    url = server.create_database()
     connection = await asyncpg.connect(url)
     await connection.execute(dump.read_text())
     await connection.close()

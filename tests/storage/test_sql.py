@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import secrets
 from pathlib import Path
 
 import apsw
@@ -81,7 +80,7 @@ def test_every_sqlite_statement_prepares_on_the_migrated_schema() -> None:
 async def test_every_postgres_statement_prepares_on_the_migrated_schema(
     postgres_server: servers.Postgres,
 ) -> None:
-    connection = await asyncpg.connect(postgres_server.create_database(f"t{secrets.token_hex(6)}"))
+    connection = await asyncpg.connect(postgres_server.create_database())
     for migration in sql.migrations("postgres"):
         await connection.execute(migration.sql)
     queries = sql.queries("postgres")
@@ -94,7 +93,7 @@ async def test_every_postgres_statement_prepares_on_the_migrated_schema(
 
 @pytest.mark.parametrize("scope", [None, b"app-1\0"])
 async def test_pages_are_read_by_index(postgres_server: servers.Postgres, scope: bytes | None) -> None:
-    connection = await asyncpg.connect(postgres_server.create_database(f"t{secrets.token_hex(6)}"))
+    connection = await asyncpg.connect(postgres_server.create_database())
     for migration in sql.migrations("postgres"):
         await connection.execute(migration.sql)
     await connection.execute(
@@ -117,7 +116,7 @@ async def test_pages_are_read_by_index(postgres_server: servers.Postgres, scope:
 async def test_claims_search_by_index(
     postgres_server: servers.Postgres,
 ) -> None:
-    connection = await asyncpg.connect(postgres_server.create_database(f"t{secrets.token_hex(6)}"))
+    connection = await asyncpg.connect(postgres_server.create_database())
     for migration in sql.migrations("postgres"):
         await connection.execute(migration.sql)
     await connection.execute(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +46,7 @@ async def load(lines: list[bytes], url: str) -> None:
 async def test_a_ledger_goes_to_postgres_and_back_unchanged(
     ledger: str, postgres_server: servers.Postgres, tmp_path: Path
 ) -> None:
-    there, back = postgres_server.create_database(f"x{secrets.token_hex(6)}"), file_url(tmp_path / "back.db")
+    there, back = postgres_server.create_database(), file_url(tmp_path / "back.db")
     first = await copy_ledger(ledger, there)
     second = await copy_ledger(there, back)
     assert first == second == await digests_of(ledger)
@@ -61,7 +60,7 @@ async def test_a_ledger_goes_to_postgres_and_back_unchanged(
 async def test_a_ledger_in_use_is_not_copied(
     ledger: str, postgres_server: servers.Postgres, tmp_path: Path
 ) -> None:
-    url = postgres_server.create_database(f"x{secrets.token_hex(6)}")
+    url = postgres_server.create_database()
     for used in (ledger, url):
         async with await open_ledger(used):
             with pytest.raises(LedgerInUse, match="stop"):

@@ -1,7 +1,7 @@
 """`duly once`: the keys that `duly.once` and the HTTP middleware remember.
 
 The law: a verb here never lets something run twice by itself. `settle` stores what an operator has found out
-of a run whose end is unknown; only `forget` makes a key fresh again, and says so.
+about a run whose end is unknown; only `forget` makes a key fresh again, and says so.
 """
 
 from __future__ import annotations

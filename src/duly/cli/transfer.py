@@ -18,7 +18,7 @@ import typer
 
 from duly.cli.check import show_report
 from duly.cli.common import CommandFailed, Exit, count, note, print_json, say
-from duly.cli.options import Json, StoreOptions, grouped
+from duly.cli.options import Json, SecretKey, StoreOptions, grouped
 from duly.cli.progress import row_progress
 
 if TYPE_CHECKING:
@@ -123,8 +123,11 @@ def _input(file: str) -> Iterator[IO[bytes]]:
 @grouped
 def copy(
     source: Annotated[str, typer.Argument(metavar="FROM", help="A ledger: URL, file or data folder.")],
-    target: Annotated[str, typer.Argument(metavar="TO", help="An empty database or a new file.")],
+    target: Annotated[
+        str, typer.Argument(metavar="TO", help="An empty database, a new file or a new data folder.")
+    ],
     *,
+    secret_key: SecretKey = None,
     json: Json = False,
 ) -> None:
     """Copy a ledger to another database, such as SQLite to PostgreSQL.
@@ -134,26 +137,39 @@ def copy(
     """
     from duly.storage.copy import copy_ledger
 
-    here, there = _url(source), _url(target)
+    here, there = _url(source), _url(_made_for(target))
     if here == there:
         raise CommandFailed(Exit.USAGE, "FROM and TO are the same ledger")
     with row_progress("rows") as counted:
         asyncio.run(copy_ledger(here, there, counted))
     from duly.server.ledger_check import check_invariants
-    from duly.settings import Settings
 
-    folder = source if Path(source).is_dir() else "."
-    report = asyncio.run(check_invariants(Settings(data=folder), url=there))
+    settings = StoreOptions(source if Path(source).is_dir() else ".", None, secret_key).settings
+    report = asyncio.run(check_invariants(settings, url=there))
     _end(report, "copied", json)
     if not json:
         note("the secrets in it need the same secret.key; do not start a hub on the old ledger again")
+
+
+def _made_for(target: str) -> str:
+    """Returns where a copy is written. A new name without an ending is a data folder, which is made."""
+    from duly.runtime.files import private_folder
+
+    path = Path(target)
+    if not (_is_url(target) or path.exists() or path.suffix):
+        private_folder(path)
+    return target
+
+
+def _is_url(text: str) -> bool:
+    return text.startswith(("sqlite:", "postgresql:", "postgres:"))
 
 
 def _url(text: str) -> str:
     """Returns the address of a ledger that was named by its URL, file or data folder."""
     from duly.storage import file_url
 
-    if text.startswith(("sqlite:", "postgresql:", "postgres:")):
+    if _is_url(text):
         return text
     path = Path(text)
     return file_url(path / "ledger.db" if path.is_dir() else path)

@@ -49,7 +49,8 @@ class HighWaterMarks:
         """the marks of each recipient"""
 
     def get(self, mark: str) -> tuple[int, int] | None:
-        """Return (number, ms) of the newest message handed over that counts; None: none is known."""
+        """Return (number, ms) of the newest message handed over that counts; None if none is
+        known."""
         one = self._marks.get(mark)
         return None if one is None else one.at
 

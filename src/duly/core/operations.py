@@ -197,6 +197,9 @@ class Finish(Operation[bool], frozen=True, gc=False):
     error: str = ""
     then: tuple[Write, ...] = ()
     otherwise: tuple[Write, ...] = ()
+    kept: bool = True
+    """with `kept` off a ledger may forget the delivery at once: its message says how it ended, and it is not
+    delivered again"""
 
 
 class AppendEntry(Operation[int], frozen=True, gc=False):

@@ -112,7 +112,7 @@ class Quota:
         return max(0, full_at + self._interval - now - self._span)
 
     def give_back(self, name: str, amount: int = 1) -> None:
-        """Uncount what was taken: it turned out not to count."""
+        """Give back what `take` has counted and what turned out not to count."""
         if name not in self._full_at:
             name = _REST
         if name in self._full_at:

@@ -73,7 +73,7 @@ class RetryPolicy:
             raise ProgramError(f"tries are counted from 1, not {attempt}")
         if self.tries is not None and attempt >= self.tries:
             return None
-        longest = self.first if self.factor == 1 else self._longest(attempt)
+        longest = self.first if attempt == 1 or self.factor == 1 else self._longest(attempt)
         if not self.jitter:
             return longest
         drawn = int.from_bytes(blake2b(b"%d:%b" % (attempt, salt), digest_size=6).digest(), "big")

@@ -86,6 +86,8 @@ class Timers(Generic[K]):
 
     def next_wake(self) -> int | None:
         """Return when the next timer is due; None: there is none."""
+        if not self._live:
+            return None
         timer = self._first()
         return None if timer is None else timer[0]
 

@@ -60,8 +60,10 @@ class Floor(Struct, frozen=True):
         """
         if until <= self.until or (until <= self.barrier and made <= self.mended):
             return True
+        if not self.restored:
+            return False
         span = RESTORED_TIMED if made else RESTORED_AGELESS
-        return 0 < self.restored >= made and until <= self.restored + span
+        return made <= self.restored and until <= self.restored + span
 
     @property
     def top(self) -> int:

@@ -36,11 +36,28 @@ class _Opened:
         self.opening = loop.create_task(open_ledger(url))
         self.tasks = Supervisor()
         self.closing: AsyncGenerator[None, None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def prune(self) -> None:
-        """Forget keys that are no longer kept."""
-        if self.ledger is not None:
-            await self.ledger.prune()
+    def prune_later(self) -> None:
+        """Forget keys that are no longer kept, after a while and again and again. Between two times there is
+        a timer and no task: a loop that ends without shutting down would complain of one."""
+        self._timer = self.loop.call_later(PRUNE_SECONDS, self._begin_pruning)
+
+    def _begin_pruning(self) -> None:
+        self.tasks.do("forgetting old keys", self._prune())
+
+    async def _prune(self) -> None:
+        try:
+            if self.ledger is not None:
+                await self.ledger.prune()
+        finally:
+            self.prune_later()
+
+    async def stop(self) -> None:
+        """End what is under way, and forget no more keys."""
+        await self.tasks.stop()
+        if self._timer is not None:
+            self._timer.cancel()
 
 
 _opened: Final[dict[tuple[asyncio.AbstractEventLoop, str], _Opened]] = {}
@@ -113,7 +130,7 @@ async def ledger_at(source: LedgerSource) -> Ledger:
         raise
     if opened.ledger is None:
         opened.ledger = ledger
-        opened.tasks.every("forgetting old keys", PRUNE_SECONDS, opened.prune)
+        opened.prune_later()
         # A loop that shuts down closes its asynchronous generators.
         opened.closing = _closing(opened, source, ledger)
         await anext(opened.closing)
@@ -125,7 +142,7 @@ async def _closing(opened: _Opened, url: str, ledger: Ledger) -> AsyncGenerator[
         yield
     finally:
         _opened.pop((opened.loop, url), None)
-        await opened.tasks.stop()
+        await opened.stop()
         await ledger.close()
 
 

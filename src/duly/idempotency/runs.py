@@ -161,7 +161,7 @@ class Runs:
     def finish(self, message: Message, attempt: int, state: State, answer: Answer) -> Finish:
         """Return the operation that ends an attempt, and its message with it."""
         end = Advance(message.key, state, self.ledger.clock.now(), answer)
-        return Finish(ref_of(message.key), attempt, state, answer.reason, (end,))
+        return Finish(ref_of(message.key), attempt, state, answer.reason, (end,), kept=False)
 
     async def end(self, me: str, end: Finish | Postpone) -> bool:
         """Store the end of an attempt; returns False if it was taken over."""

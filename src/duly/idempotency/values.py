@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Any, Final, TypeAlias, cast
@@ -24,6 +24,10 @@ from duly.idempotency.runs import ERROR, OK, UNSTORABLE
 
 RESULT_LIMIT: Final = 1024 * 1024
 DETAIL_LIMIT: Final = 10_000
+STORABLE: Final = (
+    "return plain data (None, numbers, texts, bytes, lists, dicts, dates) or a dataclass, msgspec Struct, "
+    "attrs class or pydantic model of it"
+)
 
 
 AnyFunction: TypeAlias = Callable[..., Any]
@@ -40,7 +44,11 @@ def key_text(key: object) -> str:
     """Return the text of a key; a key that would name every call, or no call ever again, is refused."""
     if isinstance(key, str):
         return key
-    if key is None or (type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__):
+    if isinstance(key, Coroutine):
+        key.close()  # it will not be awaited
+    plain = type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__
+    # The text of these is where they lie in memory: no repeat would ever have the same.
+    if key is None or plain or isinstance(key, Awaitable | Iterator) or callable(key):
         raise Malformed(f"the key of a call cannot be {key!r}; let key=… return text that names the call")
     return str(key)
 
@@ -87,11 +95,15 @@ def digest_of(counts: object, what: str) -> bytes:
     return blake2b(text, digest_size=16).digest()
 
 
+class _NotPlainError(TypeError):
+    """A value is not plain data; the text says which."""
+
+
 def _plain_form(value: object) -> object:
     """Return a value that msgspec does not know as plain data."""
     if _is_model(type(value)):
         return value.model_dump(mode="json")  # type: ignore[attr-defined]  # pydantic's, and optional
-    raise NotImplementedError(f"a {type(value).__qualname__} is no plain data")
+    raise _NotPlainError(f"there is a value of the type {type(value).__qualname__!r} in it")
 
 
 def _is_model(kind: object) -> bool:
@@ -148,11 +160,8 @@ class ResultCodec:
             data = self._write(result)
             self._read(data)  # the first caller shall not get what a repeat cannot
         except Exception as problem:
-            return Answer(
-                UNSTORABLE,
-                b"",
-                f"it ran, but its result cannot be stored: {said(problem)}; return plain data",
-            )
+            why = str(problem) if isinstance(problem, _NotPlainError) else said(problem)
+            return Answer(UNSTORABLE, b"", f"it ran, but its result cannot be stored: {why}; {STORABLE}")
         if len(data) > RESULT_LIMIT:
             return Answer(
                 UNSTORABLE, b"", f"it ran, but its result has {len(data)} bytes; the limit is {RESULT_LIMIT}"

@@ -40,14 +40,21 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
                 raise Malformed(
                     f"{url!r} names no file; write sqlite:///app.db or sqlite:////absolute/app.db"
                 )
-            mode = parse_qs(parts.query).get("mode", ["rw"])[0]
+            if parts.path == "/:memory:":
+                raise Malformed(f"{url!r} would be a file of that name; a ledger in memory is memory:")
+            options = parse_qs(parts.query, keep_blank_values=True)
+            if options.keys() - {"mode"}:
+                raise Malformed(
+                    f"{parts.query} in {url!r} is not known; the only option is mode=rw|ro|shared"
+                )
+            mode = options.get("mode", ["rw"])[0]
             path = Path(unquote(parts.path[1:]))
             if mode == "shared":
                 from duly.storage.sqlite.shared import SharedSqliteLedger
 
                 return await SharedSqliteLedger.open(path, clock)
             if mode not in ("rw", "ro"):
-                raise Malformed(f"mode={mode} in {url!r} is not known; use mode=shared, mode=ro or none")
+                raise Malformed(f"mode={mode} in {url!r} is not known; use mode=rw, mode=ro or mode=shared")
             return await SqliteLedger.open(path, clock, readonly=mode == "ro")
         case "postgresql" | "postgres":
             from duly.storage.postgres.ledger import PostgresLedger

@@ -3,13 +3,12 @@
 The laws. A backup is made from a snapshot, so it is consistent while hubs write; it is verified before it
 gets its name. A restored ledger never runs anything a second time. It does not know what was accepted after
 the backup, so what was made before the loss and is not in it is stale (`Floor.restore`). What was open may
-have ended since, so it is `unknown`, unless a repeat of it does no harm: alerts, and what a sender keeps to
-send again.
+have ended since, so it is `unknown`, unless its caller says that a repeat of it does no harm.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -35,8 +34,6 @@ BUCKET: Final = "backup"
 ABOUT: Final = "about"
 KEY: Final = "key"
 
-REPEATABLE: Final = frozenset({"alert", "hub", "push", "task", "tower"})
-"""Channels whose receivers recognise a repeat, or whose deliveries may be repeated: they stay open."""
 LOST: Final = pack_answer(
     Answer(0, b"", "the ledger was restored from a backup made before its end: it may have taken effect")
 )
@@ -103,16 +100,22 @@ async def about_backup(snapshot: Snapshot) -> tuple[BackupInfo | None, bytes | N
 
 
 async def restore_rows(
-    backup: Snapshot, ledger: Ledger, *, lost: int, progress: Progress = lambda rows: None
+    backup: Snapshot,
+    ledger: Ledger,
+    *,
+    lost: int,
+    repeatable: Container[str],
+    progress: Progress = lambda rows: None,
 ) -> RestoredCounts:
     """Fill an empty ledger from a backup, so that nothing in it runs a second time. `lost`: what was made
-    until then (µs) may have been accepted after the backup."""
+    until then (µs) may have been accepted after the backup. `repeatable`: the channels whose deliveries may
+    be repeated; they stay open, and so do listed messages, which wait for a plan of their deliveries."""
     about, _ = await about_backup(backup)
     if about is None:
         raise LedgerError(
             "this is a ledger, and no backup of one; make one with 'duly backup', or use 'duly copy'"
         )
-    restored = _RestoredRows(backup, lost, ledger.clock.now())
+    restored = _RestoredRows(backup, lost, repeatable, ledger.clock.now())
     await restored.find_open()
     await fill(ledger, restored.rows, progress)
     return RestoredCounts(len(restored.unknown), len(restored.kept_open), about)
@@ -127,7 +130,7 @@ class RestoredCounts(Struct, frozen=True):
 
 
 class _WithoutAbout(Snapshot):
-    """A backup without what it says of itself: the ledger that it was made from."""
+    """The rows of a backup but its description of itself: those of the ledger that it was made from."""
 
     def __init__(self, backup: Snapshot) -> None:
         self._backup = backup
@@ -153,9 +156,10 @@ class _WithoutAbout(Snapshot):
 class _RestoredRows:
     """The rows of a backup as a restored ledger has them."""
 
-    def __init__(self, backup: Snapshot, lost: int, now: int) -> None:
+    def __init__(self, backup: Snapshot, lost: int, repeatable: Container[str], now: int) -> None:
         self._backup = _WithoutAbout(backup)
         self._lost = lost
+        self._repeatable = repeatable
         self._now = now
         self.unknown: set[bytes] = set()
         self.kept_open: set[bytes] = set()
@@ -165,12 +169,14 @@ class _RestoredRows:
     async def find_open(self) -> None:
         """Find what is open, and which of it may be repeated."""
         async for batch in self._backup.rows(tables.DELIVERIES):
-            self.kept_open.update(row[0] for row in batch if row[4] < State.DONE and row[1] in REPEATABLE)
+            self.kept_open.update(
+                row[0] for row in batch if row[4] < State.DONE and row[1] in self._repeatable
+            )
         still_open: set[bytes] = set()
         async for batch in self._backup.rows(tables.MESSAGES):
             for row in batch:
                 if row[4] < State.DONE:
-                    listed = row[13]  # an alert that waits for its plan
+                    listed = row[13]
                     if listed or row[0] in self.kept_open:
                         still_open.add(row[0])
                     else:

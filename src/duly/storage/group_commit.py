@@ -60,17 +60,21 @@ class GroupCommit:
         self._start = start
         self._learn = learn
         self._waiting: list[CommitBatch] = []
+        self._groups = 0
+        """how many groups wait; too many for one flush if a batch among them is flushed by itself"""
         self._under_way = False
         self._scheduled = False
-        self._closed = False
+        self._barred: Callable[[], Exception] | None = None
+        """makes the error that says why nothing is taken"""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def add(self, batch: CommitBatch) -> asyncio.Future[list[Results]]:
         """Hand a batch over; return the future of its results."""
-        if self._closed:
-            raise Stopped("this ledger is closed")
+        if self._barred is not None:
+            raise self._barred()
         self._waiting.append(batch)
+        self._groups += GROUP_LIMIT if batch.alone else len(batch.groups)
         if not self._under_way and not self._scheduled:
             # At the end of this turn of the loop, so that all callers that are ready now are in it.
             self._scheduled = True
@@ -85,38 +89,46 @@ class GroupCommit:
             self._flush()
         else:
             self._idle.set()
+        committed: list[Results] = []
         for batch in batches:
             error, future = batch.error, batch.future
             if error is None:
-                self._learn(batch.results)
+                committed += batch.results
                 if not future.done():
                     future.set_result(batch.results)
             elif not future.done():
                 future.set_exception(error)
+        self._learn(committed)  # callers are told in a later turn of the loop
 
     def _flush(self) -> None:
         self._scheduled = False
-        cut = self._cut()
-        batches, self._waiting = self._waiting[:cut], self._waiting[cut:]
+        if self._groups < GROUP_LIMIT:
+            batches, self._waiting = self._waiting, []
+            self._groups = 0
+        else:
+            batches = self._cut()
         self._under_way = True
         self._start(batches)
 
-    def _cut(self) -> int:
-        """Return how many of the waiting batches go into the next flush."""
-        count = 0
-        for i, batch in enumerate(self._waiting):
-            if batch.alone:
-                return i or 1
-            count += len(batch.groups)
-            if count >= GROUP_LIMIT:
-                return i + 1
-        return len(self._waiting)
+    def _cut(self) -> list[CommitBatch]:
+        """Take as many of the waiting batches as go into the next flush."""
+        cut, count, waiting = 0, 0, self._waiting
+        while cut < len(waiting) and count < GROUP_LIMIT and not (cut and waiting[cut].alone):
+            count += GROUP_LIMIT if waiting[cut].alone else len(waiting[cut].groups)
+            cut += 1
+        batches, self._waiting = waiting[:cut], waiting[cut:]
+        self._groups -= count
+        return batches
 
     async def close(self) -> None:
         """Take nothing more, and finish what was handed over."""
         self.not_within()
-        self._closed = True
+        self.bar(lambda: Stopped("this ledger is closed"))
         await self._idle.wait()
+
+    def bar(self, why: Callable[[], Exception]) -> None:
+        """Take nothing more; callers get the error that `why` makes."""
+        self._barred = why
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────
 
@@ -130,8 +142,8 @@ class GroupCommit:
     def within(self) -> Iterator[None]:
         """Mark what runs in this block as running in a transaction."""
         self.not_within()
-        if self._closed:
-            raise Stopped("this ledger is closed")
+        if self._barred is not None:
+            raise self._barred()
         here = _Within(self)
         token = _within.set(here)
         try:

@@ -76,6 +76,10 @@ class Rows(Protocol):
         """Store a delivery, new or changed."""
         ...
 
+    def discard_delivery(self, ended: w.Delivery) -> None:
+        """Store that a delivery has ended, or remove it: it need not be kept."""
+        ...
+
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return up to `limit` open deliveries of a channel that are due; see `earliest`."""
         ...
@@ -262,11 +266,13 @@ class Interpreter:
         old = self._fenced(finish.ref, finish.attempt)
         if old is None:
             return False
-        self._rows.put_delivery(
-            w.Delivery(
-                old.ref, finish.state, old.attempt, old.due, old.expires, "", finish.error, old.in_doubt
-            )
+        ended = w.Delivery(
+            old.ref, finish.state, old.attempt, old.due, old.expires, "", finish.error, old.in_doubt
         )
+        if finish.kept:
+            self._rows.put_delivery(ended)
+        else:
+            self._rows.discard_delivery(ended)
         return True
 
     def _fenced(self, ref: w.DeliveryRef, attempt: int | None) -> w.Delivery | None:

@@ -21,7 +21,7 @@ _Asked: TypeAlias = tuple[tuple[Place, ...], asyncio.Future[list[bytes | None]]]
 
 
 class ItemLoader:
-    """One ledger's."""
+    """Reads items of one ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -29,7 +29,7 @@ class ItemLoader:
         self._reading: asyncio.Task[None] | None = None
 
     async def get(self, *places: Place) -> list[bytes | None]:
-        """What lies there, in the same order; None where there is nothing."""
+        """Return the items at these places, in the same order; None where there is none."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[bytes | None]] = loop.create_future()
         self._asked.append((places, answer))

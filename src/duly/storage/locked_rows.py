@@ -56,6 +56,8 @@ class LockedRows:
         """of the entries that may be rewritten"""
         self.refusals: list[w.RecordRefusal] = []
         self.deliveries: dict[w.DeliveryNames, w.Delivery] = {}
+        self.discarded: set[w.DeliveryNames] = set()
+        """deliveries that have ended and need not be kept; they are here as they ended"""
 
     def message(self, key: bytes) -> LockedMessage | None:
         """Return what is known of a message."""
@@ -84,6 +86,12 @@ class LockedRows:
         """Put a delivery here, new or changed."""
         ref = delivery.ref
         self.deliveries[ref.key, ref.channel, ref.recipient, ref.round] = delivery
+
+    def discard_delivery(self, ended: w.Delivery) -> None:
+        """Put a delivery here that has ended and need not be kept."""
+        self.put_delivery(ended)
+        ref = ended.ref
+        self.discarded.add((ref.key, ref.channel, ref.recipient, ref.round))
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""

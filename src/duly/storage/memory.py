@@ -85,6 +85,10 @@ class Disk:
         """Store a delivery, new or changed."""
         self.deliveries[delivery.ref] = delivery
 
+    def discard_delivery(self, ended: w.Delivery) -> None:
+        """Remove a delivery that has ended."""
+        del self.deliveries[ended.ref]
+
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""
         return earliest(self.deliveries.values(), channel, now, limit)

@@ -26,6 +26,8 @@ from duly.storage.ledger import Ledger
 
 FILE: Final = "secret.key"
 """In the data folder, made at the first start, if no other is given."""
+NAMED: Final = "DULY_SECRET_KEY=FILE, or with --secret-key where a verb has it"
+"""How a person names another key file."""
 BUCKET: Final = "secret_key"
 NAME: Final = "check"
 PREFIX: Final = "sealed:1:"
@@ -126,7 +128,7 @@ async def open_box(
         if needed:
             raise SecretKeyMissing(
                 f"this ledger's secrets are sealed with key {needed}, and {path} is not there; copy "
-                f"{FILE} from the data folder of a hub that has it, or name it with --secret-key"
+                f"{FILE} from the data folder of a hub that has it, or name it with {NAMED}"
             )
         if reading or not (make or given):
             return None
@@ -141,7 +143,7 @@ async def open_box(
     if needed and needed != box.id:
         raise SecretKeyMissing(
             f"this ledger's secrets are sealed with key {needed}, and {path} holds key {box.id}; "
-            f"copy {FILE} from the data folder of a hub that has the right one, or name it with --secret-key"
+            f"copy {FILE} from the data folder of a hub that has the right one, or name it with {NAMED}"
         )
     return box
 

@@ -64,9 +64,9 @@ def main() -> None:
         for schema, commit in POSTGRES.items():
             path = HERE / f"postgres-{schema}.sql"
             if not path.exists():
-                url = server.create_database(f"old{schema}")
+                url = server.create_database()
                 fill(commit, url)
-                path.write_text(server.dump(f"old{schema}"))
+                path.write_text(server.dump(url))
 
 
 if __name__ == "__main__":

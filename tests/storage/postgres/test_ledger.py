@@ -27,7 +27,7 @@ from tests.storage.making import admit, message, until
 
 @pytest.fixture
 def url(postgres_server: servers.Postgres) -> str:
-    return postgres_server.create_database(f"t{secrets.token_hex(6)}")
+    return postgres_server.create_database()
 
 
 @pytest.fixture
@@ -319,7 +319,7 @@ def mortal() -> Iterator[servers.Postgres]:
 async def test_a_server_killed_under_load_loses_nothing_it_acknowledged(
     mortal: servers.Postgres, clock: ManualClock
 ) -> None:
-    ledger = await PostgresLedger.open(mortal.create_database("kill"), clock)
+    ledger = await PostgresLedger.open(mortal.create_database(), clock)
     acknowledged: list[Message] = []
     refused: list[LedgerUnavailable] = []
     enough = asyncio.Event()
@@ -362,7 +362,7 @@ async def test_a_server_killed_under_load_loses_nothing_it_acknowledged(
 
 
 async def test_waiting_outlives_a_restart_of_the_server(mortal: servers.Postgres) -> None:
-    url = mortal.create_database("wait")
+    url = mortal.create_database()
     async with await PostgresLedger.open(url) as ledger, await PostgresLedger.open(url) as other:
         await ledger.write(admit(message()))
         waiting = asyncio.ensure_future(ledger.wait(message().key, 20))
@@ -413,6 +413,48 @@ async def test_a_newer_schema_is_refused(url: str) -> None:
 async def test_nobody_there_is_unavailable() -> None:
     with pytest.raises(LedgerUnavailable, match="cannot be used now"):
         await open_ledger(f"postgresql://duly@127.0.0.1:{servers.free_port()}/x")
+
+
+async def test_a_database_that_is_closed_for_maintenance_is_unavailable_until_it_is_open(url: str) -> None:
+    """`ALTER DATABASE … ALLOW_CONNECTIONS false` was taken for a bug: clients got no answer at all."""
+    name = f"closed_{secrets.token_hex(4)}"
+    operator = await asyncpg.connect(url)
+    await operator.execute(f"CREATE DATABASE {name}")
+    ledger = await open_ledger(url.partition("/postgres?")[0] + f"/{name}")
+    try:
+        await operator.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+        await operator.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = $1", name
+        )
+        for _ in range(2):  # the first may still find a connection that was cut
+            with pytest.raises(LedgerUnavailable, match="cannot be used now"):
+                await ledger.write(w.PutItem("bucket", "item", b"1"))
+            with pytest.raises(LedgerUnavailable, match="cannot be used now"):
+                await ledger.items([("bucket", "item")])
+        await operator.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+        await ledger.write(w.PutItem("bucket", "item", b"2"))
+        assert await ledger.items([("bucket", "item")]) == [b"2"]
+    finally:
+        await ledger.close()
+        await operator.execute(f"DROP DATABASE {name}")
+        await operator.close()
+
+
+async def test_a_user_without_the_right_to_connect_is_the_operators_to_settle(url: str) -> None:
+    name = f"guarded_{secrets.token_hex(4)}"
+    operator = await asyncpg.connect(url)
+    try:
+        await operator.execute(f"CREATE DATABASE {name}")
+        await operator.execute(f"REVOKE CONNECT ON DATABASE {name} FROM PUBLIC")
+        await operator.execute(f"CREATE ROLE {name} LOGIN")
+        guest = url.partition("/postgres?")[0].replace("duly@", f"{name}@")
+        with pytest.raises(LedgerError, match="check the user, password and database") as caught:
+            await open_ledger(f"{guest}/{name}")
+        assert not caught.value.retry
+    finally:
+        await operator.execute(f"DROP DATABASE {name}")
+        await operator.execute(f"DROP ROLE {name}")
+        await operator.close()
 
 
 async def test_a_database_that_is_not_there_is_the_operators_to_settle(url: str) -> None:

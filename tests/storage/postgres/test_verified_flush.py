@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import secrets
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -29,7 +28,7 @@ LANE = "lane"
 
 @pytest.fixture
 def url(postgres_server: servers.Postgres) -> str:
-    return postgres_server.create_database(f"t{secrets.token_hex(6)}")
+    return postgres_server.create_database()
 
 
 @pytest.fixture

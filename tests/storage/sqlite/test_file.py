@@ -580,6 +580,18 @@ async def test_every_file_of_a_ledger_is_private_from_its_first_byte(path: Path)
         os.umask(old)
 
 
+@pytest.mark.parametrize(
+    "text", [b"a letter to a friend, which is no ledger\n" * 100, b"SQLite format 3\0" + b"x" * 99]
+)
+async def test_a_file_that_is_no_ledger_keeps_its_mode(path: Path, text: bytes) -> None:
+    path.write_bytes(text)
+    path.chmod(0o644)
+    with pytest.raises(LedgerError):
+        await SqliteLedger.open(path, ManualClock())
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert path.read_bytes() == text
+
+
 async def test_one_that_others_could_read_is_closed_and_that_is_said(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -241,3 +241,14 @@ async def test_a_run_whose_process_was_killed_is_taken_over_at_once(url: str, tm
     await process.communicate()
     assert await asyncio.wait_for(waiting, 20) == "taken over"
     await ledger.close()
+
+
+async def test_a_run_that_has_ended_leaves_no_delivery_behind(url: str) -> None:
+    @duly.once(url, scope="payments", key=lambda order: order)
+    async def charge(order: int) -> int:
+        return order
+
+    assert [await charge(n) for n in (*range(5), *range(5))] == [*range(5), *range(5)]
+    async with await open_ledger(url) as ledger:
+        size = await ledger.size()
+    assert (size.messages, size.deliveries) == (5, 0)

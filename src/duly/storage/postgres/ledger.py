@@ -19,7 +19,6 @@ from typing import Any, Final
 from duly.core import operations as w
 from duly.errors import LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
-from duly.runtime.tasks import Supervisor
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
@@ -28,13 +27,13 @@ from duly.storage.postgres.row_cache import RowCache
 from duly.storage.postgres.verified_flush import NotCached, VerifiedFlush
 from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
 from duly.storage.sql import rows
-from duly.storage.sql.ledger import SqlLedger, as_duly
+from duly.storage.sql.ledger import as_duly
+from duly.storage.sql.polled import PolledLedger
 
 SESSIONS: Final = 8
 """Most transactions of callers at once; two more connections are for reading, one is for the flush."""
 ATTEMPTS: Final = 10
 INSPECT_SECONDS: Final = 5.0
-POLL_SECONDS: Final = 0.025
 CONNECTING: Final[dict[str, Any]] = {
     "timeout": 3,
     "command_timeout": 60,
@@ -56,11 +55,11 @@ GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.I
 """What a connection says that is given back when its server is away."""
 
 
-class PostgresLedger(SqlLedger):
+class PostgresLedger(PolledLedger):
     """A ledger in PostgreSQL, opened by `duly.open_ledger("postgresql://…")`."""
 
     dialect = "postgres"
-    sole = False
+    poll_seconds = 0.025
 
     def __init__(self, url: str, clock: Clock | None, *, hot: int) -> None:
         super().__init__(clock, hot=hot)
@@ -73,9 +72,6 @@ class PostgresLedger(SqlLedger):
         self._watch = StatementWatch(url)
         self._doubts = DoubtfulCommits(url, CONNECTING)
         self._sessions = asyncio.Semaphore(SESSIONS)
-        self._closed = False
-        self._tasks = Supervisor()
-        self._poll_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, url: str, clock: Clock | None = None, *, hot: int = HOT_IDS) -> PostgresLedger:
@@ -107,12 +103,7 @@ class PostgresLedger(SqlLedger):
 
     async def close(self) -> None:
         """Finish what was handed over, then close every connection."""
-        await self._group_commit.close()
-        self._closed = True
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-        self._wake_all()
-        await self._tasks.finish()
+        await self._finish()
         if self._flusher is not None:
             line, self._flusher = self._flusher, None
             with suppress(*GONE):
@@ -334,29 +325,8 @@ class PostgresLedger(SqlLedger):
         """Return how many items are in each of these buckets."""
         return dict(await self._read("counts", list(buckets))) if buckets else {}
 
-    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
-        """Give a future of news; while it is open, the server is polled."""
-        with super().watch(key) as news:
-            self._schedule_poll()
-            yield news
-
-    def _schedule_poll(self) -> None:
-        if self._poll_timer is None and self._waiters and not self._closed:
-            loop = asyncio.get_running_loop()
-            self._poll_timer = loop.call_later(POLL_SECONDS, lambda: self._spawn(self._poll()))
-
-    async def _poll(self) -> None:
-        """Wake those whose message was ended by another hub."""
-        try:
-            with suppress(LedgerUnavailable, Stopped):
-                for (key,) in await self._read("settled", list(self._waiters)):
-                    self._wake(key)
-        finally:
-            self._poll_timer = None
-            self._schedule_poll()
+    async def _settled(self, keys: Sequence[bytes]) -> list[bytes]:
+        return [key for (key,) in await self._read("settled", list(keys))]
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
@@ -436,7 +406,11 @@ def translated_postgres(*, committing: bool = False) -> Iterator[None]:
     stored = MAYBE if committing else "nothing was stored. Try again when it is back"
     try:
         yield
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+        asyncpg.InsufficientPrivilegeError,
+    ) as error:
         raise LedgerError(
             f"PostgreSQL does not let us in ({error}); check the user, password and database"
         ) from error
@@ -451,6 +425,7 @@ def translated_postgres(*, committing: bool = False) -> Iterator[None]:
         asyncpg.PostgresConnectionError,
         asyncpg.OperatorInterventionError,
         asyncpg.ReadOnlySQLTransactionError,
+        asyncpg.ObjectNotInPrerequisiteStateError,  # among others: the database accepts no connections
         asyncpg.InternalClientError,
     ) as error:
         raise LedgerUnavailable(f"PostgreSQL cannot be used now ({error!r}); {stored}") from error

@@ -140,8 +140,12 @@ class LedgerFile:
             self._flock(self._fd)
             self._inode = _inode(os.fstat(self._fd))
             _held.add(self._inode)
-        close_to_others((self.path, self._wal, self._shm, self._lock_path))
         self._write_note(replace(self._note, pid=os.getpid()))
+
+    def close_to_others(self) -> None:
+        """Let only its owner read the file and what lies beside it. It was inspected first: a file that is
+        not ours keeps its mode."""
+        close_to_others((self.path, self._wal, self._shm, self._lock_path))
 
     def read_note(self) -> None:
         """Read the note as a process that only reads. Of a file that another process holds it says nothing:

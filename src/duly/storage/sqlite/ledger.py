@@ -56,6 +56,8 @@ class SqliteLedger(SqlLedger):
         self._file = LedgerFile(path)
         self.path = self._file.path
         self._readonly = readonly
+        if readonly:
+            self._group_commit.bar(_read_only)
         self._reading_through: threading.Thread | None = None
         self._closing = threading.Event()
         self._writer: SqliteWriter | None = None
@@ -94,6 +96,7 @@ class SqliteLedger(SqlLedger):
             if self.path.stat().st_size:
                 file.inspect()
             if not self._readonly:
+                file.close_to_others()
                 self._open_writer(file)
                 assert self._flushes is not None
                 self._witness.begin(self._flushes.rows.floor)
@@ -121,7 +124,6 @@ class SqliteLedger(SqlLedger):
 
     async def scrub(self) -> None:
         """Write the file anew."""
-        self._check_writable()
         await self._group_commit.add(Scrub())
 
     def check(self) -> None:
@@ -150,11 +152,6 @@ class SqliteLedger(SqlLedger):
 
     # ── writing: callers share a flush ───────────────────────────────────────────────────────────
 
-    def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
-        """Hand groups to the next flush, if this ledger may be written."""
-        self._check_writable()
-        return super().commit(groups)
-
     def _start(self, batches: list[CommitBatch]) -> None:
         assert self._flushes is not None
         first = batches[0]
@@ -173,17 +170,12 @@ class SqliteLedger(SqlLedger):
     def _remember(self, committed: Iterable[w.Results]) -> None:
         """Do nothing: the rows in memory are what `recall` asks."""
 
-    def _check_writable(self) -> None:
-        if self._readonly:
-            raise ProgramError("this ledger was opened with mode=ro; open it without to write")
-
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction of the caller's own; the writer thread serves it alone until it ends."""
         return self._transaction()
 
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
-        self._check_writable()
         with self._group_commit.within():
             session = self.session()
             through = self._group_commit.add(session)
@@ -314,6 +306,10 @@ class Scrub(CommitBatch):
 
     def __init__(self) -> None:
         super().__init__(())
+
+
+def _read_only() -> ProgramError:
+    return ProgramError("this ledger was opened with mode=ro; open it without to write")
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:

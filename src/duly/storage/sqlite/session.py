@@ -26,7 +26,7 @@ Row: TypeAlias = tuple[Any, ...]
 
 
 class SqliteSession(CommitBatch):
-    """One transaction."""
+    """One transaction of a caller: it has a flush of its own."""
 
     alone = True
 

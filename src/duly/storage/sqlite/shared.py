@@ -31,11 +31,11 @@ from duly.core import operations as w
 from duly.core.messages import Message, Verdict
 from duly.errors import LedgerError, LedgerInUse, LedgerUnavailable, ProgramError, Stopped
 from duly.runtime.clock import Clock
-from duly.runtime.tasks import Supervisor
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import StreamPosition, Transaction
-from duly.storage.sql.ledger import SqlLedger, as_duly
+from duly.storage.sql.ledger import as_duly
+from duly.storage.sql.polled import PolledLedger
 from duly.storage.sqlite.file import BUSY_MS, connect, translated
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.shared_file import SharedFile
@@ -46,27 +46,23 @@ T = TypeVar("T")
 PATIENCE: Final = 3.0
 """Seconds that an opening waits for a process that owns the file, perhaps to prepare it."""
 TRY_AGAIN: Final = 0.02
-POLL_SECONDS: Final = 0.01
 FORK_SECONDS: Final = 5.0
 """How long a fork waits for what is being written."""
 
 
-class SharedSqliteLedger(SqlLedger):
+class SharedSqliteLedger(PolledLedger):
     """A ledger in a file that other processes write, too."""
 
     dialect = "sqlite"
-    sole = False
+    poll_seconds = 0.01
 
     def __init__(self, path: Path, clock: Clock | None) -> None:
         super().__init__(clock, hot=1)
         self._file = SharedFile(path)
         self.path = self._file.path
         self._pid = os.getpid()
-        self._closed = False
         self._writer = _Connection(self._file, "duly-write", readonly=False)
         self._reader = _Connection(self._file, "duly-read", readonly=True)
-        self._tasks = Supervisor()
-        self._poll_timer: asyncio.TimerHandle | None = None
 
     @classmethod
     async def open(cls, path: Path, clock: Clock | None = None) -> SharedSqliteLedger:
@@ -100,12 +96,7 @@ class SharedSqliteLedger(SqlLedger):
 
     async def close(self) -> None:
         """Finish what was handed over, then close the threads and the file."""
-        await self._group_commit.close()
-        self._closed = True
-        if self._poll_timer is not None:
-            self._poll_timer.cancel()
-        self._wake_all()
-        await self._tasks.finish()
+        await self._finish()
         self.drop()
 
     def drop(self) -> None:
@@ -235,34 +226,10 @@ class SharedSqliteLedger(SqlLedger):
             lambda db: [StreamPosition(*row) for place in places for row in db.execute(statement, place)]
         )
 
-    # ── waiting ──────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
-        """Give a future of news; while it is open, the file is polled."""
-        with super().watch(key) as news:
-            self._schedule_poll()
-            yield news
-
-    def _schedule_poll(self) -> None:
-        if self._poll_timer is None and self._waiters and not self._closed:
-            loop = asyncio.get_running_loop()
-            self._poll_timer = loop.call_later(
-                POLL_SECONDS, lambda: self._tasks.do("a look for news", self._poll())
-            )
-
-    async def _poll(self) -> None:
-        """Wake those whose message was ended by another process."""
-        statement = sql.queries("sqlite", "shared")["settled"]
-        awaited = self._key_list(list(self._waiters))
-        try:
-            with suppress(LedgerUnavailable, Stopped):
-                found: list[Row] = await self._ask(lambda db: db.execute(statement, (awaited,)).fetchall())
-                for (key,) in found:
-                    self._wake(key)
-        finally:
-            self._poll_timer = None
-            self._schedule_poll()
+    async def _settled(self, keys: Sequence[bytes]) -> list[bytes]:
+        statement, awaited = sql.queries("sqlite", "shared")["settled"], self._key_list(keys)
+        found: list[Row] = await self._ask(lambda db: db.execute(statement, (awaited,)).fetchall())
+        return [key for (key,) in found]
 
 
 class _SharedSession(CommitBatch):

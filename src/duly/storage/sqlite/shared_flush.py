@@ -104,6 +104,7 @@ class _SharedFlush:
         """Write every row that the operations of this flush have changed."""
         held = self.rows
         self._store_messages()
+        self._many("discard_deliveries", held.discarded & self._deliveries.keys())
         self._many("put_deliveries", map(rows.sqlite_row_of, self._changed_deliveries()))
         self._many("put_streams", _changed(self._lasts, held.lasts, lambda stream, n: (stream, n)))
         self._many("put_entries", ((e.stream, n, e.body, e.at, e.key) for (_, n), e in held.appended.items()))
@@ -140,11 +141,12 @@ class _SharedFlush:
         self._many("move_messages", moved)
 
     def _changed_deliveries(self) -> list[w.Delivery]:
-        before, withdrawn = self._deliveries, self.rows.withdrawn
+        before, withdrawn, discarded = self._deliveries, self.rows.withdrawn, self.rows.discarded
         return [
             delivery
             for names, delivery in self.rows.deliveries.items()
-            if before.get(names) is not delivery or names[0] in withdrawn
+            if (before.get(names) is not delivery or names[0] in withdrawn)
+            and not (names in discarded and delivery.state.terminal)
         ]
 
 

@@ -46,13 +46,16 @@ class SqliteSnapshot(Snapshot):
         return snapshot
 
     def _open(self, overlay: bool) -> None:
+        file = LedgerFile(self._path)
+        file.read_note()
         if not self._path.exists():
             raise LedgerUnavailable(f"there is no ledger at {self._path}; check the path")
-        file = LedgerFile(self._path)
         file.inspect()
         self._db = db = connect(file.path, readonly=True)
         self.engine = f"SQLite {apsw.sqlite_lib_version()}"
         self.schema = int(db.pragma("user_version"))
+        if not self.schema:
+            raise LedgerUnavailable(f"{self._path} is empty: there is no ledger in it yet")
         if sql.pending("sqlite", self.schema):
             raise LedgerUnavailable(
                 f"{self._path} was written by an older duly (schema {self.schema}); start a hub on it, or "

@@ -1,0 +1,64 @@
+"""What SQL ledgers have in common that other processes write, too: what those have ended is polled for."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import ClassVar
+
+from duly.errors import LedgerUnavailable, Stopped
+from duly.runtime.clock import Clock
+from duly.runtime.tasks import Supervisor
+from duly.storage.sql.ledger import SqlLedger
+
+
+class PolledLedger(SqlLedger):
+    """Base of ledgers that other processes write, too. One query polls for all who wait."""
+
+    sole = False
+    poll_seconds: ClassVar[float]
+    """the pause between two polls"""
+
+    def __init__(self, clock: Clock | None, *, hot: int) -> None:
+        super().__init__(clock, hot=hot)
+        self._closed = False
+        self._tasks = Supervisor()
+        self._poll_timer: asyncio.TimerHandle | None = None
+
+    async def _finish(self) -> None:
+        """Finish what was handed over, and end the waits of callers."""
+        await self._group_commit.close()
+        self._closed = True
+        if self._poll_timer is not None:
+            self._poll_timer.cancel()
+        self._wake_all()
+        await self._tasks.finish()
+
+    @contextmanager
+    def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
+        """Give a future of news; while it is open, the database is polled."""
+        with super().watch(key) as news:
+            self._schedule_poll()
+            yield news
+
+    def _schedule_poll(self) -> None:
+        if self._poll_timer is None and self._waiters and not self._closed:
+            self._poll_timer = asyncio.get_running_loop().call_later(
+                self.poll_seconds, lambda: self._tasks.do("a look for news", self._poll())
+            )
+
+    async def _poll(self) -> None:
+        """Wake those whose message was ended by another process."""
+        try:
+            with suppress(LedgerUnavailable, Stopped):
+                for key in await self._settled(list(self._waiters)):
+                    self._wake(key)
+        finally:
+            self._poll_timer = None
+            self._schedule_poll()
+
+    @abstractmethod
+    async def _settled(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Return which of these messages nothing is to be waited for any more."""
