@@ -377,7 +377,9 @@ class App(OutboxClient):
 
     def _pushed(self, device: str, frame: Frame) -> None:
         cursor = frame.cursor or 0
-        if cursor <= self._cursors.get(device, 0):
+        known = self._cursors.get(device, 0)
+        # A status that only this app is sent, since it was granted the device or lost it, has no number.
+        if cursor < known or (cursor == known and frame.type != frames.DEVICE_STATUS):
             return
         self._cursors[device] = cursor
         data = frames.load(frame.data)

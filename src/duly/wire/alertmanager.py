@@ -84,7 +84,7 @@ _decode: Final = msgspec.json.Decoder(AlertmanagerWebhook).decode
 
 
 def read_webhook(body: bytes) -> list[FiringAlert]:
-    """The alerts in the body of a webhook; raises `Malformed` for one that is none."""
+    """Return the alerts in the body of a webhook; raises `Malformed` if it is no such body."""
     limits.check_depth(body, "a webhook")
     try:
         return _decode(body).alerts

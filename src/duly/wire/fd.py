@@ -9,6 +9,7 @@ How the bytes in a message are written is in `duly.wire.fd_content`.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
 from typing import Final, TypeAlias
@@ -313,25 +314,7 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
     >>> encode(FdComplete("1", Content(b"done")), Form.JSON)
     b'{"msg_id":"1","value":"done"}'
     """
-    match message:
-        case FdPending():
-            text = _write(_pending(message, form))
-        case FdAck(progress=progress):
-            w = _answer(message)
-            if progress is not NOTHING:
-                raw = write_content(progress, form)
-                w.progress, w.enc = Raw(raw), form_mark(raw, form)
-            text = _write(w)
-        case FdComplete(value=value):
-            w, raw = _answer(message), write_content(value, form)
-            w.value, w.enc = Raw(raw), form_mark(raw, form)
-            text = _write(w)
-        case FdFailed(error=error):
-            w, raw = _answer(message), write_content(error, form)
-            w.error, w.enc = Raw(raw), form_mark(raw, form)
-            text = _write(w)
-        case FdStatus():
-            text = _write(_status(message, form))
+    text = _write(_FIELDS[type(message)](message, form))
     if len(text) > SIZE_LIMIT:
         raise TooLarge(f"this message takes {len(text)} bytes, the limit is {SIZE_LIMIT}; send it in parts")
     return text
@@ -358,6 +341,26 @@ def _pending(m: FdPending, form: Form) -> FdFields:
         w.timestamp, w.expiration = time, exp
     else:
         w.sender, w.receiver, w.msg_id, w.time, w.exp = m.sender, m.receiver, m.msg_id, time, exp
+    return w
+
+
+def _ack(m: FdAck, form: Form) -> _AnswerFields:
+    w = _answer(m)
+    if m.progress is not NOTHING:
+        raw = write_content(m.progress, form)
+        w.progress, w.enc = Raw(raw), form_mark(raw, form)
+    return w
+
+
+def _complete(m: FdComplete, form: Form) -> _AnswerFields:
+    w, raw = _answer(m), write_content(m.value, form)
+    w.value, w.enc = Raw(raw), form_mark(raw, form)
+    return w
+
+
+def _failed(m: FdFailed, form: Form) -> _AnswerFields:
+    w, raw = _answer(m), write_content(m.error, form)
+    w.error, w.enc = Raw(raw), form_mark(raw, form)
     return w
 
 
@@ -388,6 +391,16 @@ def _status(m: FdStatus, form: Form) -> FdFields:
     else:
         w.time = m.time // SECOND
     return w
+
+
+_FIELDS: Final[dict[type[Fd], Callable[..., Struct]]] = {
+    FdPending: _pending,
+    FdAck: _ack,
+    FdComplete: _complete,
+    FdFailed: _failed,
+    FdStatus: _status,
+}
+"""What turns a message of each kind into the fields of the wire."""
 
 
 # ── topics and names ─────────────────────────────────────────────────────────────────────────────

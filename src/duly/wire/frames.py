@@ -199,7 +199,7 @@ def decode(text: bytes | str) -> Frame:
 
 
 def _decode_more(text: bytes, problem: Exception) -> Frame:
-    """A frame that a decoder of known fields has refused: because it has others, or because it is none."""
+    """Decode a text that the decoder of known fields has refused: it has other fields, or is no frame."""
     try:
         fields = _decode_fields(text)
         type_ = _type_in(fields)
@@ -387,8 +387,9 @@ def more_in(frame: Frame) -> Fields:
 
 
 def is_working(frame: Frame) -> bool:
-    """Whether an ack says that the device has the command and is at work on it."""
-    return frame.state == _DELIVERED and frame.code is None
+    """Whether an ack says that the device has the command and is at work on it. Firmware that fills in the
+    `code` of every ack says 0: it has not ended all the same."""
+    return frame.state == _DELIVERED and not frame.code
 
 
 _DELIVERED: Final = State.DELIVERED.word

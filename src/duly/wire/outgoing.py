@@ -10,6 +10,7 @@ Each kind has only the fields that it needs: encoding it takes half the time of 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -55,12 +56,6 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     """of an alert whose own time could not be believed: the hub's clock (ms), to measure the sentinel's by"""
 
 
-class AnsweredServerAck(ServerAck, frozen=True, omit_defaults=True, tag="server_ack", gc=False):
-    """A `server_ack` together with the `ack` that followed it: the answer to an HTTP request that waited."""
-
-    ack: Raw = NOTHING
-
-
 class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
     """How a command ended, or how far its device is with it."""
 
@@ -71,6 +66,12 @@ class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="a
     state: str | None = None
     detail: str | None = None
     progress: Raw = NOTHING
+
+
+class AnsweredServerAck(ServerAck, frozen=True, omit_defaults=True, tag="server_ack", gc=False):
+    """A `server_ack` together with the `ack` that followed it: the answer to an HTTP request that waited."""
+
+    ack: Raw = NOTHING
 
 
 class PushFrame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -219,6 +220,11 @@ class FrameEncoder:
 
 
 encode: Final = FrameEncoder().encode
+
+
+def encode_all(frames: Sequence[OutgoingFrame]) -> bytes:
+    """The JSON of several frames: an array."""
+    return _encode(frames)
 
 
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────

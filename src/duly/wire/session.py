@@ -37,6 +37,11 @@ class Session(Hashable, Protocol):
         """Whether more frames are queued than the client takes in a moment."""
         ...
 
+    @property
+    def listening(self) -> bool:
+        """Whether what is pushed now can still reach the client, as far as is known."""
+        ...
+
     async def drained(self, seconds: float | None = None) -> None:
         """Returns when the session is no longer congested, when it has ended, or after this time."""
         ...
@@ -56,6 +61,7 @@ class UncongestedSession:
 
     __slots__ = ()
     congested = False
+    listening = True
 
     async def drained(self, seconds: float | None = None) -> None:
         """Returns at once."""

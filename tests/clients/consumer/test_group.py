@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import secrets
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,7 @@ Message = duly.QueueMessage
 
 @pytest.fixture
 def url(postgres_server: servers.Postgres) -> str:
-    return postgres_server.create_database(f"group_{secrets.token_hex(6)}")
+    return postgres_server.create_database()
 
 
 async def until(condition: Callable[[], bool]) -> None:

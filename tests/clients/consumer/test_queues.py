@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import secrets
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections import Counter
@@ -231,7 +230,7 @@ async def test_where_only_the_latest_counts_every_lamp_ends_on(lamps: Lamps) -> 
 
 @pytest.fixture
 def shared_ledger(postgres_server: servers.Postgres) -> str:
-    return postgres_server.create_database(f"lamps_{secrets.token_hex(6)}")
+    return postgres_server.create_database()
 
 
 @pytest.mark.timeout(120)

@@ -12,7 +12,9 @@ import pytest
 from duly.clients.node import incoming
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import SentTask, Task
+from duly.core.units import SECOND
 from duly.errors import Malformed, ProgramError, TaskFailed, Unknown
+from duly.wire import fd
 from tests.clients.node.nodes import Brokered, until
 
 
@@ -264,6 +266,35 @@ async def test_what_is_too_much_is_left_to_the_broker_until_there_is_room(
             for task in tasks:
                 await task.result
     assert most <= 20 + 2
+
+
+async def test_a_reconnect_makes_no_room_for_more_than_the_backlog(
+    at: Brokered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was taken in before the connection broke is stored after it, and still counts."""
+    monkeypatch.setattr(incoming, "BACKLOG", 20)
+    b = at.node(at.b, concurrency=2)
+    go_on = asyncio.Event()
+
+    @b.task("work")
+    async def work(task: Task) -> None:
+        await go_on.wait()
+
+    async with b:
+        arrivals, exp = b._incoming, b._incoming._ledger.clock.now() + 60 * SECOND
+
+        def arrive(first: int, last: int) -> None:
+            for n in range(first, last):
+                task = fd.FdPending(at.a, at.b, f"task-{n}", "work", exp=exp)
+                arrivals.hear(fd.encode(task), lambda: None)
+
+        arrive(0, 20)
+        arrivals.reconnected()
+        await until(lambda: len(arrivals._asked) == 2)
+        arrive(20, 60)
+        assert len(arrivals._held) == 40
+        go_on.set()
+        await until(lambda: not arrivals._held and not arrivals._inbox.live)
 
 
 async def test_whatever_a_handler_does_its_task_ends(at: Brokered) -> None:

@@ -274,7 +274,7 @@ async def test_a_node_may_keep_its_memory_in_postgresql(
     at_mosquitto: Brokered, postgres_server: servers.Postgres
 ) -> None:
     at, done = at_mosquitto, list[str]()
-    database = postgres_server.create_database(at.b.lower().replace("-", "_"))
+    database = postgres_server.create_database()
 
     def make() -> Node:
         node = at.node(at.b, store=database)

@@ -192,7 +192,7 @@ def told_by_a_broker(answers: list[bytes], live: dict[float, bytes]) -> list[int
     loop = VirtualLoop()
 
     async def ask(who: str) -> None:
-        statuses.hear(who, answers.pop(0), True)
+        statuses.hear(who, answers.pop(0) if len(answers) > 1 else answers[0], True)
 
     async def ignore(_: str) -> None:
         pass
@@ -214,6 +214,10 @@ def test_a_status_that_the_broker_kept_to_itself_is_asked_for_again() -> None:
     """The embedded broker answers with the status before, and keeps the newest to itself, if that is sent
     while the question comes."""
     assert told_by_a_broker([OLDER, NEWER], {}) == [1, 2]
+
+
+def test_a_broker_that_is_busy_is_asked_a_third_time() -> None:
+    assert told_by_a_broker([OLDER, OLDER, NEWER], {}) == [1, 2]
 
 
 def test_the_second_question_brings_no_news_if_there_is_none() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from duly.clients.node.node import Node
 from tests import servers
@@ -50,6 +53,45 @@ async def test_a_task_has_an_expiry_and_a_topic_for_its_answer(at: Brokered) -> 
         peer.client.publish(about.ResponseTopic, json.dumps(answer), qos=1)
         async with asyncio.timeout(20):
             assert await sent.result == 7
+
+
+def foreign_properties(seconds: int, correlation: bytes) -> Properties:
+    """What a sender that is not duly may say of its message beside the payload."""
+    untyped: Any = Properties
+    about = untyped(PacketTypes.PUBLISH)
+    about.MessageExpiryInterval = seconds
+    about.ResponseTopic = "elsewhere/answers"
+    about.CorrelationData = correlation
+    about.ContentType = "application/json"
+    about.PayloadFormatIndicator = 1
+    about.UserProperty = [("traceparent", "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"), ("trace", "ü" * 5_000)]
+    return cast("Properties", about)
+
+
+async def test_properties_of_a_foreign_task_change_neither_what_it_is_nor_where_it_is_answered(
+    at: Brokered,
+) -> None:
+    ran: list[object] = []
+    b = at.node(at.b)
+
+    @b.task("count", effect="at_most_once")
+    async def count(task: Any) -> object:
+        ran.append(task.payload)
+        return len(ran)
+
+    v5, now = MQTTProtocolVersion.MQTTv5, int(time.time())
+    task = {"sender": at.a, "receiver": at.b, "msg_id": "task-1", "action": "count", "payload": {"n": 1}}
+    sent = json.dumps(task | {"time": now, "exp": now + 600})
+    answers = PahoDevice(at.server.port, f"nodes/{at.a}/complete", v5)
+    async with answers, PahoDevice(at.server.port, "elsewhere/#", v5) as elsewhere, b:
+        await b.ready()
+        for about in (foreign_properties(30, b"one"), foreign_properties(7, b"\0\xff" * 100), None):
+            answers.client.publish(f"nodes/{at.b}/pending", sent, qos=1, properties=about)
+            answer = await answers.hear()
+            assert json.loads(answer.payload)["msg_id"] == "task-1"
+        assert ran == [{"n": 1}], "the same task, whatever its properties are"
+        elsewhere.client.publish("elsewhere/end", b"", qos=1)
+        assert (await elsewhere.hear()).topic == "elsewhere/end", "a response topic is not obeyed"
 
 
 async def test_a_task_that_the_broker_refuses_is_recorded_with_the_reason(tmp_path: Path) -> None:

@@ -88,8 +88,10 @@ class Subscription:
     @property
     def ready(self) -> bool:
         """Whether it can be sent the next line at once."""
+        if self.busy or self.told - self.acked >= WINDOW:
+            return False
         subscriber = self.subscriber
-        return not self.busy and not subscriber.loading and self.room > 0 and not subscriber.session.congested
+        return not (subscriber.loading or subscriber.session.congested)
 
     @property
     def room(self) -> int:

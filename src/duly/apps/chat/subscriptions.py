@@ -119,7 +119,7 @@ class Subscriptions:
                 self._connections.subscribe(subscriber, conv, told, told)
 
     def part(self, name: str, conv: str) -> None:
-        """A person is not in this conversation any more."""
+        """End the subscriptions of a person who is no longer in this conversation."""
         for subscriber in self._connections.of_person(name):
             self._unsubscribe(subscriber, conv)
 

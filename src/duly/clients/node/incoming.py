@@ -19,7 +19,7 @@ from msgspec import Struct
 from duly.clients.base import Chores
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.peers import Peers, Refusals
-from duly.clients.node.tasks import Task, as_kept, asked_as, pack, pack_task, unpack
+from duly.clients.node.tasks import Task, as_kept, has_old_names, pack, pack_task, unpack
 from duly.core.horizon import Horizon
 from duly.core.id_budget import IdBudget
 from duly.core.inbox import Inbox
@@ -27,10 +27,10 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Order, Verdict, VerdictKind
 from duly.core.ordering import LanePolicy
 from duly.core.outbox import TIMED_OUT, OutboxPolicy
-from duly.core.steps import Answered, Arrived, Effect, Reply, ReportOutcome, Transmit
+from duly.core.steps import Answered, Arrived, Reply, ReportOutcome, Transmit
 from duly.core.units import FOREVER
 from duly.errors import LedgerError, NotAuthenticated, Overloaded, Stopped, TaskFailed, TooLarge
-from duly.runtime.engine import Engine
+from duly.runtime.engine import Engine, no_effect
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 from duly.wire import fd
@@ -41,8 +41,9 @@ from duly.wire.session import Acknowledge
 REASON: Final = 500
 """The most characters of an exception that are sent."""
 
-BACKLOG: Final = 10_000
-"""The most tasks under way or waiting. Further ones stay at the broker, unacknowledged."""
+BACKLOG: Final = 9_000
+"""The most tasks under way or waiting. Further ones stay at the broker, unacknowledged. The engine has
+room for more, so it refuses none of them."""
 
 ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
 """The most bytes of JSON in an answer, with room for its envelope."""
@@ -50,6 +51,13 @@ ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
 READ_KEPT: Final = 1_000
 """Payloads that are kept as they were read until their tasks run; others are read again."""
 
+_ACK: Final = FdKind.ACK  # reading a member from its class takes nine times as long
+_COMPLETE: Final = FdKind.COMPLETE
+_FAILED: Final = FdKind.FAILED
+_DONE: Final = State.DONE
+_ANSWERED: Final = (State.DONE, State.FAILED)
+"""How a task ends that its handler has answered."""
+_STORED: Final = (VerdictKind.FRESH, VerdictKind.DUPLICATE)
 _ITSELF: Final = "/self"
 """The end of the scope of tasks that a node sent to itself: no username has a slash, so no ids collide."""
 
@@ -95,10 +103,13 @@ class Incoming:
             repeatable=self._repeatable,
             refuse=self._unaffordable,
         )
-        self.engine = Engine(self._inbox, ledger, self._perform)
+        self.engine = Engine(
+            self._inbox,
+            ledger,
+            no_effect,
+            performers={Transmit: self._start, Reply: self._reply, ReportOutcome: self._ended},
+        )
         self._held: deque[tuple[Arrived, Acknowledge]] = deque()
-        self._offered = 0
-        """how many tasks the engine has that are not stored yet"""
         self.tasks = Supervisor()
         self._read: dict[bytes, fd.Content] = {}
         """payloads of tasks that were just received and will run next"""
@@ -146,27 +157,20 @@ class Incoming:
             self._offer(Arrived(message), ack)
 
     def _offer(self, event: Arrived, ack: Acknowledge) -> None:
-        self._offered += 1
-
-        def stored() -> None:
-            self._offered -= 1
-            ack()
-
         try:
-            self.engine.offer(event, stored)
+            self.engine.offer(event, ack)
         except Overloaded:
-            self._chores.do(self._put(event, stored))
+            self._chores.do(self._put(event, ack))
         except Stopped:
             return  # not acknowledged: it comes again
 
     @property
     def _full(self) -> bool:
-        return self._inbox.live + self._offered >= BACKLOG
+        return self._inbox.live + self.engine.waiting >= BACKLOG
 
     def reconnected(self) -> None:
         """Forget what was not stored: it was not acknowledged, so it comes again."""
         self._held.clear()
-        self._offered = 0
 
     async def _put(self, event: Arrived | Answered, ack: Acknowledge | None = None) -> None:
         with suppress(Stopped):
@@ -189,28 +193,30 @@ class Incoming:
 
     # ── what follows, once it is stored ──────────────────────────────────────────────────────────
 
-    def _perform(self, effect: Effect) -> None:
-        match effect:
-            case Transmit(message=message, attempt=attempt):
-                self._asked[message.key] = message
-                self.tasks.do(f"handler of {message.kind}", self._run(message, attempt), expected=(Stopped,))
-            case Reply(message=message, verdict=verdict):
-                self._reply(message, verdict)
-            case ReportOutcome(key=key, state=state, answer=answer):
-                while self._held and not self._full:
-                    self._offer(*self._held.popleft())
-                asked = self._asked.pop(key, None)
-                if asked is None:
-                    self._chores.do(self._find_and_tell(key, state, answer))
-                else:
-                    self._tell(asked, state, answer)
+    def _start(self, effect: Transmit) -> None:
+        """Run a task's handler."""
+        message = effect.message
+        self._asked[message.key] = message
+        self.tasks.do(f"handler of {message.kind}", self._run(message, effect.attempt), expected=(Stopped,))
 
-    def _reply(self, message: Message, verdict: Verdict) -> None:
-        if verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
-            _, old = asked_as(message.body)
+    def _ended(self, effect: ReportOutcome) -> None:
+        """Answer a task that has ended, and take in tasks that were held back for want of room."""
+        while self._held and not self._full:
+            self._offer(*self._held.popleft())
+        key, state, answer = effect.key, effect.state, effect.answer
+        asked = self._asked.pop(key, None)
+        if asked is None:
+            self._chores.do(self._find_and_tell(key, state, answer))
+        else:
+            self._tell(asked, state, answer)
+
+    def _reply(self, effect: Reply) -> None:
+        """Acknowledge a task that is stored; a repeat of one that has ended gets its answer as well."""
+        message, verdict = effect.message, effect.verdict
+        if verdict.kind in _STORED:
             sender = _sender(message.scope)
-            said = self._signatures.encode(fd.FdAck(message.id, old_names=old), sender)
-            self._mailbox.post(sender, FdKind.ACK, said)
+            ack = fd.FdAck(message.id, old_names=has_old_names(message.body))
+            self._mailbox.post(sender, _ACK, self._signatures.encode(ack, sender))
             if verdict.state is not None and verdict.state.terminal:
                 self._tell(message, verdict.state, verdict.answer or Answer())
         elif verdict.retry:
@@ -226,8 +232,8 @@ class Incoming:
                 self._tell(record.message, state, answer)
 
     def _tell(self, task: Message, state: State, answer: Answer) -> None:
-        _, old = asked_as(task.body)
-        if state in (State.DONE, State.FAILED) and answer.data:
+        old = has_old_names(task.body)
+        if answer.data and state in _ANSWERED:
             content = as_kept(answer.data)
             # Told again as it was told first, whatever was learned since.
             form = content.form or self._asked_with(task)[1]
@@ -235,29 +241,23 @@ class Incoming:
             form = self._asked_with(task)[1]
             why = {"code": answer.code or TIMED_OUT, "detail": answer.reason, "state": state.word}
             content = fd.content_of(why, form)
-        sender, signatures = _sender(task.scope), self._signatures
-        if state is State.DONE:
-            kind, text = (
-                FdKind.COMPLETE,
-                signatures.encode(fd.FdComplete(task.id, content, old_names=old), sender, form),
-            )
+        sender, encode = _sender(task.scope), self._signatures.encode
+        if state is _DONE:
+            kind, text = _COMPLETE, encode(fd.FdComplete(task.id, content, old_names=old), sender, form)
         else:
-            kind, text = (
-                FdKind.FAILED,
-                signatures.encode(fd.FdFailed(task.id, content, old_names=old), sender, form),
-            )
+            kind, text = _FAILED, encode(fd.FdFailed(task.id, content, old_names=old), sender, form)
         self._mailbox.keep(task.key, sender, kind, text)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
     async def _run(self, message: Message, attempt: int) -> None:
-        _, old = asked_as(message.body)
         payload, form = self._asked_with(message)
         sender = _sender(message.scope)
 
         def progress(value: object) -> None:
+            old = has_old_names(message.body)
             said = fd.FdAck(message.id, old_names=old, progress=fd.content_of(value, form))
-            self._mailbox.post(sender, FdKind.ACK, self._signatures.encode(said, sender, form))
+            self._mailbox.post(sender, _ACK, self._signatures.encode(said, sender, form))
 
         state, error = State.FAILED, ""
         try:

@@ -6,6 +6,7 @@ The law: of too many the oldest are dropped; the peer asks again for those that 
 from __future__ import annotations
 
 from collections import OrderedDict
+from functools import partial
 from typing import Final
 
 from duly.errors import DulyError
@@ -34,8 +35,9 @@ class KeptMessages:
             self._send(id_, topic, payload)
 
     def _send(self, id: bytes, topic: str, payload: bytes) -> None:
-        def done(problem: DulyError | None) -> None:
-            if problem is None:
-                self._kept.pop(id, None)
+        self._link.post(topic, payload, done=partial(self._sent, id))
 
-        self._link.post(topic, payload, done=done)
+    def _sent(self, id: bytes, problem: DulyError | None) -> None:
+        """Drop a message that the broker has confirmed."""
+        if problem is None:
+            self._kept.pop(id, None)

@@ -25,9 +25,10 @@ from duly.wire.fd_signatures import FdSignatures
 MISSED: Final = 3
 LONGEST: Final = 86_400.0
 """The longest time between two reports, in seconds, after which a node still counts as online."""
-ASK_AGAIN: Final = 0.25
-"""Seconds after which a watcher asks once more for the retained status: the embedded broker may answer with
-the status before, and not pass the newest on, if that was published while the question came."""
+ASK_AGAIN: Final = (0.25, 1.0, 4.0)
+"""Seconds after which a watcher asks once more, and again, for the retained status: the embedded broker may
+answer with the status before, and not pass the newest on, if that was published while the question came. A
+broker that is busy does so for longer."""
 WATCHED: Final = 1_000
 """How many statuses wait for a watcher; then the oldest are dropped."""
 
@@ -64,6 +65,11 @@ class _StatusWatcher:
     def __init__(self) -> None:
         self.news: asyncio.Queue[NodeStatus] = asyncio.Queue(WATCHED)
         self.ask_again = inf
+        self._pauses = iter(ASK_AGAIN)
+
+    def wait_to_ask(self, now: float) -> None:
+        """Set when the caller asks the next time; not at all after the last pause."""
+        self.ask_again = now + next(self._pauses, inf)
 
 
 class Statuses:
@@ -149,7 +155,7 @@ class Statuses:
         try:
             if len(watching) == 1:
                 await self._subscribe(name)
-            watcher.ask_again = asyncio.get_running_loop().time() + ASK_AGAIN
+            watcher.wait_to_ask(asyncio.get_running_loop().time())
             while (status := await self._next(name, watcher, within)) is not None:
                 yield status
         finally:
@@ -179,7 +185,7 @@ class Statuses:
                 if loop.time() >= until:
                     return None
                 if loop.time() >= watcher.ask_again:
-                    watcher.ask_again = inf
+                    watcher.wait_to_ask(loop.time())
                     await self._subscribe(name)
                 self._grow_stale()
 

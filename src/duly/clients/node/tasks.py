@@ -283,15 +283,19 @@ def unpack(kept: bytes) -> Content:
     'test'
     """
     guessed = bool(kept and kept[0] & _GUESSED)
-    return fd.read_content(kept[1:], asked_as(kept)[0], sure=not guessed)
+    return fd.read_content(kept[1:], form_of(kept), sure=not guessed)
 
 
 def as_kept(kept: bytes) -> Content:
     """Returns the same content to be sent unchanged, without decoding it."""
-    return Content(kept[1:], asked_as(kept)[0], kept[1:])
+    return Content(kept[1:], form_of(kept), kept[1:])
 
 
-def asked_as(kept: bytes) -> tuple[Form | None, bool]:
-    """Returns the peer's form, and whether it uses the older field names."""
-    flags = kept[0] if kept else 0
-    return _FORMS[flags & 3], bool(flags & _OLD)
+def form_of(kept: bytes) -> Form | None:
+    """Returns the peer's form."""
+    return _FORMS[kept[0] & 3] if kept else None
+
+
+def has_old_names(kept: bytes) -> bool:
+    """Returns whether the peer uses the older field names."""
+    return bool(kept) and kept[0] & _OLD != 0

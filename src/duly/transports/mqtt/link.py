@@ -70,7 +70,7 @@ class MqttLink:
     `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
     was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
     acknowledged, and the connection is made anew. `on_retained(topic)` is called instead of `on_message` for
-    what the broker has retained.
+    what the broker has retained and, where it speaks MQTT 5, retains just now.
     """
 
     def __init__(
@@ -323,6 +323,7 @@ class MqttLink:
                 clean=self._clean,
                 version=version,
                 in_flight=self._in_flight,
+                as_published=self._on_retained is not None,
             )
             self._session = session  # usable from CONNACK on: a kept session's messages want answers
             try:
@@ -377,7 +378,7 @@ class MqttLink:
             self.garbage += 1
             arrival.ack()
             return
-        if arrival.retained and self._on_retained is not None:
+        if arrival.retained and payload and self._on_retained is not None:
             self._call(self._on_retained, topic)
             arrival.ack()
             return

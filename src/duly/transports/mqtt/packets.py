@@ -7,6 +7,7 @@ stream is taken apart in one pass, as many packets as it holds.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from struct import Struct
 from typing import Final, TypeAlias
 
@@ -32,6 +33,8 @@ DISCONNECTED: Final = 0xE0
 """The kind of a DISCONNECT, which a broker sends only in MQTT 5."""
 LAST_NUMBER: Final = 0xFFFF
 TEXT_LIMIT: Final = 0xFFFF
+TOPICS_CACHED: Final = 4_096
+"""Topics whose text is remembered: most messages come by the same few."""
 
 _SUBSCRIBE: Final = 0x82
 _UNSUBSCRIBE: Final = 0xA2
@@ -70,9 +73,14 @@ def connect(
     return _packet(0x10, _PROTOCOL + bytes((level, flags)) + keepalive.to_bytes(2, "big") + body)
 
 
-def subscribe(number: int, filters: Mapping[str, int], properties: bytes = b"") -> bytes:
-    """SUBSCRIBE, each at its QoS. `properties` here and below are those of MQTT 5; 3.1.1 has none."""
-    wanted = b"".join(text(each) + bytes((qos,)) for each, qos in filters.items())
+RETAIN_AS_PUBLISHED: Final = 0x08
+"""The option of a subscription by which a message says whether its sender wanted it to be retained."""
+
+
+def subscribe(number: int, filters: Mapping[str, int], properties: bytes = b"", options: int = 0) -> bytes:
+    """SUBSCRIBE, each at its QoS. `options`, and `properties` here and below, are those of MQTT 5; 3.1.1 has
+    none."""
+    wanted = b"".join(text(each) + bytes((qos | options,)) for each, qos in filters.items())
     return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + properties + wanted)
 
 
@@ -145,6 +153,38 @@ def split(data: bytes) -> tuple[list[Packet], int, int]:
     return found, at, 2
 
 
+def published(first: int, data: bytes, start: int, end: int) -> tuple[str | bytes, int, int]:
+    """The topic of a PUBLISH, its number (0: it has none, and wants no PUBACK), and where what follows
+    begins. A topic that is no text is given as its bytes. Raises `Malformed` for what is no PUBLISH at QoS 0
+    or 1.
+
+    >>> packet = publish(text("a"), 7, b"hi")
+    >>> published(packet[0], packet, 2, len(packet))
+    ('a', 7, 7)
+    """
+    topic = start + 2
+    body = topic + _read_number(data, start)[0] if topic <= end else end + 1
+    qos = first & QOS
+    if body + qos > end:  # at QoS 1, which is 2 here, as many bytes are its number
+        raise Malformed("a PUBLISH that is cut short")
+    if not qos:
+        return _topic(data[topic:body]), 0, body
+    if qos != QOS_1:
+        raise Malformed("a PUBLISH at a QoS that was not asked for")
+    found = _read_number(data, body)[0]
+    if not found:
+        raise Malformed("a packet without its number")
+    return _topic(data[topic:body]), found, body + 2
+
+
+@lru_cache(TOPICS_CACHED)
+def _topic(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
 def number(data: bytes, start: int, end: int) -> int:
     """A packet's number, in these two bytes. Raises `Malformed` for any other size, and for 0.
 
@@ -162,6 +202,8 @@ def _packet(first: int, body: bytes) -> bytes:
 
 
 def _head(first: int, size: int) -> bytes:
+    if _MORE <= size < _MORE * _MORE:
+        return bytes((first, size & _MORE - 1 | _MORE, size >> 7))
     head = bytearray((first,))
     while size >= _MORE:
         head.append(size & _MORE - 1 | _MORE)

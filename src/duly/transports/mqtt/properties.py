@@ -99,10 +99,15 @@ def varint(value: int) -> bytes:
 
 def skip(data: bytes, at: int, end: int) -> int:
     """Where the properties that begin at `at` end; at most at `end`."""
-    size, at = _varint(data, at, end)
-    if at + size > end:
+    size = data[at] if at < end else 0x80
+    if size < 0x80:
+        after = at + 1 + size
+    else:
+        size, at = _varint(data, at, end)
+        after = at + size
+    if after > end:
         raise Malformed("properties that are cut short")
-    return at + size
+    return after
 
 
 def read(data: bytes, at: int, end: int) -> tuple[Numbers, str, int]:

@@ -55,18 +55,15 @@ class Will(Struct, frozen=True):
     retain: bool = True
 
 
-class IncomingPublish:
+class IncomingPublish(Struct, eq=False):
     """One message on its way in."""
 
-    __slots__ = ("committed", "number", "retained", "session")
-
-    def __init__(self, session: MqttSession, number: int, retained: bool) -> None:
-        self.session = session
-        self.retained = retained
-        """the broker has kept it for new subscriptions"""
-        self.number = number
-        """0: it wants no acknowledgement"""
-        self.committed = False
+    session: MqttSession
+    number: int
+    """0: it wants no acknowledgement"""
+    retained: bool
+    """the broker has kept it for new subscriptions"""
+    committed: bool = False
 
     def ack(self) -> None:
         """Mark the message as committed; its PUBACK goes out when all before it are committed too."""
@@ -87,6 +84,7 @@ class MqttSession(asyncio.Protocol):
         clean: bool,
         version: int = 3,
         in_flight: int = packets.LAST_NUMBER,
+        as_published: bool = False,
     ) -> None:
         self.version = version
         """of MQTT: 3 (3.1.1) or 5"""
@@ -101,6 +99,7 @@ class MqttSession(asyncio.Protocol):
         self._will = will
         self._arrived = arrived
         self._clean = clean
+        self._as_published = as_published
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = PacketReader(self._handle, self._no_mqtt)
@@ -135,7 +134,7 @@ class MqttSession(asyncio.Protocol):
     # ── opening and closing ──────────────────────────────────────────────────────────────────────
 
     async def open(self, filters: Mapping[str, int]) -> bool:
-        """Connect and subscribe, each at its QoS; whether the broker had kept our session."""
+        """Connect and subscribe, each filter at its QoS; returns whether the broker had kept our session."""
         a = self._address
         try:
             async with asyncio.timeout(CONNECT_WITHIN):
@@ -278,9 +277,9 @@ class MqttSession(asyncio.Protocol):
     def _handle(self, data: bytes, found: Sequence[packets.Packet]) -> None:
         """Handle packets in their order, until the connection ends."""
         for first, start, end in found:
-            kind = first & packets.KIND
             if self._over:
                 return
+            kind = first & packets.KIND
             if not self.connected:
                 self._greeted(kind, data[start:end])
             elif kind == packets.PUBLISH:
@@ -354,7 +353,8 @@ class MqttSession(asyncio.Protocol):
     async def subscribe(self, filters: Mapping[str, int]) -> None:
         """Subscribe, each filter at its QoS; raises `ConnectionRefused` if the broker denies one of them."""
         number = self._next_number()
-        packet = packets.subscribe(number, filters, self._no_properties)
+        options = packets.RETAIN_AS_PUBLISHED if self._five and self._as_published else 0
+        packet = packets.subscribe(number, filters, self._no_properties, options)
         granted = self._codes(await self._ask(packets.SUBACK, number, packet))
         if len(granted) != len(filters):
             raise ConnectionLost(
@@ -427,29 +427,14 @@ class MqttSession(asyncio.Protocol):
             answered.set_result(body)
 
     def _published(self, first: int, data: bytes, start: int, end: int) -> None:
-        """Length and text of the topic, at QoS 1 a number, the payload."""
-        body = start + 2 + int.from_bytes(data[start : start + 2], "big")
-        raw, number, qos = data[start + 2 : body], 0, first & packets.QOS
-        if body + qos > end:  # at QoS 1, which is 2 here, as many bytes are its number
-            raise Malformed("a PUBLISH that is cut short")
-        if qos:
-            if qos != packets.QOS_1:
-                raise Malformed("a PUBLISH at a QoS that was not asked for")
-            number = packets.number(data, body, body + 2)
-            body += 2
+        """Take in a PUBLISH."""
+        topic, number, body = packets.published(first, data, start, end)
         if self._five:
-            if body < end and not data[body]:
-                body += 1
-            else:
-                body = properties.skip(data, body, end)
-        arrival = IncomingPublish(self, number, bool(first & packets.RETAIN))
+            body = properties.skip(data, body, end)
+        arrival = IncomingPublish(self, number, first & packets.RETAIN != 0)
         if number:
             self._arrivals.append(arrival)
-        try:
-            topic: str | bytes = raw.decode()
-        except UnicodeDecodeError:
-            topic = raw
-        self._arrived(arrival, topic, data[body:end], bool(first & _OLD))
+        self._arrived(arrival, topic, data[body:end], first & _OLD != 0)
 
     def _acknowledged(self, data: bytes, start: int, end: int) -> None:
         """A PUBACK: a number, and in MQTT 5 perhaps a code and properties. Without a failure it confirms."""
