@@ -100,7 +100,7 @@ class FastApiShop:
 @pytest.fixture(params=["sqlite", "postgres"])
 async def ledger(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[str]:
     if request.param == "postgres":
-        yield request.getfixturevalue("postgres_server").create_database(f"m{tmp_path.name[-8:]}".lower())
+        yield request.getfixturevalue("postgres_server").create_database()
     else:
         yield f"sqlite:///{tmp_path}/app.db"
     await close_ledgers()

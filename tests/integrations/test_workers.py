@@ -65,7 +65,7 @@ class WorkerServer:
 def workers(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[WorkerServer]:
     ledger = f"sqlite:///{tmp_path}/app.db"
     if request.param == "postgres":
-        ledger = request.getfixturevalue("postgres_server").create_database(f"w{os.urandom(4).hex()}")
+        ledger = request.getfixturevalue("postgres_server").create_database()
     server = WorkerServer(tmp_path, ledger)
     yield server
     server.stop()

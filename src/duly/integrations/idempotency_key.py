@@ -318,7 +318,7 @@ _SIZE: Final = struct.Struct(">Q").pack
 
 @lru_cache(maxsize=1024)
 def _request_line(method: str, path: str, query: bytes) -> bytes:
-    """Return what a request has in common with others of its address, each part behind its size."""
+    """Return method, path and query as bytes, each behind its size, so that no two requests look alike."""
     parts = (method.encode(), path.encode(errors="surrogatepass"), query)
     return b"".join([piece for part in parts for piece in (_SIZE(len(part)), part)])
 

@@ -83,14 +83,14 @@ class Home:
         self.seen.setdefault(topic.partition("/")[2], []).append(payload.decode())
         ack()
 
-    async def bridge(self) -> HomeAssistantBridge:
+    async def bridge(self, *more: EntityDeclaration) -> HomeAssistantBridge:
         """A bridge at the same broker and hub; two of one session replace each other."""
         lock = EntityDeclaration(device=self.lock, kind="lock", name="Front door")
         battery = EntityDeclaration(device=self.lock, kind="sensor", field="battery", unit="%")
         bridge = HomeAssistantBridge(
             HubApp(self.local.url, self.local.tokens["home"]),
             self.broker.url(self.prefix),
-            [lock, battery],
+            [lock, battery, *more],
             topics=Topics(self.prefix, f"{self.prefix}-discovery"),
             reported=self.reports.append,
         )
@@ -107,9 +107,11 @@ class Home:
         """An attribute of the lock, as the broker retains it."""
         return json.loads(self.seen[f"{self.lock}_lock/attributes"][-1])[word]
 
-    async def command(self, word: str, *, ago: float = 0.0, payload: bytes = b"") -> bytes:
-        sent = payload or json.dumps({"command": word, "at": time.time() - ago}).encode()
-        await self.assistant.publish(f"{self.prefix}/{self.lock}_lock/set", sent)
+    async def command(
+        self, word: str, *, ago: float = 0.0, payload: bytes = b"", kind: str = "lock", **more: object
+    ) -> bytes:
+        sent = payload or json.dumps({"command": word, "at": time.time() - ago, **more}).encode()
+        await self.assistant.publish(f"{self.prefix}/{self.lock}_{kind}/set", sent)
         return sent
 
     async def outcomes(self, count: int) -> list[str]:
@@ -185,6 +187,50 @@ async def test_commands_and_what_becomes_of_them(home: Home) -> None:
     assert home.opened == [True, False, True]
 
 
+async def test_a_light_is_dimmed_and_coloured(home: Home) -> None:
+    told: list[Any] = []
+
+    @home.device.on("dev_control", effect="at_most_once")
+    async def control(command: Command) -> None:
+        told.append(command.data)
+
+    light = EntityDeclaration(
+        device=home.lock,
+        kind="light",
+        brightness="level",
+        brightness_max=100,
+        color="rgb",
+        color_temp="kelvin",
+    )
+    await home.bridge(light)
+    state = f"{home.lock}_light/state"
+
+    async def shows(**expected: object) -> None:
+        await until(lambda: state in home.seen and json.loads(home.seen[state][-1]) == expected)
+
+    await shows(state="None", brightness=0, color=None, color_temp=None)
+    dim = await home.command("ON", kind="light", brightness=128)
+    await shows(state="on", brightness=128, color=None, color_temp=None)
+    await home.command("ON", kind="light", color=[255, 0, 10])
+    await shows(state="on", brightness=128, color=[255, 0, 10], color_temp=None)
+    await home.command("ON", kind="light", color_temp=250)
+    await shows(state="on", brightness=128, color=None, color_temp=250)
+    await home.device.push("status_report", {"level": 20})
+    await shows(state="on", brightness=51, color=None, color_temp=250)
+    await home.command("", kind="light", payload=dim)  # the broker delivers it twice
+    await home.command("ON", kind="light", brightness=999)
+    assert await home.outcomes(5) == ["done", "done", "done", "done", "malformed"]
+    await shows(state="on", brightness=51, color=None, color_temp=250)
+    await home.command("OFF", kind="light")
+    await shows(state="off", brightness=51, color=None, color_temp=250)
+    assert told == [
+        {"on": True, "level": 50},
+        {"on": True, "rgb": [255, 0, 10]},
+        {"on": True, "kelvin": 4000},
+        {"on": False},
+    ]
+
+
 async def test_a_repeated_command_does_not_bring_an_old_state_back(home: Home) -> None:
     await home.bridge()
     state = f"{home.lock}_lock/state"
@@ -213,6 +259,21 @@ async def test_a_retained_command_is_not_carried_out(home: Home) -> None:
     assert await home.outcomes(2) == ["retained", "done"], "one that is sent now is"
     assert home.opened == [False]
     await home.assistant.publish(topic, b"", retain=True)
+
+
+async def test_a_command_that_the_broker_retains_while_the_bridge_is_connected_is_not_carried_out(
+    home: Home,
+) -> None:
+    topic = f"{home.prefix}/{home.lock}_lock/set"
+    await home.bridge()
+    await home.shows(f"{home.lock}_lock/state", "LOCKED")
+    retained = json.dumps({"command": "UNLOCK", "at": time.time()}).encode()
+    await home.assistant.publish(topic, retained, retain=True)
+    assert await home.outcomes(1) == ["retained"]
+    await home.assistant.publish(topic, b"", retain=True)
+    await home.command("LOCK")
+    assert await home.outcomes(2) == ["retained", "done"], "clearing it is no command"
+    assert home.opened == [False]
 
 
 async def test_only_declared_devices_are_asked_for_their_state(home: Home) -> None:

@@ -125,7 +125,7 @@ def test_a_command_that_comes_twice_is_the_same_command() -> None:
     assert first.id == again.id
     assert uuid7_time(first.id) == NOW - 5 * SECOND
     assert first == again
-    assert (first.value, first.expires_at) == (True, NOW / SECOND + 25)
+    assert (first.data, first.expires_at) == ({"open": True}, NOW / SECOND + 25)
 
 
 def test_commands_of_two_moments_or_entities_are_two() -> None:

@@ -29,7 +29,6 @@ from duly.integrations.home_assistant.entities import (
     EXPIRES,
     OFFLINE,
     ONLINE,
-    UNKNOWN,
     EntityDeclaration,
     HomeAssistantCommand,
     Topics,
@@ -38,6 +37,7 @@ from duly.integrations.home_assistant.entities import (
     discovery,
     read_command,
 )
+from duly.integrations.home_assistant.lights import LightWish
 from duly.runtime.clock import Clock, SystemClock
 from duly.runtime.tasks import Supervisor
 from duly.transports.mqtt.address import BrokerAddress
@@ -107,6 +107,8 @@ class HomeAssistantBridge:
         }
         self._values: dict[str, object] = {}
         """the value of each entity's field, by its object id; absent: not known"""
+        self._lights: dict[str, LightWish] = {}
+        """brightness and colours of each light, as far as they are known"""
         self._learned: dict[str, int] = {}
         """when the value of each entity, or that it is not known, was learned"""
         self._devices = frozenset(entity.device for entity in entities)
@@ -171,10 +173,8 @@ class HomeAssistantBridge:
         self._show(self._topics.availability, ONLINE if self._app.connected else OFFLINE)
 
     def _show_state(self, entity: EntityDeclaration) -> None:
-        if entity.object_id in self._values:
-            self._show(self._topics.state(entity), entity.state_of(self._values[entity.object_id]))
-        else:
-            self._show(self._topics.state(entity), UNKNOWN)
+        value, light = self._values.get(entity.object_id), self._lights.get(entity.object_id)
+        self._show(self._topics.state(entity), entity.state_of(value, light))
 
     def _show(self, topic: str, text: str) -> None:
         """Publish a text that the broker retains, unless it has it already."""
@@ -221,12 +221,25 @@ class HomeAssistantBridge:
         """Take what a device says of itself as its state."""
         if isinstance(data, Mapping):
             for entity in self._entities:
-                if entity.device == device and entity.read_from in data:
-                    self._set(entity, data[entity.read_from])
+                if entity.device == device and self._set(entity, data):
                     self._show_state(entity)
 
-    def _set(self, entity: EntityDeclaration, value: object) -> None:
-        self._values[entity.object_id] = value
+    def _set(self, entity: EntityDeclaration, data: Mapping[str, object]) -> bool:
+        """Take what data says of an entity; returns whether it says something."""
+        if not data.keys() & {entity.read_from, *entity.light.names}:
+            return False
+        known = self._lights.get(entity.object_id, LightWish())
+        self._lights[entity.object_id] = entity.light.learned(known, data)
+        if entity.read_from in data:
+            self._values[entity.object_id] = data[entity.read_from]
+        self._learned[entity.object_id] = self._clock.now()
+        return True
+
+    def _forget(self, entity: EntityDeclaration, data: Mapping[str, object]) -> None:
+        """What a command would have set is not known any more."""
+        self._values.pop(entity.object_id, None)
+        known = self._lights.get(entity.object_id, LightWish())
+        self._lights[entity.object_id] = entity.light.forgotten(known, data)
         self._learned[entity.object_id] = self._clock.now()
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
@@ -241,9 +254,11 @@ class HomeAssistantBridge:
         ack()
 
     def _retained(self, topic: str) -> None:
-        """Refuse a command that the broker has kept; at the other topic it has nothing that is not known."""
+        """Refuse a command that the broker keeps; at the other topic Home Assistant says that it starts."""
         entity = self._commanded.get(topic)
-        if entity is not None:
+        if entity is None:
+            self._show_all()
+        else:
             why = f"the broker has retained a command at {topic}; send commands without retain, and clear it"
             self._report(CommandReport(entity, "", "", "retained", why))
 
@@ -262,7 +277,7 @@ class HomeAssistantBridge:
             sent = await self._app.post(
                 entity.device,
                 entity.command_type,
-                {entity.read_from: command.value},
+                command.data,
                 id=command.id,
                 expires_at=command.expires_at,
             )
@@ -279,7 +294,7 @@ class HomeAssistantBridge:
     ) -> None:
         """Show what becomes of a command until its end is certain."""
         await sent.accepted()
-        working = entity.working(command.value)
+        working = entity.working(command.word)
         if working is not None and not sent.is_repeat:
             self._show(self._topics.state(entity), working)
         ack()
@@ -294,11 +309,10 @@ class HomeAssistantBridge:
     ) -> None:
         """Show how a command ended; one that is `old` says nothing of the present state."""
         if ended.done and not old:
-            self._set(entity, command.value)
+            self._set(entity, command.data)
             self._learn(entity.device, ended.data)
         elif ended.state == State.UNKNOWN.word and not old:
-            self._values.pop(entity.object_id, None)
-            self._learned[entity.object_id] = self._clock.now()
+            self._forget(entity, command.data)
         self._show_state(entity)
         self._report(CommandReport(entity, command.word, command.id, ended.state, ended.detail))
 

@@ -19,6 +19,7 @@ from msgspec import Struct
 from duly.core.ids import uuid7
 from duly.core.units import SECOND
 from duly.errors import Expired, Malformed
+from duly.integrations.home_assistant.lights import FULL, LightFields, LightWish, show
 
 UNKNOWN: Final = "None"
 """The state that Home Assistant shows as unknown."""
@@ -46,7 +47,7 @@ _STATES: Final = {
     "light": {True: "on", False: "off"},
     "switch": {True: "ON", False: "OFF"},
 }
-_WORKING: Final = {True: "UNLOCKING", False: "LOCKING"}
+_WORKING: Final = {"UNLOCK": "UNLOCKING", "LOCK": "LOCKING"}
 
 _AT: Final = '"at": {{ now().timestamp() }}'
 _COMMAND: Final = '{"command": "{{ value }}", ' + _AT + "}"
@@ -68,6 +69,13 @@ class EntityDeclaration(Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """the field of the device's data that is its state: `open` of a lock, `on` of a light or switch"""
     command: str = ""
     """the type of the commands that it gets: `lock_control` for a lock, `dev_control` for others"""
+    brightness: str = ""
+    """of a light: the field that is its brightness, a whole number up to `brightness_max`"""
+    brightness_max: int = FULL
+    color: str = ""
+    """of a light: the field that is its colour, [red, green, blue], each 0 to 255"""
+    color_temp: str = ""
+    """of a light: the field that is its colour temperature, in kelvin"""
     unit: str = ""
     device_class: str = ""
     state_class: str = ""
@@ -79,6 +87,20 @@ class EntityDeclaration(Struct, frozen=True, forbid_unknown_fields=True, kw_only
             raise Malformed(f"a sensor shows a field of what {self.device} reports; name it: field = …")
         if self.kind == "sensor" and self.command:
             raise Malformed(f"a sensor of {self.device} takes no commands; leave out command = …")
+        if self.kind != "light" and self.light:
+            raise Malformed(
+                f"a {self.kind} has no brightness and no colours; only a light has ({self.device})"
+            )
+        if self.brightness_max < 1:
+            raise Malformed(f"brightness_max of {self.device} is its greatest brightness, 1 or more")
+        fields = [self.read_from, self.brightness, self.color, self.color_temp]
+        if any(field and fields.count(field) > 1 for field in fields):
+            raise Malformed(f"two things of {self.device} cannot be the same field: {', '.join(fields)}")
+
+    @property
+    def light(self) -> LightFields:
+        """The fields of a light for its brightness and colours."""
+        return LightFields(self.brightness, self.color, self.color_temp, self.brightness_max)
 
     @property
     def read_from(self) -> str:
@@ -95,24 +117,31 @@ class EntityDeclaration(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """The name of the entity in topics."""
         return slug(f"{self.device}_{self.field or self.kind}")
 
-    def state_of(self, value: object) -> str:
-        """How Home Assistant writes this value of the field; `UNKNOWN` for one that the kind cannot have."""
+    def state_of(self, value: object, light: LightWish | None = None) -> str:
+        """How Home Assistant writes this value of the field, and what is known of a light; `UNKNOWN` for a
+        value that the kind cannot have."""
+        if self.light:
+            return show(self._word_of(value), light or LightWish())
+        return self._word_of(value)
+
+    def _word_of(self, value: object) -> str:
         if self.kind == "sensor":
             if isinstance(value, bool | int | float | str):
                 return str(value)
             return UNKNOWN
         return _STATES[self.kind][value] if isinstance(value, bool) else UNKNOWN
 
-    def working(self, value: bool) -> str | None:
+    def working(self, word: str) -> str | None:
         """The state while a command is under way; None if the kind has no such state."""
-        return _WORKING[value] if self.kind == "lock" else None
+        return _WORKING.get(word)
 
 
 class HomeAssistantCommand(Struct, frozen=True):
     """A command of Home Assistant, as it goes to the device."""
 
     word: str
-    value: bool
+    data: dict[str, object]
+    """what the device is told"""
     id: str
     expires_at: float
     """until when it may be carried out, in seconds since 1970: the same whenever it is delivered"""
@@ -120,7 +149,7 @@ class HomeAssistantCommand(Struct, frozen=True):
     """when Home Assistant gave it, in microseconds"""
 
 
-class _Given(Struct):
+class _Given(LightWish, frozen=True, kw_only=True):
     command: str
     at: float
 
@@ -198,9 +227,9 @@ def discovery(entity: EntityDeclaration, topics: Topics, device_name: str) -> di
     if entity.kind == "light":
         return described | {
             "schema": "template",
-            "command_on_template": '{"command": "ON", ' + _AT + "}",
+            "command_on_template": '{"command": "ON"' + entity.light.wishes() + ", " + _AT + "}",
             "command_off_template": '{"command": "OFF", ' + _AT + "}",
-            "state_template": "{{ value }}",
+            **(entity.light.templates() if entity.light else {"state_template": "{{ value }}"}),
         }
     return described | {"command_template": _COMMAND}
 
@@ -211,8 +240,8 @@ def read_command(
     """The command in a message; raises `Malformed`, or `Expired` if it was given too long ago.
 
     >>> lock = EntityDeclaration(device="lock-1", kind="lock")
-    >>> read_command(lock, b'{"command": "UNLOCK", "at": 5.25}', now=6_000_000).value
-    True
+    >>> read_command(lock, b'{"command": "UNLOCK", "at": 5.25}', now=6_000_000).data
+    {'open': True}
     """
     try:
         given = _given.decode(payload)
@@ -233,7 +262,11 @@ def read_command(
         )
     digest = blake2b(b"%b\0%b" % (entity.object_id.encode(), payload), digest_size=10).digest()
     return HomeAssistantCommand(
-        given.command, value, uuid7(at, int.from_bytes(digest, "big")), min(at, now) / SECOND + expires, at
+        given.command,
+        {entity.read_from: value, **entity.light.data(given)},
+        uuid7(at, int.from_bytes(digest, "big")),
+        min(at, now) / SECOND + expires,
+        at,
     )
 
 
