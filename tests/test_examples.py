@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import duly
+from duly.apps.alerts.model import read_event
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
@@ -218,3 +219,29 @@ async def test_a_sentinel_reports_and_a_webhook_hears(folder: Folder, tmp_path: 
     said = await folder.run("sentinel.py", DULY_URL=hub.url, DULY_TOKEN=token)
     assert said == ["fall: done", "disconnect: cancelled"]
     assert await line(receiver, "alert.") == "alert.event fall"
+
+
+async def test_a_sentinel_in_a_shell_script_reports_each_signal_once(folder: Folder, tmp_path: Path) -> None:
+    for tool in ("curl", "jq"):
+        if shutil.which(tool) is None:
+            servers.missing(tool)
+    home: dict[str, object] = {"send": ["console:"]}
+    hub = await folder.hub(
+        Settings(data=str(tmp_path / "data"), port=0, no_mqtt=True, profiles={"home": home})
+    )
+    token = await hub.accounts.add(Role.SENTINEL, "watch")
+    signals = b"smoke kitchen\nsmoke kitchen\nleak cellar\nsmoke kitchen critical\n"
+    program = await asyncio.create_subprocess_exec(
+        EXAMPLES / "shell_sentinel.sh", hub.url, token, str(tmp_path / "store"), "home",
+        stdin=PIPE, stdout=PIPE, stderr=STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(SECONDS):
+        said, _ = await program.communicate(signals)
+    assert (program.returncode, said) == (0, b"")
+    alerts = await hub.alerts.operations.alerts()
+    events = [(read_event(alert.record.message.body), alert.severity) for alert in alerts]
+    assert sorted((event.trigger_reason, event.device_address, how.name) for event, how in events) == [
+        ("leak", "cellar", "WARNING"),
+        ("smoke", "kitchen", "CRITICAL"),
+        ("smoke", "kitchen", "WARNING"),
+    ]

@@ -10,6 +10,7 @@ import pytest
 
 from duly.apps.gateway.followed_commands import FollowedCommands
 from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
+from duly.apps.gateway.service import GatewayService
 from duly.apps.gateway.shared_deliveries import SharedDeliveries
 from duly.cluster import registry
 from duly.core import high_water as marks
@@ -30,11 +31,13 @@ from duly.core.trusted_time import Floor, TrustedClock
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable
 from duly.identity.account_directory import AccountDirectory
+from duly.identity.accounts import Principal
 from duly.storage import interpreter
 from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
 from duly.testing.sim.disk import SimLedger
+from duly.wire.session import Session
 from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
@@ -380,6 +383,20 @@ def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
     patch.setattr(registry.HubRegistry, "_drop", drop)
 
 
+@breaks("registered")
+def a_late_goodbye_ends_the_next_session(patch: Patch) -> None:
+    """The end of a session is noted after the next one has begun, and no hub looks whether what is connected
+    to it is registered: the device is connected, and registered at no hub."""
+    disconnected = GatewayService.disconnected
+
+    async def careless(self: GatewayService, session: Session, who: Principal) -> None:
+        await disconnected(self, session, who)
+        await self.remote.unregister(who.name)
+
+    patch.setattr(GatewayService, "disconnected", careless)
+    patch.setattr(registry.HubRegistry, "is_registered", lambda self, device: True)
+
+
 @breaks("by_whom_it_was")
 def silence_is_not_fenced(patch: Patch) -> None:
     """A hub that a device has left calls unanswered what the device is doing for another."""
@@ -423,7 +440,8 @@ def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
 PLANTED_BETWEEN_HUBS = planted(
     restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
     no_attempt_fence, no_takeover,
-    nobody_ever_dies, an_old_goodbye_undoes_a_new_home, silence_is_not_fenced,
+    nobody_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
+    silence_is_not_fenced,
     a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
     revoked_elsewhere_is_allowed_here,
 )  # fmt: skip

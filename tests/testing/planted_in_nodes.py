@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from duly.clients.node.incoming import Incoming
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.outgoing import Outgoing
 from duly.core.messages import VerdictKind
-from duly.core.steps import Arrived
+from duly.core.steps import Arrived, Reply, Transmit
 from duly.wire import fd
 from duly.wire.fd import FdKind
 from duly.wire.session import Acknowledge
@@ -44,9 +42,9 @@ def a_repeat_gets_no_answer(patch: Patch) -> None:
     """As the seed has it: a known id is ignored."""
     reply = Incoming._reply
 
-    def silent(self: Incoming, message: Any, verdict: Any) -> None:
-        if verdict.kind is not VerdictKind.DUPLICATE:
-            reply(self, message, verdict)
+    def silent(self: Incoming, effect: Reply) -> None:
+        if effect.verdict.kind is not VerdictKind.DUPLICATE:
+            reply(self, effect)
 
     patch.setattr(Incoming, "_reply", silent)
 
@@ -55,7 +53,8 @@ def a_repeat_gets_no_answer(patch: Patch) -> None:
 def the_broker_is_trusted(patch: Patch) -> None:
     """What the broker has confirmed is never sent again."""
 
-    def once(self: Outgoing, message: Any) -> None:
+    def once(self: Outgoing, effect: Transmit) -> None:
+        message = effect.message
         if message.key not in self._leaving:
             self._leaving.add(message.key)
             self._mailbox.post(message.recipient, FdKind.PENDING, message.body)

@@ -20,7 +20,10 @@ def conform(
     noun: Annotated[str, typer.Argument(help="What the client is: device, app, node or sentinel.")],
     url: Annotated[
         str,
-        typer.Argument(help="Where to listen: ws://HOST:PORT, or for devices and nodes mqtt://HOST:PORT."),
+        typer.Argument(
+            help="Where to listen: ws://HOST:PORT; for devices and nodes mqtt://HOST:PORT, for sentinels "
+            "also http://HOST:PORT."
+        ),
     ],
     command: Annotated[
         str | None,

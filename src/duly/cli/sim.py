@@ -23,7 +23,9 @@ def sim(
     seed: Annotated[int | None, typer.Option(min=0, help="Run only this seed. [none]")] = None,
     world: Annotated[
         str,
-        typer.Option(help="Which worlds: kernel, gateway, hubs, chat, tower, sentinels, nodes, mqtt, all."),
+        typer.Option(
+            help="Which worlds: kernel, journal, gateway, hubs, chat, tower, sentinels, nodes, mqtt, all."
+        ),
     ] = "all",
     jobs: Annotated[int | None, typer.Option(min=1, help="How many processes. [one per core]")] = None,
     json: Json = False,

@@ -2,26 +2,43 @@
 
 Asyncio code runs on it unchanged, hours pass in milliseconds, and without real I/O and threads the same
 program does the same thing every time. If nothing is ready and nothing is scheduled, the program would
-wait for ever: the loop raises `Deadlock` then.
+wait for ever: the loop raises `Deadlock` then. If something is always ready, time never passes: it raises
+`Livelock`. Sockets are refused: they are never ready in virtual time, so a program that waits for one would
+stand still, and its test would pass without having tested anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Coroutine, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import TYPE_CHECKING, Final, TypeVar, TypeVarTuple, Unpack
 
 from duly.core.units import SECOND
+from duly.errors import ProgramError
 
 if TYPE_CHECKING:
     from _typeshed import FileDescriptorLike
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+ROUNDS: Final = 100_000
+"""How often the loop may go round before time passes."""
+
+NO_SOCKETS: Final = (
+    "a real socket has no place in virtual time: give the program its transport as an argument"
+)
 
 
 class Deadlock(RuntimeError):
     """Raised when every task waits and nothing is scheduled."""
+
+
+class Livelock(RuntimeError):
+    """Raised when the tasks go round and round, and time does not pass."""
 
 
 class _Jump(selectors.BaseSelector):
@@ -29,18 +46,36 @@ class _Jump(selectors.BaseSelector):
 
     def __init__(self) -> None:
         self.elapsed = 0.0
+        self.rounds = 0
+        """how often the loop has gone round since time last passed"""
+        self.own: FileDescriptorLike | None = None
+        """the loop's own pipe, by which other threads and signals wake it"""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Let time pass at once instead of waiting."""
         if timeout is None:
             raise Deadlock("everything waits and nothing is scheduled")
-        self.elapsed += max(timeout, 0.0)
+        if timeout > 0:
+            self.elapsed += timeout
+            self.rounds = 0
+            return []
+        self.rounds += 1
+        if self.rounds > ROUNDS:
+            self.rounds = 0
+            raise Livelock(
+                "time does not pass: a program goes round and round without waiting for anything, such as "
+                "a loop around asyncio.sleep(0)"
+            )
         return []
 
     def register(
         self, fileobj: FileDescriptorLike, events: int, data: object = None
     ) -> selectors.SelectorKey:
-        """Accept a file that is never ready."""
+        """Accept the loop's own pipe, which is never ready, and refuse every other file."""
+        if self.own is None:
+            self.own = fileobj
+        if fileobj != self.own:
+            raise ProgramError(NO_SOCKETS)
         return selectors.SelectorKey(fileobj, 0, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
@@ -48,7 +83,7 @@ class _Jump(selectors.BaseSelector):
         return selectors.SelectorKey(fileobj, 0, 0, None)
 
     def modify(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
-        """Accept another wish about a file that is never ready."""
+        """Accept another wish about the loop's own pipe."""
         return selectors.SelectorKey(fileobj, 0, events, data)
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
@@ -72,6 +107,19 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         """The virtual time, in seconds."""
         return self._jump.elapsed
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Run what is meant for a thread at once: a thread would end at another time in every run."""
+        if executor is not None and not isinstance(executor, ThreadPoolExecutor):
+            return super().run_in_executor(executor, func, *args)
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as problem:
+            future.set_exception(problem)
+        return future
 
     def play(self, program: Coroutine[object, None, T]) -> T:
         """Run a program to its end and close the loop."""

@@ -96,6 +96,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "NEXT_WITHIN", 0.5)
 
 
+PATIENCE_WITH = {"deaf": 10.0}
+"""What must be seen to happen has as long as it takes: the script ends with it."""
+
+
 async def proved(
     url: str, rules: list[str], client: Callable[[str], Awaitable[None]], noun: Noun = Noun.DEVICE
 ) -> ConformReport:
@@ -224,13 +228,44 @@ async def test_a_sound_app_passes(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_broken_sentinel_is_caught_by_name(
     quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
 ) -> None:
-    monkeypatch.setattr(sentinel_run, "PATIENCE", 0.05)
+    monkeypatch.setattr(sentinel_run, "PATIENCE", PATIENCE_WITH.get(mode, 0.05))
 
     def client(url: str) -> Awaitable[None]:
         return broken_sentinel.main(mode, url)
 
     report = await proved("ws://127.0.0.1:0", [rule], client, Noun.SENTINEL)
     assert [found.rule for found in report.broken] == [rule], report
+
+
+@pytest.mark.parametrize(
+    ("mode", "rule"),
+    [
+        ("sound", ""),
+        ("anonymous", "fills-in-events"),
+        ("silent", "resends"),
+        ("minting", "resends"),
+        ("resigned", "tries-again-after-4"),
+        ("deaf", "stops-when-acknowledged"),
+        ("gullible", "survives-nonsense"),
+        ("patient", "resends"),
+    ],
+)
+async def test_a_broken_sentinel_is_caught_over_http(
+    quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
+) -> None:
+    monkeypatch.setattr(sentinel_run, "PATIENCE", PATIENCE_WITH.get(mode, 0.05))
+    if not rule:  # what a sound one does may take its time
+        monkeypatch.setattr(sentinel_run, "NEXT_WITHIN", 30.0)
+        monkeypatch.setattr(frame_server, "CONNECTED", 30.0)
+    rules = [rule] if rule else [each.rule for each in SENTINEL_SCRIPTS][:8]
+
+    def client(url: str) -> Awaitable[None]:
+        return broken_sentinel.main_http(mode, url)
+
+    report = await proved("http://127.0.0.1:0", rules, client, Noun.SENTINEL)
+    assert [found.rule for found in report.broken] == ([rule] if rule else []), report
+    unchecked = [found.rule for found in report.results if found.result == "not checked"]
+    assert unchecked == (["keeps-over-kills"] if "keeps-over-kills" in rules else [])
 
 
 @pytest.mark.parametrize(
@@ -437,7 +472,7 @@ def passes(noun: str, url: str, *words: object, but: Sequence[str] = ()) -> None
 
 
 WHOLE = [pytest.mark.proof, pytest.mark.timeout(300)]
-FRAMES, MQTT = "ws://127.0.0.1:0", "mqtt://127.0.0.1:0"
+FRAMES, MQTT, REQUESTS = "ws://127.0.0.1:0", "mqtt://127.0.0.1:0", "http://127.0.0.1:0"
 ACCOUNT = ("{host}", "{port}", "{name}", "{token}", "{store}")
 
 
@@ -495,6 +530,20 @@ class TestWholeRuns:
         node = shutil.which("node") or missing("node")
         program = (node, "--experimental-websocket", SUBJECTS / "sentinel.mjs", CLIENTS / "js")
         passes("sentinel", FRAMES, *program, "{url}", "{token}", "{store}")
+
+    def test_shell_sentinel(self) -> None:
+        """It was written from docs/write-your-own.md, and speaks by curl."""
+        for tool in ("curl", "jq"):
+            if shutil.which(tool) is None:
+                missing(tool)
+        signals, program = SUBJECTS / "signals.sh", ROOT / "examples" / "shell_sentinel.sh"
+        passes(
+            "sentinel",
+            REQUESTS,
+            "bash",
+            "-c",
+            f'"{signals} | {program} {{url}} {{token}} {{store}} home"',
+        )
 
     def test_go_node(self, tmp_path: Path) -> None:
         go = shutil.which("go") or missing("go")

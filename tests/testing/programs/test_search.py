@@ -97,6 +97,25 @@ def test_a_race_of_two_questions_is_found_without_crashes() -> None:
     assert "REPEATED" in str(broken.value)
 
 
+def test_a_program_that_goes_round_without_waiting_is_a_finding() -> None:
+    async def polls(process: Process) -> None:
+        process.note("looks for work")
+        while process.load("work") is None:
+            await asyncio.sleep(0)
+
+    with pytest.raises(PromiseBroken, match="time does not pass") as broken:
+        simulate(worker=polls, runs=RUNS)
+    assert "looks for work" in str(broken.value)
+
+
+def test_a_program_that_opens_a_real_socket_is_a_finding() -> None:
+    async def connects(process: Process) -> None:
+        await asyncio.open_connection("127.0.0.1", 9)
+
+    with pytest.raises(PromiseBroken, match="a real socket has no place in virtual time"):
+        simulate(worker=connects, runs=RUNS)
+
+
 def test_a_program_that_keeps_its_promises_passes() -> None:
     async def shop(process: Process) -> None:
         lock = asyncio.Lock()

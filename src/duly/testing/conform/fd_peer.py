@@ -279,7 +279,7 @@ class FdPeer:
             raise BrokenRule(rule, f"the push {first} was acknowledged, and came again")
 
     async def _push(self, wanted: str = "", seconds: float = PUSHED_WITHIN) -> str | None:
-        """The id of the next push, or of this one; None if there was none."""
+        """Wait for the next push, or for the one with this id; returns its id, None if none came in time."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while loop.time() < until:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,6 +23,14 @@ Json = dict[str, object]
 
 class FrameServer:
     """The hub's side of the frames dialect. `welcome` are the fields of its welcome beside name and time."""
+
+    strange_answers: Sequence[str] = (
+        '{"type":"server_ack","seq_id":"no-such-event","code":0}',
+        '{"type":"server_ack","code":2,"error":"malformed"}',
+        '{"type":"ack","seq_id":"no-such-event","from":"tower","code":0,"state":"done"}',
+        '{"type":"no_such_frame","data":{}}',
+    )
+    """what a sentinel did not ask for, or cannot read"""
 
     def __init__(
         self, transcript: Transcript, name: str, welcome: Mapping[str, object] | None = None
@@ -45,12 +53,15 @@ class FrameServer:
     async def start(self, host: str, port: int) -> None:
         """Begin to listen."""
         app = web.Application()
-        app.router.add_get("/v1/ws", self._serve)
+        app.router.add_routes(self._routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await self._runner.setup()
         listening = socket.create_server((host, port))
         self.port = listening.getsockname()[1]
         await web.SockSite(self._runner, listening).start()
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [web.get("/v1/ws", self._serve)]
 
     async def stop(self) -> None:
         """Listen no more."""

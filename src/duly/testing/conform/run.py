@@ -19,6 +19,7 @@ from duly.testing.conform.frame_server import FrameServer
 from duly.testing.conform.mqtt_server import MqttServer
 from duly.testing.conform.receiver import ReceiverPeer, ReceiverRun, SeqIdCounter
 from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
+from duly.testing.conform.request_server import RequestServer
 from duly.testing.conform.rules import RULES, BrokenRule, NotChecked, Noun
 from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelRun, SentinelScript
 from duly.testing.conform.steps import Script
@@ -91,15 +92,15 @@ class ConformRun:
         self._transcript = Transcript()
         self.name = NAMES[noun]
         """the name of the client under test"""
-        self._host, self._port, is_mqtt = _address(noun, url)
+        self._host, self._port, self._scheme = _address(noun, url)
         self._command = command
-        self._scheme = "mqtt" if is_mqtt else "ws"
         self._frames: FrameServer | None = None
         self._broker: MqttServer | None = None
-        if is_mqtt:
+        if self._scheme == "mqtt":
             self._broker = MqttServer(self._transcript)
         else:
-            self._frames = FrameServer(self._transcript, self.name, _WELCOMES.get(noun))
+            server = RequestServer if self._scheme == "http" else FrameServer
+            self._frames = server(self._transcript, self.name, _WELCOMES.get(noun))
         self._scripts = _chosen(noun, only, self._scheme)
         self._ids = SeqIdCounter(timeless=noun is Noun.NODE)
 
@@ -225,7 +226,13 @@ _SCRIPTS: Final[Mapping[Noun, Sequence[AnyScript]]] = {
     Noun.SENTINEL: SENTINEL_SCRIPTS,
 }
 _WELCOMES: Final = {Noun.APP: {"cursors": {"lock": 0}, "online": ["lock"]}}
-_DEFAULT_PORTS: Final = {"ws": 7800, "mqtt": 1883}
+_DEFAULT_PORTS: Final = {"ws": 7800, "http": 7800, "mqtt": 1883}
+_SCHEMES: Final = {
+    Noun.DEVICE: ("ws", "mqtt"),
+    Noun.APP: ("ws",),
+    Noun.NODE: ("mqtt",),
+    Noun.SENTINEL: ("ws", "http"),
+}
 
 
 def _chosen(noun: Noun, only: Iterable[str], transport: str) -> list[AnyScript]:
@@ -240,17 +247,17 @@ def _chosen(noun: Noun, only: Iterable[str], transport: str) -> list[AnyScript]:
     return [script for script in _SCRIPTS[noun] if script.rule in wanted]
 
 
-def _address(noun: Noun, url: str) -> tuple[str, int, bool]:
-    """Host and port to listen on, and whether it is MQTT that is spoken there."""
+def _address(noun: Noun, url: str) -> tuple[str, int, str]:
+    """Host and port to listen on, and the scheme of what is spoken there."""
     parts = urlsplit(url)
     try:
         port = parts.port
     except ValueError as problem:
         raise Malformed(f"{url}: {problem}") from None
-    schemes = {Noun.DEVICE: ("ws", "mqtt"), Noun.NODE: ("mqtt",)}.get(noun, ("ws",))
+    schemes = _SCHEMES[noun]
     if parts.scheme not in schemes or not parts.hostname:
         examples = " or ".join(f"{scheme}://127.0.0.1:{_DEFAULT_PORTS[scheme]}" for scheme in schemes)
         raise Malformed(
             f"{url!r} is no address to play a hub on; for a {noun} write {examples} (port 0: a free one)"
         )
-    return parts.hostname, _DEFAULT_PORTS[parts.scheme] if port is None else port, parts.scheme == "mqtt"
+    return parts.hostname, _DEFAULT_PORTS[parts.scheme] if port is None else port, parts.scheme

@@ -29,12 +29,6 @@ DEBOUNCE_MS: Final = 25_000
 PER_HOUR: Final = 10
 PATIENCE: Final = 1.0
 """By how much the times of scripts are multiplied: their own tests need less."""
-_NONSENSE: Final = (
-    '{"type":"server_ack","seq_id":"no-such-event","code":0}',
-    '{"type":"server_ack","code":2,"error":"malformed"}',
-    '{"type":"ack","seq_id":"no-such-event","from":"tower","code":0,"state":"done"}',
-    '{"type":"no_such_frame","data":{}}',
-)
 
 
 class TakeEvent(Struct, frozen=True):
@@ -122,7 +116,7 @@ SENTINEL_SCRIPTS: Final = (
         ),
     ),
     SentinelScript("keeps-while-offline", (TakeEvent("a"), HubAway(2.0), Contiguous(4))),
-    SentinelScript("survives-nonsense", (Nonsense(), TakeEvent("a"))),
+    SentinelScript("survives-nonsense", (TakeEvent("a"), Nonsense(), Contiguous(3))),
     SentinelScript("debounces", (Debounced(3.0),)),
     SentinelScript("limits", (Limited(6.0),)),
     SentinelScript("keeps-over-kills", (TakeEvent("a", None), Kill(), EventAgain("a"))),
@@ -181,7 +175,7 @@ class SentinelRun:
             case Pause(seconds):
                 await asyncio.sleep(seconds)
             case Nonsense():
-                for text in _NONSENSE:
+                for text in self._server.strange_answers:
                     self._server.send_text(text)
             case Kill():
                 await self._kill()

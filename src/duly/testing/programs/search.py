@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from duly.errors import Malformed, ProgramError
+from duly.testing.loops import Livelock
 from duly.testing.programs.faults import KINDS, Faults
 from duly.testing.programs.history import CHECKERS, Checker
 from duly.testing.programs.process import Program
@@ -91,7 +92,10 @@ def run_once(faults: Faults, programs: Mapping[str, Program], check: Sequence[Ch
     """Run the programs once, and judge what was seen."""
     with _repeatable(faults.draw):
         world = ProgramWorld(faults, programs)
-        world.run()
+        try:
+            world.run()
+        except Livelock as stuck:
+            world.bugs.append(stuck)
     findings = [f"a program ended by {bug!r}" for bug in world.bugs]
     for checker in check:
         findings += [f"{checker.__name__}: {sentence}" for sentence in checker(world.history)]

@@ -20,7 +20,7 @@ from duly.errors import ProgramError
 from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
-from duly.testing.loops import VirtualLoop
+from duly.testing.loops import NO_SOCKETS, VirtualLoop
 from duly.testing.programs.faults import Faults
 from duly.testing.programs.history import History
 from duly.testing.programs.process import Program, ProgramProcess
@@ -68,6 +68,7 @@ class ProgramHub(GatewayHub):
     async def begin(self) -> None:
         """Start the hub on its disk."""
         self.wires = []
+        self.greeting = {}
         self.recorded = []
         activity = ActivityLog(self.ledger)
         self.disk.buckets.setdefault(PROFILES, {}).setdefault("default", msgspec.json.encode(Profile()))
@@ -121,9 +122,15 @@ class ProgramWorld(World):
 
     def _open_loop(self) -> VirtualLoop:
         self.broker = SimBroker(self, lambda topic, payload: None)
-        loop = WiredLoop(self.broker.accept)
+        loop = WiredLoop(self._accept)
         loop.set_task_factory(owned_task)
         return loop
+
+    def _accept(self, protocol: asyncio.Protocol, host: str) -> asyncio.Transport:
+        """Connect a node of one of the programs to the broker; no other host can be reached."""
+        if host not in self._programs:
+            raise ProgramError(NO_SOCKETS)
+        return self.broker.accept(protocol, host)
 
     async def _run(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()

@@ -1,12 +1,12 @@
 """An MQTT broker in a simulated world, and the sockets that lead to it.
 
-It exchanges packets of MQTT 3.1.1 with the production link. It keeps sessions, retained messages and wills
-in memory only: when it dies it forgets everything, as Mosquitto does. When it restarts it remembers sessions
-and retained messages, as NATS does, and what was not acknowledged comes again without a mark that it is a
-repeat. Connections keep order and break; what was not acknowledged is sent again, and sometimes more than
-that. What an account may not publish is confirmed and dropped. A first subscription may take a moment, as it
-does at NATS: what is retained is read at its beginning, and what is retained in that moment is passed on
-before it, or not at all.
+It exchanges packets of MQTT 3.1.1 or 5 with the production link, as each client of a world asks. It keeps
+sessions, retained messages and wills in memory only: when it dies it forgets everything, as Mosquitto does.
+When it restarts it remembers sessions and retained messages, as NATS does, and what was not acknowledged
+comes again without a mark that it is a repeat. Connections keep order and break; what was not acknowledged is
+sent again, and sometimes more than that. What an account may not publish is confirmed and dropped. A first
+subscription may take a moment, as it does at NATS: what is retained is read at its beginning, and what is
+retained in that moment is passed on before it, or not at all.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from random import Random
 from typing import Any, Final
 
 from msgspec import Struct
 
 from duly.testing.loops import VirtualLoop
 from duly.testing.sim.gateway import Wire
+from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.world import World
-from duly.transports.mqtt import packets
+from duly.transports.mqtt import packets, properties
 
 _CONNECT: Final = 0x10
 _SUBSCRIBE: Final = 0x80
@@ -30,6 +32,8 @@ _PINGREQ: Final = 0xC0
 _DISCONNECT: Final = 0xE0
 _PINGRESP: Final = bytes((0xD0, 0))
 _CLEAN, _WILL, _RETAIN_WILL = 0x02, 0x04, 0x20
+_FIVE: Final = 5
+"""The protocol level of MQTT 5."""
 
 
 class WiredLoop(VirtualLoop):
@@ -52,6 +56,8 @@ class SimPublish(Struct, frozen=True):
     topic: str
     payload: bytes
     retained: bool = False
+    expires: float | None = None
+    """when the broker throws it away, by the loop's time"""
 
 
 class SimSession:
@@ -170,7 +176,9 @@ class SimBroker:
             will, connection.will = connection.will, None
             self.publish(will.topic, will.payload, retain=will.retained)
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(
+        self, topic: str, payload: bytes, *, retain: bool = False, expires: float | None = None
+    ) -> None:
         """Hand a message to all subscribed sessions."""
         self.recorded.append(SimPublish(topic, payload))
         self.heard(topic, payload)
@@ -182,12 +190,14 @@ class SimBroker:
             missed = session.beginning if retain else set()
             found = [q for each, q in session.filters.items() if each not in missed and _matches(each, topic)]
             if found:
-                self._hand_out(session, SimPublish(topic, payload), max(found))
+                self._hand_out(session, SimPublish(topic, payload, expires=expires), max(found))
 
-    def publish_as(self, client: str, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish_as(
+        self, client: str, topic: str, payload: bytes, *, retain: bool = False, expires: float | None = None
+    ) -> None:
         """Hand a message of a client to all subscribed sessions, if it may publish there."""
         if self._may_publish(client, topic):
-            self.publish(topic, payload, retain=retain)
+            self.publish(topic, payload, retain=retain, expires=expires)
 
     def subscribed(self, session: SimSession, filter_: str, qos: int) -> None:
         """Add a subscription, and hand out retained messages."""
@@ -231,6 +241,7 @@ class SimConnection:
         self.session: SimSession | None = None
         self.will: SimPublish | None = None
         self.welcomed = False
+        self._five = False
         self._rest = b""
         asyncio.get_running_loop().call_soon(protocol.connection_made, self.socket)
 
@@ -250,12 +261,15 @@ class SimConnection:
         """Send a message to the client."""
         session, topic = self.session, packets.text(message.topic)
         assert session is not None
+        if message.expires is not None and message.expires <= asyncio.get_running_loop().time():
+            return
+        about = properties.NONE if self._five else b""
         if not qos:
-            self.say(_publish_qos0(topic, message))
+            self.say(_publish_qos0(topic, about + message.payload, message.retained))
             return
         number = session.number = session.number % packets.LAST_NUMBER + 1
         session.unacknowledged[number] = message
-        packet = packets.publish(topic, number, message.payload, retain=message.retained)
+        packet = packets.publish(topic, number, message.payload, retain=message.retained, properties=about)
         self.say(bytes((packet[0] | dup,)) + packet[1:])
         if self._world.faulty and self._world.rng.random() < self._world.plan.repeat:
             self._world.faults += 1
@@ -268,42 +282,60 @@ class SimConnection:
         elif session is None:
             self.wire.break_()
         elif kind == packets.PUBLISH:
-            topic, at = _text(body, 0)
-            self.say(packets.acknowledge([packets.number(body, at, at + 2)]))
-            retain = bool(first & packets.RETAIN)
-            self._broker.publish_as(self.wire.client, topic, body[at + 2 :], retain=retain)
+            self._publish(body, retain=bool(first & packets.RETAIN))
         elif kind == packets.PUBACK:
-            session.unacknowledged.pop(int.from_bytes(body, "big"), None)
+            session.unacknowledged.pop(int.from_bytes(body[:2], "big"), None)
         elif kind == _SUBSCRIBE:
-            wanted, at = [], 2
+            wanted, at = [], self._behind(body, 2)
             while at < len(body):
                 each, at = _text(body, at)
                 wanted.append((each, body[at]))
                 at += 1
-            self.say(bytes((packets.SUBACK, 2 + len(wanted))) + body[:2] + bytes(qos for _, qos in wanted))
+            self._answer(packets.SUBACK, body[:2], bytes(qos for _, qos in wanted))
             for each, qos in wanted:
                 self._broker.subscribed(session, each, qos)
         elif kind == _UNSUBSCRIBE:
-            at = 2
+            gone, at = 0, self._behind(body, 2)
             while at < len(body):
                 each, at = _text(body, at)
                 session.filters.pop(each, None)
-            self.say(bytes((packets.UNSUBACK, 2)) + body[:2])
+                gone += 1
+            self._answer(packets.UNSUBACK, body[:2], bytes(gone) if self._five else b"")
         elif kind == _PINGREQ:
             self.say(_PINGRESP)
         elif kind == _DISCONNECT:
             self.will = None
             self.wire.break_()
 
+    def _behind(self, body: bytes, at: int) -> int:
+        """Where the properties that begin at `at` end; MQTT 3.1.1 has none."""
+        return properties.skip(body, at, len(body)) if self._five else at
+
+    def _answer(self, kind: int, number: bytes, codes: bytes) -> None:
+        body = number + (properties.NONE if self._five else b"") + codes
+        self.say(bytes((kind, len(body))) + body)
+
+    def _publish(self, body: bytes, *, retain: bool) -> None:
+        """Take a message of the client; with MQTT 5 it may say for how many seconds it is of use."""
+        topic, at = _text(body, 0)
+        self.say(packets.acknowledge([packets.number(body, at, at + 2)]))
+        at, expires = at + 2, None
+        if self._five:
+            about, _, at = properties.read(body, at, len(body))
+            if properties.MESSAGE_EXPIRY in about:
+                expires = asyncio.get_running_loop().time() + about[properties.MESSAGE_EXPIRY]
+        self._broker.publish_as(self.wire.client, topic, body[at:], retain=retain, expires=expires)
+
     def _connect(self, body: bytes) -> None:
-        flags, at = body[7], 10
+        self._five = body[6] == _FIVE
+        flags, at = body[7], self._behind(body, 10)
         client_id, at = _text(body, at)
         if flags & _WILL:
-            topic, at = _text(body, at)
+            topic, at = _text(body, self._behind(body, at))
             size = int.from_bytes(body[at : at + 2], "big")
             self.will = SimPublish(topic, body[at + 2 : at + 2 + size], bool(flags & _RETAIN_WILL))
         present = self._broker.opened(self, client_id, clean=bool(flags & _CLEAN))
-        self.say(bytes((packets.CONNACK, 2, present, 0)))
+        self._answer(packets.CONNACK, bytes((present, 0)), b"")
         self.welcomed = True
         session = self.session
         assert session is not None
@@ -357,14 +389,19 @@ class SimSocket(asyncio.Transport):
             self._protocol.connection_lost(None)
 
 
-def _publish_qos0(topic: bytes, message: SimPublish) -> bytes:
+def version_of(plan: SimPlan, client: str) -> int:
+    """Which version of MQTT a client speaks in the world of this plan."""
+    return Random(f"mqtt version {plan.seed} {client}").choice((3, 5))
+
+
+def _publish_qos0(topic: bytes, body: bytes, retained: bool) -> bytes:
     """A PUBLISH packet at QoS 0, which has no packet number."""
-    full = packets.publish(topic, 1, message.payload, retain=message.retained)
+    full = packets.publish(topic, 1, body, retain=retained)
     ((first, start, end),), _, _ = packets.split(full)
-    body = full[start : start + len(topic)] + full[start + len(topic) + 2 : end]
-    size = len(body)
+    rest = full[start : start + len(topic)] + full[start + len(topic) + 2 : end]
+    size = len(rest)
     head = bytes((size,)) if size < 128 else bytes((size & 127 | 128, size >> 7))
-    return bytes((first & ~packets.QOS,)) + head + body
+    return bytes((first & ~packets.QOS,)) + head + rest
 
 
 def _text(body: bytes, at: int) -> tuple[str, int]:

@@ -76,12 +76,10 @@ class _SeenChat(ChatApplication):
 
     node: SimProcess
 
-    def _perform(self, effect: Effect) -> None:
-        if not self.node.alive:
-            return
-        if isinstance(effect, Reply):
+    def _reply(self, effect: Reply) -> None:
+        if self.node.alive:
             self.node.world.log.replied(self.node, effect.message, effect.verdict)
-        super()._perform(effect)
+            super()._reply(effect)
 
 
 class ChatHub(GatewayHub):
@@ -89,6 +87,7 @@ class ChatHub(GatewayHub):
 
     async def begin(self) -> None:
         self.wires = []
+        self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
         names = [name for name in self.world.nodes if name != self.name]
         buckets = self.disk.buckets

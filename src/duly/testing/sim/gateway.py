@@ -267,6 +267,9 @@ class OpenAccounts(Accounts):
     def role_of(self, name: str) -> Role | None:
         return Role.DEVICE if name in self._devices else Role.APP if name in self._people else None
 
+    def stored_role(self, name: str) -> Role | None:
+        return self.role_of(name)
+
     async def find_role(self, name: str, asker: str = "") -> Role | None:
         return self.role_of(name)
 
@@ -299,6 +302,8 @@ class GatewayHub(SimProcess):
     async def begin(self) -> None:
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
+        self.greeting: dict[Session, asyncio.Event] = {}
+        """connections that are being greeted, and what tells that they were"""
         names = list(self.world.nodes)
         self.accounts = await self.open_accounts(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
@@ -333,7 +338,12 @@ class GatewayHub(SimProcess):
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
         """Greet a client that has connected."""
-        await self._quietly(session, self.router.connected(session, self.principal(name), cursors))
+        self.greeting[session] = greeted = asyncio.Event()
+        try:
+            await self._quietly(session, self.router.connected(session, self.principal(name), cursors))
+        finally:
+            del self.greeting[session]
+            greeted.set()
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         """Receive a frame of a client."""
@@ -348,9 +358,14 @@ class GatewayHub(SimProcess):
         self.recorded.append((name, frame))
 
     def lost(self, session: Session, name: str) -> None:
-        """Forget a connection that broke."""
+        """Forget a connection that broke: after it was greeted, as the WebSocket server does."""
         if self.alive:
-            self.spawn(self._quietly(session, self.router.disconnected(session, self.principal(name))))
+            self.spawn(self._forget(session, name))
+
+    async def _forget(self, session: Session, name: str) -> None:
+        if (greeting := self.greeting.get(session)) is not None:
+            await greeting.wait()
+        await self._quietly(session, self.router.disconnected(session, self.principal(name)))
 
     async def _quietly(self, session: Session, call: Awaitable[object]) -> None:
         try:

@@ -23,7 +23,7 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.testing.sim.checkers import Finding
 from duly.testing.sim.gateway import LAMP, WANTED, OpenAccounts
 from duly.testing.sim.world import BUSY, WantedMessage, World
-from duly.transports.http.messages import FrameBatch
+from duly.transports.http.frame_batches import FrameBatch
 from duly.wire import frames
 from duly.wire.frames import Frame
 
@@ -50,6 +50,9 @@ class GuestAccounts(OpenAccounts):
 
     def allows(self, sender: str, device: str) -> bool:
         return sender != GUEST or self.shared.allows(sender, device)
+
+    def stored_role(self, name: str) -> Role | None:
+        return self.shared.stored_role(name) if name == GUEST else super().stored_role(name)
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
         return self.shared.proof(principal, device) if principal.name == GUEST else ()

@@ -250,7 +250,7 @@ class JournalLedger(SqliteLedger):
 
     @dead.setter
     def dead(self, _: bool) -> None:
-        """End it with its process: the disk keeps what it keeps, and connections are closed."""
+        """Let it die with its process: connections are closed, and what was not flushed may be lost."""
         self._files.die()
         if self._flushes is not None:
             if self._flushes._timer is not None:

@@ -33,7 +33,7 @@ from duly.runtime.tasks import Supervisor
 from duly.server.mqtt_service import SWEEP_SECONDS
 from duly.storage.memory import Disk
 from duly.testing.loops import VirtualLoop
-from duly.testing.sim.broker import SimBroker, WiredLoop
+from duly.testing.sim.broker import SimBroker, WiredLoop, version_of
 from duly.testing.sim.checkers import Finding
 from duly.testing.sim.gateway import (
     LAMP,
@@ -112,7 +112,8 @@ class MqttHub(GatewayHub):
             devices.reports_back(session_present)
             self._admit_all()
 
-        address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1&version=3")
+        version = version_of(self.world.plan, HUB)
+        address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1&version={version}")
         devices.link = MqttLink(
             address, self._heard, subscriptions=devices.answers, on_connect=reconnected, tasks=tasks
         )
@@ -145,7 +146,8 @@ class MqttHub(GatewayHub):
 class _MqttDevice(SimDevice):
     def __init__(self, node: BrokeredDevice) -> None:
         super().__init__(node)
-        self._url = f"mqtt://{node.name}@{node.name}?version=3"
+        version = version_of(node.world.plan, node.name)
+        self._url = f"mqtt://{node.name}@{node.name}?version={version}"
 
     def _open_link(self) -> HubLink:
         return Device._open_link(self)

@@ -20,7 +20,7 @@ from msgspec import Struct
 from duly.clients.device import Command
 from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
-from duly.cluster.registry import LAPSE
+from duly.cluster.registry import LAPSE, REGISTRY
 from duly.cluster.remote import POLL_SECONDS
 from duly.core import operations as w
 from duly.core.messages import Message, Verdict, key_of
@@ -34,7 +34,7 @@ from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.push_checkers import kept
 from duly.testing.sim.world import BUSY, World, WorldLog
-from duly.transports.http.messages import FrameBatch, WaitingRequest
+from duly.transports.http.frame_batches import FrameBatch, WaitingRequest
 from duly.wire import frames
 from duly.wire.frames import ServerCode
 from duly.wire.session import Session
@@ -77,8 +77,14 @@ class DeviceStay(Struct):
 
     device: str
     hub: MultiHub
+    incarnation: int
     since: float
     until: float = float("inf")
+
+    def lasts(self) -> bool:
+        """Whether it has not ended, by its hub's own leave or by its hub's death."""
+        hub, there = self.hub, self.hub.incarnation == self.incarnation
+        return there and hub.ready and self.since < self.until == float("inf")
 
 
 class OutcomeRequest(Struct, frozen=True):
@@ -103,9 +109,9 @@ class MultiHubLog(WorldLog):
         self.usurped: list[bytes] = []
         """messages that were given up by a hub that had not made the newest attempt"""
         self.unregistered: list[tuple[float, str]] = []
+        """when the hub of a device was removed from the registry"""
         self.registrations: list[tuple[float, str, str]] = []
         """when a device was registered, and at which hub"""
-        """devices whose hub was removed from the registry"""
         self.seized: list[bytes] = []
         """messages that a hub without their device took from a living one"""
         self.requests: list[OutcomeRequest] = []
@@ -154,10 +160,11 @@ class MultiHub(GatewayHub):
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
         stays = self.world.hubs_log.stays
         if name.startswith("dev"):
-            stays[session] = stay = DeviceStay(name, self, float("inf"))
+            stays[session] = stay = DeviceStay(name, self, self.incarnation, float("inf"))
         await super().welcome(session, name, cursors)
         if name.startswith("dev"):
             stay.since = asyncio.get_running_loop().time()
+            stay.until = max(stay.since, stay.until)
 
     def lost(self, session: Session, name: str) -> None:
         loop, world = asyncio.get_running_loop(), self.world
@@ -171,10 +178,14 @@ class MultiHub(GatewayHub):
         self.world.ask(name, frame)
 
     def has(self, device: str) -> bool:
-        """Whether a device is connected here, or was until a moment ago."""
+        """Whether a device is connected here, as far as this hub can know: one that left while it was being
+        greeted is noticed afterwards."""
         now = asyncio.get_running_loop().time()
-        stays = self.world.hubs_log.stays.values()
-        return any(s.device == device and s.hub is self and now < s.until + NOTICED for s in stays)
+        return any(
+            stay.device == device and stay.hub is self
+            and (session in self.greeting or now < stay.until + NOTICED)
+            for session, stay in self.world.hubs_log.stays.items()
+        )  # fmt: skip
 
     def hang(self, seconds: float) -> None:
         """Store nothing for a while, as if the machine stood still, and then go on. Some of the clients
@@ -243,7 +254,7 @@ class MultiHubWorld(GatewayWorld):
                 log.holders[ref] = worker
             case w.Finish(ref=ref, error=SILENT.reason), True if log.holders[ref] != node.ledger.worker:
                 log.usurped.append(ref.key)
-            case w.PutItem(bucket="registry", name=device), _:
+            case w.PutNewItem(bucket="registry", name=device), True:
                 log.registrations.append((self.loop.time(), device, node.name))
             case w.DropItem(bucket="registry", name=device), True:
                 log.unregistered.append((self.loop.time(), device))
@@ -306,7 +317,8 @@ def reachable(world: World) -> Iterator[Finding]:
 
 
 def registered(world: World) -> Iterator[Finding]:
-    """A device that is connected to a hub that is well stays registered there, until it moves to another."""
+    """A device that is connected to a hub that is well stays registered there, until it moves to another. In
+    the end each that is connected is registered."""
     assert isinstance(world, MultiHubWorld)
     log = world.hubs_log
     for at, device in log.unregistered:
@@ -318,6 +330,11 @@ def registered(world: World) -> Iterator[Finding]:
             )
             if here and not moved and stay.hub.well(stay.since, at):
                 yield f"{device} was removed from the registry while it was connected", b""
+    end = world.loop.time()
+    for stay in log.stays.values():
+        sure = stay.lasts() and stay.since + RECOVERY < end and stay.hub.well(end - LAPSE, end)
+        if sure and stay.device not in stay.hub.disk.buckets.get(REGISTRY, {}):
+            yield f"{stay.device} is connected to {stay.hub.name}, and registered at no hub", b""
 
 
 def by_whom_it_was(world: World) -> Iterator[Finding]:

@@ -23,7 +23,7 @@ from duly.core.units import SECOND
 from duly.errors import DulyError, Expired, SenderError, Stopped, TaskFailed, Unknown
 from duly.storage.ledger import Ledger
 from duly.testing.loops import VirtualLoop
-from duly.testing.sim.broker import SimBroker, WiredLoop
+from duly.testing.sim.broker import SimBroker, WiredLoop, version_of
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, World
 from duly.wire import fd
@@ -42,8 +42,12 @@ own_tasks: ContextVar[dict[asyncio.Task[object], None] | None] = ContextVar("dul
 
 class _SimNode(FdNode):
     def __init__(self, node: SimPeer) -> None:
+        version = version_of(node.world.plan, node.name)
         super().__init__(
-            f"mqtt://{node.name}@{node.name}?version=3", store="simulated", serve=node.serves, resend=RESEND
+            f"mqtt://{node.name}@{node.name}?version={version}",
+            store="simulated",
+            serve=node.serves,
+            resend=RESEND,
         )
         self.node = node
 

@@ -88,6 +88,7 @@ class SentinelTower(GatewayHub):
 
     async def begin(self) -> None:
         self.wires = []
+        self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
         activity = ActivityLog(self.ledger)
         self.disk.buckets.setdefault(PROFILES, {}).setdefault("home", PROFILE)

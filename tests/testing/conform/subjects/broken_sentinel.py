@@ -1,10 +1,13 @@
-"""Sentinels that break a rule, over a plain WebSocket.
+"""Sentinels that break a rule, over a plain WebSocket or by requests.
 
 `sound` breaks none; `anonymous` names no profile; `silent` sends nothing again; `forgetful` drops its queue
 at a cut; `minting` gives each try a new id; `resigned` takes code 4 for the end; `deaf` sends again what was
 acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first; `volatile`
 keeps its queue in memory; `noisy` reports each repeat, and limits as it should; `unlimited` reports as much
 as there is, and debounces as it should.
+
+Over HTTP there are two more: `gullible` takes every 2xx for an acknowledgement, whatever it says, and
+`patient` has no time-out for its requests.
 """
 
 import asyncio
@@ -111,3 +114,36 @@ async def listen(sentinel: BrokenSentinel, socket: aiohttp.ClientWebSocketRespon
     async for message in socket:
         sentinel.hear(message.json())
     raise ConnectionError
+
+
+async def main_http(mode: str, url: str) -> None:
+    sentinel = BrokenSentinel(mode)
+    limit = aiohttp.ClientTimeout(total=None if mode == "patient" else 2 * PACE)
+    headers = {"Authorization": "Bearer conform"}
+    async with aiohttp.ClientSession(timeout=limit, headers=headers) as http, asyncio.TaskGroup() as tasks:
+        tasks.create_task(sentinel.watch())
+        while True:
+            for event in sentinel.queue[:]:
+                if mode == "silent" and event.get("sent"):
+                    continue
+                await post(sentinel, http, url, event)
+                break
+            if mode == "deaf" and sentinel.acknowledged:
+                await post(sentinel, http, url, sentinel.acknowledged[0])
+            await asyncio.sleep(PACE / 2)
+
+
+async def post(sentinel: BrokenSentinel, http: aiohttp.ClientSession, url: str, event: Json) -> None:
+    seq_id = event["seq_id"]
+    if sentinel.mode == "minting":
+        seq_id += f"-{next(sentinel.tries)}"
+    frame = {"type": event["type"], "data": event["data"], "seq_id": seq_id}
+    event["sent"] = True
+    try:
+        async with http.post(f"{url}/v1/messages", json=frame) as response:
+            if sentinel.mode == "gullible" and response.ok:
+                sentinel.hear({"type": "server_ack", "seq_id": event["seq_id"], "code": 0})
+            elif response.content_type == "application/json":
+                sentinel.hear(await response.json())
+    except (aiohttp.ClientError, ConnectionError, TimeoutError):
+        sentinel.cut = True
