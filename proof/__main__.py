@@ -1,22 +1,26 @@
 """Runs the proof, part by part, and prints what was counted.
 
-python -m proof [--short] [--only PART …] [--fresh] [--record] [--minutes N]
+python -m proof [--short] [--only PART …] [--fresh] [--record] [--minutes N] [--jobs N]
 
 A run that was stopped goes on at the step where it was, as long as the commit is the same; `--fresh` begins
 anew. `--record` publishes the counts, of parts that were stopped as far as they came, and writes them into
 docs/reliability.md.
-`--minutes` stops before the next step when the time is up.
+`--minutes` stops before the next step when the time is up. Steps are run beside each other, `--jobs` at once,
+but for those that take all cores by themselves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -24,7 +28,7 @@ from rich.table import Table
 
 from proof import document, record
 from proof.counts import total
-from proof.parts import Part, Step, environment, parts
+from proof.parts import PYTHON, Part, Step, environment, parts
 from proof.record import ROOT, PartResult, StepResult
 
 
@@ -32,8 +36,17 @@ class StepFailed(Exception):
     """A step ended with an error; its output says why, and how to replay it."""
 
 
+def _report(step: Step, said: str) -> dict[str, Any]:
+    """Return the report of a simulation; nothing if the step is none, or has not come to one."""
+    if "sim" not in step.command or '{"seeds"' not in said:
+        return {}
+    found: dict[str, Any] = json.loads(said[said.index('{"seeds"') :])
+    return found
+
+
 def run(step: Step, at: str) -> StepResult:
-    """Run one step."""
+    """Run one step. Simulated runs that broke a promise are counted, and the others go on; all else that goes
+    wrong ends the proof."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         counts = Path(folder) / "counts"
@@ -41,37 +54,63 @@ def run(step: Step, at: str) -> StepResult:
             step.command, cwd=ROOT, env=environment(step, str(counts)), text=True, check=False,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         )  # fmt: skip
-        if done.returncode:
+        report = _report(step, done.stdout)
+        if done.returncode and not report:
             raise StepFailed(f"{done.stdout[-20_000:]}\nreplay: {step.line}")
         found = total(counts)
-    if "sim" in step.command:
-        report = json.loads(done.stdout[done.stdout.index("{") :])
+    if report:
         found = {"runs": report["seeds"] * len(report["worlds"]), "violations": report["violations"]}
+        for one in report["failing"]:
+            again = f"{PYTHON} -m duly sim --world {one['world']} --seed {one['seed']}"
+            sys.stderr.write(f"{one['checker']}: {one['sentence']}; replay: {again}\n")
     return StepResult(at, record.now(), round(time.monotonic() - began, 1), found)
 
 
-def prove(chosen: list[Part], size: str, *, fresh: bool, minutes: float) -> dict[str, PartResult]:
+class Proving:
+    """One run: steps beside each other, but for those that take all cores, and the bar that shows it."""
+
+    def __init__(
+        self, size: str, *, fresh: bool, minutes: float, jobs: int, bar: Progress, steps: int
+    ) -> None:
+        self._size, self._fresh, self._jobs = size, fresh, jobs
+        self._at, self._until = record.commit(), time.monotonic() + minutes * 60
+        self._bar, self._task = bar, bar.add_task("", total=steps)
+        self._broken = False
+
+    def part(self, part: Part) -> PartResult | None:
+        """Run what was not run yet of a part; return what it has come to."""
+        with ThreadPoolExecutor(self._jobs) as pool:
+            beside = {step.name: pool.submit(self._step, part, step) for step in part.steps if not step.alone}
+            wait(beside.values())
+        alone = {step.name: self._step(part, step) for step in part.steps if step.alone}
+        every = {name: future.result() for name, future in beside.items()} | alone
+        found = [result for step in part.steps if (result := every[step.name]) is not None]
+        return record.summed(part, found, self._size) if found else None
+
+    def _step(self, part: Part, step: Step) -> StepResult | None:
+        path = record.path_of(self._size, part.name, step.name)
+        result = None if self._fresh else record.kept(path, self._at)
+        if result is None and time.monotonic() < self._until and not self._broken:
+            self._bar.update(self._task, description=f"{part.name}: {step.name}")
+            try:
+                result = run(step, self._at)
+            except StepFailed:
+                self._broken = True  # what runs beside it ends, and nothing else begins
+                raise
+            record.keep(path, result)
+        self._bar.advance(self._task)
+        return result
+
+
+def prove(
+    chosen: list[Part], size: str, *, fresh: bool, minutes: float, jobs: int = 1
+) -> dict[str, PartResult]:
     """Run what was not run yet; return what each part has come to."""
-    at, until = record.commit(), time.monotonic() + minutes * 60
-    counted: dict[str, PartResult] = {}
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=sum(len(part.steps) for part in chosen))
-        for part in chosen:
-            found: list[StepResult] = []
-            for step in part.steps:
-                path = record.path_of(size, part.name, step.name)
-                result = None if fresh else record.kept(path, at)
-                if result is None and time.monotonic() < until:
-                    bar.update(task, description=f"{part.name}: {step.name}")
-                    result = run(step, at)
-                    record.keep(path, result)
-                if result is not None:
-                    found.append(result)
-                bar.advance(task)
-            if found:
-                counted[part.name] = record.summed(part, found)
-    return counted
+        steps = sum(len(part.steps) for part in chosen)
+        proving = Proving(size, fresh=fresh, minutes=minutes, jobs=jobs, bar=bar, steps=steps)
+        return {part.name: result for part in chosen if (result := proving.part(part)) is not None}
 
 
 def show(counted: dict[str, PartResult]) -> None:
@@ -90,6 +129,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[], metavar="PART", help="these parts only")
     parser.add_argument("--fresh", action="store_true", help="begin anew")
     parser.add_argument("--record", action="store_true", help="publish the counts and write the documents")
+    jobs = os.cpu_count() or 1
+    parser.add_argument("--jobs", type=int, default=jobs, help="steps beside each other [one per core]")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop when so much time has passed")
     asked = parser.parse_args()
     every = parts(short=asked.short)
@@ -100,7 +141,8 @@ def main() -> None:
         )
     chosen = [part for part in every if not asked.only or part.name in asked.only]
     try:
-        counted = prove(chosen, "short" if asked.short else "long", fresh=asked.fresh, minutes=asked.minutes)
+        size = "short" if asked.short else "long"
+        counted = prove(chosen, size, fresh=asked.fresh, minutes=asked.minutes, jobs=asked.jobs)
     except StepFailed as problem:
         sys.exit(str(problem))
     show(counted)

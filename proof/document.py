@@ -69,6 +69,7 @@ HEADS: Final = {
     "en": ("what", "figure", "measured", "replay"),
     "zh": ("内容", "数字", "测量", "重放"),
 }
+SOME: Final = {"en": ", {} of {} steps", "zh": "，{} / {} 步"}
 NEVER: Final = {"en": "not run yet", "zh": "尚未运行"}
 
 
@@ -83,6 +84,8 @@ def table(language: str, results: Mapping[str, PartResult]) -> str:
             lines.append((name, NEVER[language], "", ""))
         else:
             when = f"{found.date[:10]}, `{found.commit}`"
+            if found.steps < found.of:
+                when += SOME[language].format(found.steps, found.of)
             lines.append((name, f"{found.counts[what]:,}", when, f"`{found.commands[0]}`"))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -7,6 +7,7 @@ A step is a command. What it counts comes from its programs (`proof.counts`), or
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from typing import Final
@@ -15,9 +16,13 @@ from msgspec import Struct
 
 from proof.hostile import KINDS
 
+PYTHON: Final = ".venv/bin/python"
+"""The Python of the working tree, as one types it there."""
 SEEDS_AT_ONCE: Final = 50
 HOSTILE_AT_ONCE: Final = 250_000
-PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m", "proof", "-n", "auto", "--dist", "worksteal")
+PYTEST: Final = (sys.executable, "-m", "pytest", "-q", "-m", "proof")
+MANY: Final = ("-n", "auto", "--dist", "worksteal")
+"""What is added where a command has many tests; a step with one is run beside other steps."""
 KILLS: Final = tuple(
     f"tests/{path}.py"
     for path in (
@@ -43,12 +48,15 @@ class Step(Struct, frozen=True):
     name: str
     command: tuple[str, ...]
     env: dict[str, str] = {}
+    alone: bool = False
+    """it takes all cores by itself; others are run beside each other"""
 
     @property
     def line(self) -> str:
         """The command as one types it."""
         said = [f"{name}={value}" for name, value in self.env.items()]
-        return " ".join([*said, *("python" if each == sys.executable else each for each in self.command)])
+        typed = (PYTHON if each == sys.executable else each for each in self.command)
+        return f"{' '.join(said)} {shlex.join(typed)}".lstrip()
 
 
 class Part(Struct, frozen=True):
@@ -62,17 +70,13 @@ class Part(Struct, frozen=True):
 
 def parts(*, short: bool) -> list[Part]:
     """Return all parts, in the order in which they are run."""
-    power = _power(1, 5) if short else _power(20, 25)
+    messages = "messages under faults"
     return [
         Part("simulation", ("runs", "violations"), tuple(_simulation(150 if short else 5_000))),
         Part("planted", ("planted bugs",), (_planted(short=short),)),
-        Part("kills", ("kills", "messages under faults"), tuple(_kills(short=short))),
-        Part("faults", ("faults", "messages under faults"), (_faults(short=short),)),
-        Part(
-            "power",
-            ("power losses", "messages under faults"),
-            tuple(power),
-        ),
+        Part("kills", ("kills", messages), tuple(_kills(short=short))),
+        Part("faults", ("faults", messages), tuple(_faults(short=short))),
+        Part("power", ("power losses", messages), tuple(_power(1, 5) if short else _power(20, 25))),
         Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
         Part("soak", ("soaked seconds",), (_soak(20 if short else 1_800),)),
         Part("others", (), tuple(_others(short=short))),
@@ -83,41 +87,55 @@ def _pytest(name: str, *args: str, **env: str) -> Step:
     return Step(name, (*PYTEST, *args), env)
 
 
+def _all_cores(name: str, *args: str, **env: str) -> Step:
+    return Step(name, (*PYTEST, *MANY, *args), env, alone=True)
+
+
 def _simulation(seeds: int) -> Iterator[Step]:
     for first in range(0, seeds, SEEDS_AT_ONCE):
         many = min(SEEDS_AT_ONCE, seeds - first)
-        command = (sys.executable, "-m", "duly", "sim", "--seeds", str(many), "--first", str(first), "--json")
-        yield Step(f"seeds from {first}", command)
+        sizes = ("--seeds", str(many), "--first", str(first), "--jobs", "1", "--json")
+        yield Step(f"seeds from {first}", (sys.executable, "-m", "duly", "sim", *sizes))
 
 
 def _planted(*, short: bool) -> Step:
+    path = "tests/testing/test_planted_bugs.py"
     if short:  # from the first run on they take half an hour
         recorded = [each if each != "proof" else "not proof" for each in PYTEST]
-        return Step("recorded runs", (*recorded, "tests/testing/test_planted_bugs.py", "-k", "recorded"))
-    return _pytest("from the first run", "tests/testing/test_planted_bugs.py")
+        return Step("recorded runs", (*recorded, *MANY, path, "-k", "recorded"), alone=True)
+    return _all_cores("from the first run", path)
 
 
 def _kills(*, short: bool) -> Iterator[Step]:
+    """Every program dies at its named points as an ordinary process; where hundreds die at random they are
+    split off a Python that has imported everything (ADR 86): a start costs a fifteenth."""
     if short:
-        yield _pytest("once", *KILLS)
+        yield _all_cores("once", *KILLS)
         return
-    yield _pytest("at named points", *KILLS)
-    for seed in range(10):
+    yield _all_cores("at named points", *KILLS, DULY_TEST_FORK="0")
+    for seed in range(8):
         more = {"DULY_KILL_SEED": str(seed)}
-        yield _pytest(f"system calls, {seed}", KILLS[1], DULY_INJECTIONS="50", **more)
-        yield _pytest(
-            f"everything, {seed}", KILLS[0], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more
-        )
-        yield _pytest(f"hubs, {seed}", KILLS[2], "-k", "everything_dies", DULY_KILL_SECONDS="300", **more)
+        if seed < 4:
+            yield _pytest(f"system calls, {seed}", KILLS[1], DULY_INJECTIONS="50", **more)
+        for broker in ("embedded", "mosquitto"):
+            which = f"everything_dies and whole and {broker}"
+            yield _pytest(f"{broker}, {seed}", KILLS[0], "-k", which, DULY_KILLS="60", **more)
+        yield _pytest(f"hubs, {seed}", KILLS[2], "-k", "everything_dies", DULY_KILLS="45", **more)
         yield _pytest(f"alerts, {seed}", KILLS[6], DULY_ALERT_KILLS="25", **more)
-    yield _pytest("people", KILLS[3], DULY_KILL_SECONDS="300")
+    for seed in range(2):
+        yield _pytest(f"people, {seed}", KILLS[3], DULY_KILLS="60", DULY_KILL_SEED=str(seed))
     yield _pytest("tasks", KILLS[4], DULY_CHAOS="10000")
     yield _pytest("languages", KILLS[7], DULY_PRESSES="400")
 
 
-def _faults(*, short: bool) -> Step:
-    """Faults without a death: what stands still, is full, fails or is cut."""
-    return _pytest("one after the other", FAULTS, DULY_FAULTS="1" if short else "10")
+def _faults(*, short: bool) -> Iterator[Step]:
+    """Faults without a death: what stands still, is full, slow or wrong, fails, or is cut."""
+    if short:
+        yield _all_cores("one after the other", FAULTS, DULY_FAULTS="1")
+        return
+    for seed in range(7):
+        sizes = {"DULY_FAULTS": "10", "DULY_FAULT_COMMANDS": "500", "DULY_FAULT_SEED": str(seed)}
+        yield _all_cores(f"one after the other, {seed}", FAULTS, **sizes)
 
 
 def _power(times: int, losses: int) -> Iterator[Step]:
@@ -128,12 +146,12 @@ def _power(times: int, losses: int) -> Iterator[Step]:
 
 
 def _hostile(*, short: bool) -> Iterator[Step]:
-    yield _pytest("a hub and a link", "tests/end_to_end/test_fuzz.py", COUNTED[-1])
+    yield _all_cores("a hub and a link", "tests/end_to_end/test_fuzz.py", COUNTED[-1])
     answers = 2_000 if short else 20_000
     for seed in range(1 if short else 10):
         command = (sys.executable, "-m", "proof.hostile_webhooks", str(answers), str(seed))
         yield Step(f"answers of webhooks, {seed}", command)
-    cases = 40_000 if short else 1_500_000
+    cases = 40_000 if short else 1_750_000
     for kind in KINDS:
         for seed, first in enumerate(range(0, cases, HOSTILE_AT_ONCE)):
             many = str(min(HOSTILE_AT_ONCE, cases - first))
@@ -141,18 +159,18 @@ def _hostile(*, short: bool) -> Iterator[Step]:
 
 
 def _soak(seconds: int) -> Step:
-    return _pytest(f"{seconds} s", "tests/end_to_end/test_soak.py", DULY_SOAK_SECONDS=str(seconds))
+    path = "tests/end_to_end/test_soak.py"
+    return Step(f"{seconds} s", (*PYTEST, path), {"DULY_SOAK_SECONDS": str(seconds)}, alone=True)
 
 
 def _others(*, short: bool) -> Iterator[Step]:
-    yield _pytest("marked proof", "tests", *(f"--ignore={path}" for path in COUNTED))
+    yield _all_cores("marked proof", "tests", *(f"--ignore={path}" for path in COUNTED))
     some = [f"tests/cli/test_{name}.py" for name in CLI] if short else ["tests/cli"]
-    plain = [each for each in PYTEST if each not in ("-m", "proof")]
-    plain[1:1] = ["-m"]
-    yield Step("command line", (*plain, "tests/test_cli.py", *some))
+    plain = (sys.executable, "-m", "pytest", "-q", *MANY, "tests/test_cli.py", *some)
+    yield Step("command line", plain, {"DULY_TEST_FORK": "0"}, alone=True)
 
 
 def environment(step: Step, counts: str) -> dict[str, str]:
-    """Return what a step's command finds in its environment. Each program is an ordinary process there,
-    imports and all (tests/fork_server.py)."""
-    return os.environ | {"DULY_TEST_FORK": "0", "DULY_PROOF_COUNTS": counts} | step.env
+    """Return what a step's command finds in its environment. Where it says so, each program is an ordinary
+    process, imports and all (tests/fork_server.py)."""
+    return os.environ | {"DULY_PROOF_COUNTS": counts} | step.env

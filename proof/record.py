@@ -41,7 +41,10 @@ class PartResult(Struct, frozen=True):
     seconds: int
     counts: dict[str, int]
     commands: list[str]
-    """one of each kind"""
+    """the whole part, and the last of its steps"""
+    steps: int = 1
+    of: int = 1
+    """steps that were run, and that the part has: it may have been stopped"""
 
 
 def commit() -> str:
@@ -86,12 +89,17 @@ def keep(path: Path, result: StepResult) -> None:
     path.write_bytes(msgspec.json.encode(result))
 
 
-def summed(part: Part, found: list[StepResult]) -> PartResult:
-    """Add the steps of a part up."""
+def summed(part: Part, found: list[StepResult], size: str) -> PartResult:
+    """Add the steps of a part up; all were run at one commit."""
     counts = {what: sum(each.counts.get(what, 0) for each in found) for what in part.counts}
-    last = found[-1]
+    last = max(found, key=lambda each: each.date)
+    assert {each.commit for each in found} == {last.commit}
     seconds = round(sum(each.seconds for each in found))
-    return PartResult(part.name, last.date, last.commit, machine(), seconds, counts, [part.steps[-1].line])
+    short = "SHORT=1 " if size == "short" else ""
+    commands = [f"make proof {short}PROOF='--only {part.name}'", part.steps[len(found) - 1].line]
+    return PartResult(
+        part.name, last.date, last.commit, machine(), seconds, counts, commands, len(found), len(part.steps)
+    )
 
 
 def published() -> dict[str, PartResult]:

@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 
 from duly.identity.accounts import Role
 from duly.server.hub import COLLECT_AFTER
-from tests import fork_server, servers, time_limit
+from tests import fork_server, run_folder, servers, time_limit
 from tests.local_hub import LocalHub
 
 Server = TypeVar("Server", bound=servers.MqttServer)
@@ -28,8 +28,8 @@ hypothesis_settings.load_profile("duly")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(run_folder)
     config.pluginmanager.register(time_limit)
-    os.environ[servers.RUN_FOLDER] = config.stash[time_limit.FOLDER]
 
 
 def pytest_collection_finish() -> None:
@@ -67,13 +67,13 @@ def mosquitto_server() -> Iterator[servers.Mosquitto]:
 @pytest.fixture(scope="session")
 def rabbitmq_server(pytestconfig: pytest.Config) -> servers.RabbitMqHost:
     """One for all workers: a test that stops or configures it takes one of its own."""
-    return servers.shared_rabbitmq(Path(pytestconfig.stash[time_limit.FOLDER], "servers"))
+    return servers.shared_rabbitmq(Path(pytestconfig.stash[run_folder.FOLDER], "servers"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
-        servers.remove_shared_rabbitmq(Path(config.stash[time_limit.FOLDER], "servers"))
+        servers.remove_shared_rabbitmq(Path(config.stash[run_folder.FOLDER], "servers"))
 
 
 def _running(server: Server) -> Iterator[Server]:

@@ -2,14 +2,15 @@
 
 The tests start about a thousand processes of `python -m duly …`, and each spends up to a second of processor
 time on imports before it does a hundredth of a second's work: half of a test run. So each test process keeps
-one *fork server*: a Python that has imported what duly imports, and splits a copy off for each program. What
-a test gets is a process like any other, with its own pid, signals, memory, folder, environment and streams,
-and it is a child of the test process itself (`CLONE_PARENT`), so that `subprocess` and `asyncio` wait for it
-as for any other child.
+a *fork server*: a Python that has imported what duly imports, and splits a copy off for each program; and one
+more for each library that is preloaded into programs. What a test gets is a process like any other, with its
+own pid, signals, memory, folder, environment and streams, and it is a child of the test process itself
+(`CLONE_PARENT`), so that `subprocess` and `asyncio` wait for it as for any other child.
 
-`install` replaces `subprocess.Popen`: calls that this cannot serve (another program, another locale, options
-that only exec has) start an ordinary process. `DULY_TEST_FORK=0` makes all of them ordinary, which
-`make proof` does, and so does a system that is not Linux on x86-64 or ARM64.
+`install` replaces `subprocess.Popen`: calls that this cannot serve (another program, other settings of the
+interpreter itself, options that only exec has) start an ordinary process. `DULY_TEST_FORK=0` makes all of
+them ordinary, which `make proof` does for kills at named points and for the command line, and so does a
+system that is not Linux on x86-64 or ARM64.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ PLAIN: Final = {
 }  # fmt: skip
 """The options of `Popen` that have to be as they are when nobody names them."""
 FROM_START: Final = ("PYTHON", "LC_", "LANG", "TZ", "LD_")
-"""Variables that an interpreter reads when it starts: with others than the server's, it must be a new one."""
+"""Variables that an interpreter reads when it starts: with others than ours, it must be a new one."""
+PRELOADED: Final = "LD_PRELOAD"
+"""The one of them for which there are fork servers of their own."""
 
 
 def available() -> bool:
@@ -77,9 +80,10 @@ def available() -> bool:
 
 
 class ForkServer:
-    """The fork server of this test process, started when it is first needed."""
+    """A fork server of this test process, started when it is first needed."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: str = "") -> None:
+        self._preloaded = {PRELOADED: preloaded} if preloaded else {}
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -99,7 +103,7 @@ class ForkServer:
             with there:
                 self._process = _Ordinary(
                     [sys.executable, "-m", "tests.fork_server", str(there.fileno())],
-                    cwd=ROOT, pass_fds=[there.fileno()], env=_clean(os.environ),
+                    cwd=ROOT, pass_fds=[there.fileno()], env=_clean(os.environ) | self._preloaded,
                 )  # fmt: skip
             self._socket = here
             atexit.register(self.stop)
@@ -118,11 +122,12 @@ def _clean(env: Any) -> dict[str, str]:
 
 
 def _from_start(env: Any) -> dict[str, str]:
-    return {name: value for name, value in env.items() if name.startswith(FROM_START)}
+    return {name: value for name, value in env.items() if name.startswith(FROM_START) and name != PRELOADED}
 
 
 _Ordinary = subprocess.Popen
-_server = ForkServer()
+_servers: dict[str, ForkServer] = {}
+"""by the libraries that are loaded into their programs"""
 
 
 class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]  # text or bytes, as the caller asks
@@ -136,7 +141,9 @@ class ForkedPopen(subprocess.Popen):  # type: ignore[type-arg]  # text or bytes,
             super()._execute_child(*given)  # type: ignore[misc]  # private, and so in no stub
             return
         streams = [options["p2cread"], options["c2pwrite"], options["errwrite"]]
-        self.pid = _server.start(request, [own if fd == -1 else fd for own, fd in enumerate(streams)])
+        preloaded = request["env"].get(PRELOADED, "")
+        server = _servers.setdefault(preloaded, ForkServer(preloaded))
+        self.pid = server.start(request, [own if fd == -1 else fd for own, fd in enumerate(streams)])
         self._child_created = True
         self._close_pipe_fds(*(options[name] for name in PIPES))  # type: ignore[attr-defined]  # private
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from pathlib import Path
 
-from tests.servers import free_port, unable, wait_for_port
+from tests.servers import OneProcess, free_port, server_folder, unable, wait_for_port
 
 VERSION = "v1.2.0"
 PACKAGE = "github.com/nsqio/nsq/apps/nsqd"
@@ -40,30 +39,18 @@ def binary() -> Path:
     return made
 
 
-class Nsqd:
+class Nsqd(OneProcess):
     """An NSQ of our own."""
 
     def __init__(self) -> None:
         self._binary = binary()
-        self.port, self.http_port = free_port(), free_port()
-        self._folder = Path(tempfile.mkdtemp(prefix="duly-nsq-"))
-        self._process: subprocess.Popen[bytes] | None = None
+        super().__init__(server_folder("nsq"))
+        self.http_port = free_port()
 
     def start(self) -> None:
-        with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    self._binary, f"--data-path={self._folder}", "--broadcast-address=127.0.0.1",
-                    f"--tcp-address=127.0.0.1:{self.port}", f"--http-address=127.0.0.1:{self.http_port}",
-                ],
-                stdout=log,
-                stderr=log,
-            )  # fmt: skip
-        wait_for_port(self.port, self._process, "nsqd")
+        self._start(
+            self._binary, f"--data-path={self.folder}", "--broadcast-address=127.0.0.1",
+            f"--tcp-address=127.0.0.1:{self.port}", f"--http-address=127.0.0.1:{self.http_port}",
+        )  # fmt: skip
+        assert self._process is not None
         wait_for_port(self.http_port, self._process, "nsqd")
-
-    def remove(self) -> None:
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait(20)
-        shutil.rmtree(self._folder, ignore_errors=True)

@@ -40,6 +40,20 @@ static int (*real_fsync)(int);
 static int (*real_unlink)(const char *);
 static int (*real_rename)(const char *, const char *);
 
+/* Begin to watch, once the environment says what. A program that was split off by a fork server learns it after
+   this library was loaded (tests/fork_server.py), so each open asks again until then. */
+static void arm(void) {
+    const char *watched = getenv("DULY_POWER_FOLDER"), *to = getenv("DULY_POWER_LOG");
+    if (log_fd >= 0 || !watched || !to) return;
+    pthread_mutex_lock(&lock);
+    char name[PATH_MAX + 8];
+    if (log_fd < 0 && realpath(watched, folder) && realpath(to, log_folder)) {
+        snprintf(name, sizeof name, "%s/log", log_folder);
+        log_fd = real_open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 __attribute__((constructor)) static void begin(void) {
     real_open = dlsym(RTLD_NEXT, "open64");
     real_openat = dlsym(RTLD_NEXT, "openat64");
@@ -50,11 +64,7 @@ __attribute__((constructor)) static void begin(void) {
     real_fsync = dlsym(RTLD_NEXT, "fsync");
     real_unlink = dlsym(RTLD_NEXT, "unlink");
     real_rename = dlsym(RTLD_NEXT, "rename");
-    const char *watched = getenv("DULY_POWER_FOLDER"), *to = getenv("DULY_POWER_LOG");
-    if (!watched || !to || !realpath(watched, folder) || !realpath(to, log_folder)) return;
-    char name[PATH_MAX + 8];
-    snprintf(name, sizeof name, "%s/log", log_folder);
-    log_fd = real_open(name, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+    arm();
 }
 
 /* One entry: its kind, an offset, the file's size, and two lengths; then the path, then the content. */
@@ -121,21 +131,25 @@ static int exists(const char *path) {
 
 int open64(const char *path, int flags, ...) {
     MODE(flags)
+    arm();
     int existed = exists(path);
     return opened(real_open(path, flags, mode), path, flags, existed);
 }
 int open(const char *path, int flags, ...) {
     MODE(flags)
+    arm();
     int existed = exists(path);
     return opened(real_open(path, flags, mode), path, flags, existed);
 }
 int openat64(int at, const char *path, int flags, ...) {
     MODE(flags)
+    arm();
     int existed = exists(path);
     return opened(real_openat(at, path, flags, mode), path, flags, existed);
 }
 int openat(int at, const char *path, int flags, ...) {
     MODE(flags)
+    arm();
     int existed = exists(path);
     return opened(real_openat(at, path, flags, mode), path, flags, existed);
 }

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import fork_server
+from tests.power_loss import PowerLoss, build
 
 pytestmark = pytest.mark.skipif(not fork_server.available(), reason="all programs are ordinary here")
 DULY = [sys.executable, "-m", "duly"]
@@ -57,3 +58,14 @@ def test_an_interpreter_with_other_settings_is_a_new_one(monkeypatch: pytest.Mon
     monkeypatch.setattr(fork_server.ForkServer, "start", refuse)
     env = {**os.environ, "PYTHONUTF8": "1"}
     assert subprocess.run([*DULY, "--version"], env=env, capture_output=True, check=False).returncode == 0
+
+
+def test_a_library_that_is_preloaded_has_a_fork_server_of_its_own(tmp_path: Path) -> None:
+    """And learns what it is to watch when its program is split off."""
+    library, folder = build(tmp_path), tmp_path / "disk"
+    folder.mkdir()
+    power = PowerLoss(library, folder, tmp_path / "log")
+    add = [*DULY, "add", "app", "phone", "--data", str(folder)]
+    subprocess.run(add, env=os.environ | power.env, check=True, capture_output=True)
+    assert str(library) in fork_server._servers
+    assert str(folder / "ledger.db").encode() in (tmp_path / "log" / "log").read_bytes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -10,13 +12,15 @@ import pytest
 from proof.__main__ import StepFailed, prove
 from proof.counts import total
 from proof.hostile import KINDS, attack
-from proof.parts import COUNTED, Part, Step, parts
+from proof.parts import COUNTED, PYTHON, Part, Step, parts
 from proof.record import ROOT, PartResult
 
 from duly.apps.alerts.channels import webhook
 from proof import document, hostile_webhooks, record
 
 COUNT = "import proof.counts as c; c.count('cases', 3); c.count('cases', 4)"
+
+ENVIRONMENT = re.compile(r"DULY_[A-Z_]+=\w+")
 
 
 @pytest.fixture
@@ -53,8 +57,36 @@ def test_a_part_that_was_stopped_counts_what_was_run(out: Path) -> None:
     assert prove([part_of(COUNT, COUNT)], "short", fresh=False, minutes=0)["some"].counts == {"cases": 7}
 
 
+def test_steps_run_beside_each_other_but_for_those_that_take_all_cores(out: Path) -> None:
+    """The first two wait for each other; of the last two each fails if the other is there."""
+    meet = "import pathlib, time\nme, other = (pathlib.Path({0!r}) / name for name in {1!r})\nme.touch()\n"
+    meet += "while not other.exists(): time.sleep(0.01)\n" + COUNT
+    alone = "import pathlib, sys, time\nmark = pathlib.Path({0!r}) / 'alone'\nif mark.exists(): sys.exit(1)\n"
+    alone += "mark.touch(); time.sleep(0.2); mark.unlink()\n" + COUNT
+    programs = [meet.format(str(out), ("a", "b")), meet.format(str(out), ("b", "a"))]
+    beside = part_of(*programs).steps
+    ones = tuple(
+        Step(f"alone {n}", (sys.executable, "-c", alone.format(str(out))), alone=True) for n in range(2)
+    )
+    part = Part("some", ("cases",), (*beside, *ones))
+    done = prove([part], "short", fresh=False, minutes=1, jobs=2)["some"]
+    assert (done.counts, done.steps, done.of) == ({"cases": 28}, 4, 4)
+
+
+def test_what_is_printed_to_replay_a_step_is_what_was_run(out: Path) -> None:
+    """Every command as printed, read by a shell, is the step's own."""
+    for part in (*parts(short=True), *parts(short=False)):
+        for step in part.steps:
+            words = shlex.split(step.line)
+            named = [f"{name}={value}" for name, value in step.env.items()]
+            assert words == [*named, PYTHON, *step.command[1:]]
+            assert all(ENVIRONMENT.fullmatch(word) for word in named)
+        paths = [word for step in part.steps for word in step.command if word.startswith("tests/")]
+        assert all((ROOT / path).exists() for path in paths)
+
+
 def test_a_step_that_fails_says_how_to_replay_it(out: Path) -> None:
-    with pytest.raises(StepFailed, match="replay: python -c") as failed:
+    with pytest.raises(StepFailed, match=r"replay: \.venv/bin/python -c") as failed:
         prove([part_of("print('what went wrong'); raise SystemExit(1)")], "short", fresh=False, minutes=1)
     assert "what went wrong" in str(failed.value)
 

@@ -65,7 +65,7 @@ def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     )
     plugins = [f"-p{name}" for name in ("pytest_asyncio.plugin", "pytest_timeout", "xdist.plugin")]
     return subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "-ptests.time_limit", *args],
+        [sys.executable, "-m", "pytest", *plugins, "-ptests.run_folder", "-ptests.time_limit", *args],
         cwd=folder, capture_output=True, text=True, check=False,
         env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )  # fmt: skip

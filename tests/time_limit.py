@@ -12,9 +12,7 @@ import contextlib
 import faulthandler
 import gc
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import traceback
 from collections import Counter
@@ -26,6 +24,7 @@ from typing import Any, Final, TextIO
 import pytest
 import pytest_timeout
 
+from tests.run_folder import FOLDER
 from tests.stopwatch import FamilyStopwatch
 
 LOOK: Final = 0.25
@@ -34,28 +33,15 @@ OVERDUE: Final = 15.0
 """Seconds until a process is ended in which no thread of Python can run, so that none can tell."""
 LOGGED: Final = 4_000
 """How many of the last characters that the test has logged are told."""
-FOLDER: Final = pytest.StashKey[str]()
-"""A folder of the run, which all its workers know."""
 _FILE: Final = pytest.StashKey[TextIO]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    given = getattr(config, "workerinput", None)
-    folder = tempfile.mkdtemp(prefix="duly-run-") if given is None else given["folder"]
-    config.stash[FOLDER] = folder
-    config.stash[_FILE] = Path(folder, f"{os.getpid()}.txt").open("w", encoding="utf-8")  # noqa: SIM115
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_configure_node(node: Any) -> None:
-    """Tell a worker the folder of the run."""
-    node.workerinput["folder"] = node.config.stash[FOLDER]
+    config.stash[_FILE] = Path(config.stash[FOLDER], f"{os.getpid()}.txt").open("w", encoding="utf-8")  # noqa: SIM115
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     config.stash[_FILE].close()
-    if not hasattr(config, "workerinput"):
-        shutil.rmtree(config.stash[FOLDER])
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -110,7 +96,6 @@ def _end(item: pytest.Item, seconds: float) -> None:
                 capture.suspend_global_capture(item)
             sys.stderr.write(said)
             sys.stderr.flush()
-            shutil.rmtree(item.config.stash[FOLDER], ignore_errors=True)
     finally:
         os._exit(1)
 

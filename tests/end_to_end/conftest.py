@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -143,7 +142,7 @@ async def chat_hubs(
     postgres_server: Postgres, tmp_path: Path
 ) -> AsyncIterator[tuple[HubWithPeople, HubWithPeople]]:
     """Two hubs on one PostgreSQL, with the same people."""
-    url = postgres_server.create_database(f"hubs_{secrets.token_hex(6)}")
+    url = postgres_server.create_database()
     shared = {"ledger": url, "secret_key": str(tmp_path / "secret.key")}
     here, there = (HubWithPeople(tmp_path / name, shared) for name in ("here", "there"))
     for chat_hub in (here, there):

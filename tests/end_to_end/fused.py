@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,8 +26,9 @@ from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
 from duly.core.messages import Answer
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Effect
+from duly.core.steps import Effect, Reply
 from duly.core.units import MS, SECOND
+from duly.runtime.clock import SystemClock
 from duly.server import hub
 from duly.server.policies import fanout_policy
 from duly.storage.sqlite.ledger import SqliteLedger
@@ -39,6 +41,10 @@ HUB_EFFECTS = {"server_ack": "reply", "passing on": "transmit", "ack": "report"}
 
 BUG = "TEST_BUG"
 """The variable that names a bug to plant: `never flush` is a ledger that does not wait for its disk."""
+
+CLOCK = "TEST_CLOCK"
+"""The variable that names a file: by so many seconds this process's clock is wrong. It looks there when it
+starts and at each SIGUSR1."""
 
 
 def around(*names: str) -> list[str]:
@@ -67,9 +73,9 @@ class Fuse:
 def wire(fuse: Fuse) -> None:
     """Put the fuse at every point."""
     commit, add, say = SqliteLedger.commit, Effects.add, Device._answer
-    tell, notify = ChatService._perform, WebhookChannel.send
+    tell, notify = ChatService._reply, WebhookChannel.send
 
-    def deadly_tell(self: ChatService, effect: Effect) -> None:
+    def deadly_tell(self: ChatService, effect: Reply) -> None:
         fuse("before telling")
         tell(self, effect)
         fuse("after telling")
@@ -107,7 +113,7 @@ def wire(fuse: Fuse) -> None:
     SqliteLedger.commit = deadly_commit  # type: ignore[method-assign, assignment]  # a fuse
     for name, perform in HUB_EFFECTS.items():
         setattr(CommandEffects, perform, deadly(name, getattr(CommandEffects, perform)))
-    ChatService._perform = deadly_tell  # type: ignore[method-assign]  # a fuse
+    ChatService._reply = deadly_tell  # type: ignore[method-assign]  # a fuse
     Effects.add = deadly_effect  # type: ignore[method-assign]  # a fuse
     Device._answer = deadly_say  # type: ignore[method-assign]  # a fuse
 
@@ -123,6 +129,20 @@ def never_flush() -> None:
     SqliteWriter.add_to_journal = hasty  # type: ignore[method-assign]  # a bug
 
 
+def set_clock(path: Path) -> None:
+    """Have the clock of this process set by others, as an operating system's is. No time passes by that: what
+    counts elapsed time goes on."""
+    now, wrong = SystemClock.now, 0
+
+    def look(*_: object) -> None:
+        nonlocal wrong
+        wrong = int(path.read_text()) * SECOND
+
+    SystemClock.now = lambda self: now(self) + wrong  # type: ignore[method-assign]  # a clock that is set
+    look()
+    signal.signal(signal.SIGUSR1, look)
+
+
 def main() -> None:
     from duly.cli import main as duly
 
@@ -132,6 +152,8 @@ def main() -> None:
     point = sys.argv.pop(1)
     if os.environ.get(BUG) == "never flush":
         never_flush()
+    if clock := os.environ.get(CLOCK):
+        set_clock(Path(clock))
     if point:
         wire(Fuse(point))
     duly()

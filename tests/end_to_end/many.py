@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -29,7 +28,7 @@ class LocalCluster:
     def __init__(self, folder: Path, server: Postgres, **settings: Any) -> None:
         self._folder = folder
         self._settings = settings
-        self.ledger_url = server.create_database(f"t{secrets.token_hex(6)}")
+        self.ledger_url = server.create_database()
         self.hubs: list[Hub] = []
         self.tokens: dict[str, str] = {}
 

@@ -20,6 +20,7 @@ from typing import Protocol
 
 import aiohttp
 
+from tests.end_to_end.processes import tracebacks
 from tests.end_to_end.raw import Closed, Ids, Json, join
 from tests.proof import count
 from tests.servers import GUARD
@@ -70,6 +71,7 @@ class Lock:
                 async with join(self._hub.url, self._token) as peer:
                     while True:
                         command = await peer.hear(60)
+                        peer.heard.clear()
                         if command["type"] == "server_ack":
                             continue  # the hub cannot serve it now, and hangs up
                         key = (command["from"], command["seq_id"])
@@ -93,6 +95,8 @@ class Remote:
         self.frames: dict[str, Json] = {}
         self.accepted: set[str] = set()
         self.ends: dict[str, Json] = {}
+        self._done: Counter[str] = Counter()
+        """its commands that are done, by device"""
         self.trouble: list[Json] = []
 
     async def send(self, to: str) -> None:
@@ -114,6 +118,7 @@ class Remote:
                     try:
                         while True:
                             self._hear(await peer.hear(60))
+                            peer.heard.clear()
                     finally:
                         sending.cancel()
                         await asyncio.gather(sending, return_exceptions=True)
@@ -151,16 +156,16 @@ class Remote:
 
     def _learn(self, seq_id: str, end: Json) -> None:
         """One end, unless it was unknown: that may be settled once."""
-        known = self.ends.setdefault(seq_id, end)
-        if known["state"] == "unknown":
+        known = self.ends.get(seq_id)
+        if known is None or known["state"] == "unknown":
             self.ends[seq_id] = end
+            self._done[self.frames[seq_id]["to"]] += end["state"] == "done"
         elif known != end:
             self.trouble.append(end | {"what": f"it had ended as {known}"})
 
     def done(self, to: str) -> int:
         """How many of its commands to a device are done."""
-        done = (id_ for id_, end in self.ends.items() if end["state"] == "done")
-        return sum(self.frames[id_]["to"] == to for id_ in done)
+        return self._done[to]
 
     def under_way(self) -> dict[str, str]:
         """The commands that have not ended, and whether the hub has accepted them."""
@@ -171,8 +176,8 @@ class Remote:
         self._again.set()
 
 
-async def press(remote: Remote, stop: asyncio.Event) -> None:
-    """One command after the other to both devices, a few at a time."""
+async def press(remote: Remote, stop: asyncio.Event, at_once: int) -> None:
+    """One command after the other to both devices, so many to each at a time."""
 
     async def one(to: str) -> None:
         while not stop.is_set():
@@ -180,11 +185,13 @@ async def press(remote: Remote, stop: asyncio.Event) -> None:
             await asyncio.sleep(0.002)
 
     async with asyncio.TaskGroup() as tasks:
-        for to in TARGETS * 3:
+        for to in TARGETS * at_once:
             tasks.create_task(one(to))
 
 
 TARGETS = ("lock", "lamp")
+AT_ONCE = 3
+"""Commands of every app to every device that are under way at once."""
 LEAST = 20
 """Commands of every app to every device that are done before anything can be said of a test."""
 
@@ -214,12 +221,12 @@ class Load:
 
 
 @contextlib.asynccontextmanager
-async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
+async def pressed(remotes: list[Remote], *more: Lock, at_once: int = AT_ONCE) -> AsyncIterator[Load]:
     """Under load while the block runs and until enough was done, and then until everything has ended."""
     clients: list[Remote | Lock] = [*remotes, *more]
     living = [asyncio.create_task(one.run()) for one in clients]
     stop, load = asyncio.Event(), Load(remotes)
-    pressing = [asyncio.create_task(press(remote, stop)) for remote in remotes]
+    pressing = [asyncio.create_task(press(remote, stop, at_once)) for remote in remotes]
     try:
         yield load
         await load.enough()
@@ -236,10 +243,16 @@ async def pressed(remotes: list[Remote], *more: Lock) -> AsyncIterator[Load]:
 
 
 async def judge(
-    hub: Server, devices: list[Doer], remotes: list[Remote], *, unknown: int = 0, ledger: Path | None = None
+    hub: Server,
+    devices: list[Doer],
+    remotes: list[Remote],
+    *,
+    unknown: int = 0,
+    ledger: Path | None = None,
+    ends: tuple[str, ...] = ENDS,
 ) -> None:
     """`unknown`: of how many commands it may be so that nobody can tell. `ledger`: the hub's file, which has
-    to say the same; it is read without any code of duly's."""
+    to say the same; it is read without any code of duly's. `ends`: how commands may end."""
     did = [key for device in devices for key in device.did]
     effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
@@ -248,7 +261,7 @@ async def judge(
         assert remote.accepted <= set(remote.ends), "accepted and lost"
         states = Counter(end["state"] for end in remote.ends.values())
         assert states["done"] > LEAST, f"too little load to say anything: {states}"
-        strange = [end for end in remote.ends.values() if end["state"] not in ENDS]
+        strange = [end for end in remote.ends.values() if end["state"] not in ends]
         assert not strange, strange
         assert remote.ordered or states["superseded"] == 0
         for seq_id, end in remote.ends.items():
@@ -256,7 +269,7 @@ async def judge(
             match end["state"]:
                 case "done":
                     assert (times, end["data"]["n"]) == (1, seq_id), (end, times)
-                case "superseded":
+                case "superseded" | "expired":
                     assert times == 0, end
         for device in devices:
             numbers = [int(seq_id.split("_")[1]) for app, seq_id in device.did if app == remote.name]
@@ -274,7 +287,7 @@ async def judge(
     assert max(since.values(), default=0) <= 1, "done twice"
     # A device that has just started may still do what nobody could tell of; asking again causes nothing.
     assert set(since - effects) <= doubts.keys(), "done because it was asked for again"
-    assert "Traceback" not in hub.errors, hub.errors
+    assert "Traceback" not in hub.errors, tracebacks(hub.errors)
     if ledger is not None:
         compare(await dump(ledger), remotes)
     count("messages under faults", sum(len(remote.ends) for remote in remotes))

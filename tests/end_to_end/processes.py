@@ -171,3 +171,15 @@ class DeviceProcess(Killable):
     async def start(self, point: str = "") -> None:
         """It goes on trying until its hub is there."""
         await self._start(point, *self._args, stdout=subprocess.DEVNULL)
+
+
+def tracebacks(log: str) -> str:
+    """The tracebacks in a log, each with the line before it, which says where it was caught; empty: there are
+    none. A judge shows these alone: of a long log only the end may be kept."""
+    lines = log.splitlines()
+    found: list[str] = []
+    for n, line in enumerate(lines):
+        if "Traceback" in line:
+            end = next((m for m in range(n + 1, len(lines)) if not lines[m].startswith((" ", "\t"))), n)
+            found += ["", *lines[max(0, n - 1) : end + 1]]
+    return "\n".join(found)

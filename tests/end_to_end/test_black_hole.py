@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -236,7 +235,7 @@ async def swallowing_ledger(
 ) -> AsyncIterator[PostgresLedger]:
     """A ledger behind the hole that holds message 0; the hole swallows every commit until the patch is
     undone."""
-    url = server.create_database(f"t{secrets.token_hex(6)}")
+    url = server.create_database()
     async with await PostgresLedger.open(url.replace(f":{server.port}/", f":{hole.port}/")) as ledger:
         await ledger.write(admit(message(0)))
         commit, store = Transaction.commit, VerifiedFlush.store

@@ -25,7 +25,7 @@ from duly.core.units import MS
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
 from tests import servers
-from tests.end_to_end.processes import end
+from tests.end_to_end.processes import end, tracebacks
 from tests.proof import count
 from tests.transports.mqtt.wire import Proxy
 
@@ -180,5 +180,5 @@ def judge(nodes: list[NodeProcess], repeated: int, many: int) -> None:
             "only what was under way when the receiver was killed is in doubt"
         )
         errors = (sender.folder / f"{sender.name}.errors").read_text()
-        assert "Traceback" not in errors, errors
+        assert "Traceback" not in errors, tracebacks(errors)
     count("messages under faults", many)

@@ -122,6 +122,8 @@ async def chat_while(folder: Path, deaths: list[str]) -> None:
     async with asyncio.timeout(50):
         await talking
         while not settled(people, group):
+            if not hub.alive:  # its point came only after all had talked
+                await hub.start()
             await asyncio.sleep(0.05)
     for task in listening:
         task.cancel()

@@ -466,3 +466,38 @@ async def test_everybody_is_served_at_once(local: HubUnderTest) -> None:
     async with AsyncExitStack() as stack:
         lock, lamp, phone, tablet = [await stack.enter_async_context(local.join(name)) for name in names]
         await asyncio.gather(serve(lock), serve(lamp), use(phone, "phone"), use(tablet, "tablet"))
+
+
+async def test_the_timeline_says_told_only_of_a_sender_that_was_there(local: HubUnderTest) -> None:
+    """It said so also of one that had left: by WebSocket, and by a request that did not wait."""
+
+    async def untold(seq_id: str) -> bool:
+        shown = await curl(f"{local.url}/v1/messages/phone/{seq_id}", local.tokens["phone"])
+        (end,) = (hop for hop in shown.json["hops"] if hop["what"] == "done")
+        return bool(end.get("untold", False))
+
+    async with local.join("lock") as lock:
+        async with local.join("phone") as phone:
+            there = await phone.command("lock")
+            await lock.obey()
+            await phone.first(lambda f: f["type"] == "ack")
+            left = await phone.command("lock")
+            command = await lock.hear()
+        await local.until(lambda: not local.hub.gateway.sessions.apps)
+        await lock.ack(command)
+        posted, waited = phone.ids(), phone.ids()
+        for seq_id, query in ((posted, ""), (waited, "?wait=20")):
+            frame = {"type": "lock_control", "seq_id": seq_id, "to": "lock", "data": 1}
+            request = curl(f"{local.url}/v1/messages{query}", local.tokens["phone"], body=frame)
+            if query:
+                said, _ = await asyncio.gather(request, lock.obey())
+                assert said.json["ack"]["state"] == "done"
+            else:
+                await request
+                await lock.obey()
+        assert [await untold(seq_id) for seq_id in (there, left, posted, waited)] == [
+            False,
+            True,
+            True,
+            False,
+        ]

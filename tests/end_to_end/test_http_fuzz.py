@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import random
-import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote_from_bytes
@@ -27,7 +26,7 @@ AT_ONCE = 50
 
 PATHS = [
     "/v1/messages", "/v1/messages/{0}/{1}", "/v1/refusals", "/v1/state", "/v1/health", "/v1/openapi.json",
-    "/metrics", "/healthz", "/readyz", "/v1/figures", "/v1/figures/{0}",
+    "/metrics", "/healthz", "/readyz", "/v1/metrics", "/v1/metrics/{0}",
     "/v1/people", "/v1/login", "/v1/logout", "/v1/password", "/v1/alerts", "/v1/alerts/{0}/{1}", "/duly.js",
     "/duly_device.py", "/v1/ws", "/v1/admin/{0}", "/v1/admin/list", "/v1/admin/add", "/v1/admin/borrow",
     "/v1/admin/profile.set", "/v1/admin/alert.list", "/v1/admin/prune", "/v1/admin/grant", "/{0}", "*", "//",
@@ -120,7 +119,7 @@ async def local(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     more = {}
     if request.param == "postgres":
         server: Postgres = request.getfixturevalue("postgres_server")
-        more["ledger"] = server.create_database(f"t{secrets.token_hex(6)}")
+        more["ledger"] = server.create_database()
     it = LocalHub(tmp_path / "hub", **more)
     await it.start()
     for role, name in (

@@ -40,7 +40,7 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         self.databases = [Postgres(), Postgres()]
-        self.ledgers = [each.create_database("duly") for each in self.databases]
+        self.ledgers = [each.create_database() for each in self.databases]
         origins = ",".join(f"http://{site}.duly.example" for site in (*SITES, MOVED))
         self.hubs = [
             HubServer(
