@@ -122,7 +122,7 @@ async def _stop(child: asyncio.subprocess.Process) -> None:
     """Ends a question and what it has started: asks first, so that it can end its servers."""
     if child.returncode is None:
         with contextlib.suppress(ProcessLookupError):
-            child.send_signal(signal.SIGINT)
+            child.terminate()  # it ends as by Ctrl-C, which what a script starts with `&` ignores
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOPPING):
                 await child.wait()

@@ -80,7 +80,7 @@ def postgres_server() -> Iterator[Server | None]:
     from tests import servers
 
     with servers.postgres() as server:
-        yield Server(server.create_database("bench"), server.pid, "PostgreSQL")
+        yield Server(server.create_database(), server.pid, "PostgreSQL")
 
 
 @contextlib.contextmanager

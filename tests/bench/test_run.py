@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,6 +25,16 @@ QUIET = Console(quiet=True)
 
 def run(out: Path, *questions: str, silence: float = 50.0) -> Run:
     return Run({name: f"tests.bench.questions:{name}" for name in questions}, Options(), out, silence)
+
+
+@contextlib.contextmanager
+def handling(interrupts: signal.Handlers) -> Iterator[None]:
+    """What is started meanwhile ignores SIGINT, if this says so."""
+    before = signal.signal(signal.SIGINT, interrupts)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 async def test_an_answer_says_when_and_where_it_was_measured(tmp_path: Path) -> None:
@@ -55,8 +67,13 @@ async def test_what_dies_ends_its_question_and_the_run_goes_on(
     assert [answer.error for answer in answers] == [error, ""]
 
 
-async def test_a_question_that_makes_no_step_is_ended(tmp_path: Path) -> None:
-    answer = await run(tmp_path, "makes_no_step", silence=0.1).ask("makes_no_step")
+@pytest.mark.parametrize("interrupts", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
+async def test_a_question_that_makes_no_step_is_ended_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupts: signal.Handlers
+) -> None:
+    monkeypatch.setattr("bench.run.STOPPING", 1000.0)
+    with handling(interrupts):
+        answer = await run(tmp_path, "makes_no_step", silence=0.1).ask("makes_no_step")
     assert answer.error == "it made no step for 0.1 s"
 
 
@@ -65,14 +82,11 @@ async def test_a_question_that_is_terminated_ends_its_servers(
     interrupts: signal.Handlers,
 ) -> None:
     """Also one that a script has started with `&`: the shell makes it ignore SIGINT."""
-    before = signal.signal(signal.SIGINT, interrupts)
-    try:
+    with handling(interrupts):
         question = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "bench.ask", "tests.bench.questions:serves_for_ever", "{}",
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=ROOT,
         )  # fmt: skip
-    finally:
-        signal.signal(signal.SIGINT, before)
     assert question.stdout is not None
     server = int(msgspec.json.decode(await question.stdout.readline(), type=Line).label)
     question.terminate()
