@@ -193,3 +193,13 @@ def skeleton(text: Path) -> list[str]:
             parts.append("paragraph")
         begins = not line or line.startswith("```")
     return parts
+
+
+def test_the_python_reference_names_everything_public_and_nothing_else() -> None:
+    """`make docs` cannot be built otherwise; errors have a page of their own."""
+    named = re.findall(r"^::: (\S+)$", (ROOT / "docs/reference/api.md").read_text(), re.MULTILINE)
+    for name in named:
+        module, _, own = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), own), f"there is no {name}"
+    errors = {name for name in duly.__all__ if name in vars(duly.errors)} | {"errors"}
+    assert {f"duly.{name}" for name in duly.__all__ if name not in errors} <= set(named)

@@ -15,8 +15,18 @@ import pytest
 from tests.cli.conftest import CommandLine
 
 
+def notifications(cli: CommandLine) -> Path:
+    """The folder in which `file:` channels write."""
+    return cli.folder / "duly-data" / "notifications"
+
+
+def block(cli: CommandLine) -> None:
+    """Keep the hub from writing `file:blocked` for now: a folder has that name."""
+    (notifications(cli) / "blocked").mkdir(parents=True)
+
+
 def told(cli: CommandLine, name: str = "told") -> list[dict[str, Any]]:
-    path = cli.folder / name
+    path = notifications(cli) / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -25,11 +35,9 @@ def test_from_a_profile_to_a_resolved_alert(cli: CommandLine) -> None:
     hub = cli.up()
     nobody = cli.duly("alert", "trigger", "smoke", "--profile", "home")
     assert (nobody.returncode, "there is no profile 'home'" in nobody.stderr) == (6, True)
-    made = cli.duly(
-        "profile", "set", "home", "--send", f"file:{cli.folder}/told", "--escalate", "1h=console:"
-    )
+    made = cli.duly("profile", "set", "home", "--send", "file:told?doubt=repeat", "--escalate", "1h=console:")
     assert made.returncode == 0, made.stderr
-    assert str(cli.folder) not in made.stdout, "labels, not addresses"
+    assert "doubt" not in made.stdout, "labels, not addresses"
 
     done = cli.duly("alert", "trigger", "smoke", "--profile", "home", "--id", "event-1", "--device", "AA:BB")
     assert (done.returncode, done.stdout) == (0, "accepted: event-1\n")
@@ -63,7 +71,7 @@ def test_from_a_profile_to_a_resolved_alert(cli: CommandLine) -> None:
 
 def test_words_that_are_no_status_and_a_wait_that_is_too_short_say_so(cli: CommandLine) -> None:
     cli.up()
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told", "--escalate", "1h=console:")
+    cli.duly("profile", "set", "default", "--send", "file:told", "--escalate", "1h=console:")
     done = cli.duly("alert", "trigger", "smoke", "--wait", "0.2s")
     assert (done.returncode, "not every recipient was told yet" in done.stderr) == (5, True)
     for verb in (["alert", "list", "--status", "happy"], ["deliveries", "list", "--state", "happy"]):
@@ -106,7 +114,7 @@ def test_an_address_inside_this_network_is_refused_with_the_option_that_allows_i
 
 def test_silences_come_and_go(cli: CommandLine) -> None:
     cli.up()
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told")
+    cli.duly("profile", "set", "default", "--send", "file:told")
     assert cli.duly("alert", "silence").returncode == 2, "of what?"
     assert cli.duly("alert", "silence", "--device", "lock-*", "--for", "1h").stdout.startswith(
         "silence 1, until"
@@ -123,12 +131,13 @@ def test_silences_come_and_go(cli: CommandLine) -> None:
 
 
 def test_what_was_changed_while_no_hub_ran_is_done_when_it_runs_again(cli: CommandLine) -> None:
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/missing/told")
+    cli.duly("profile", "set", "default", "--send", "file:blocked")
+    block(cli)
     hub = cli.up()
     cli.duly("alert", "trigger", "smoke", "--id", "event-1")
     hub.stop(signal.SIGKILL)
     (dead,) = cli.ask("deliveries", "list")
-    edited = cli.duly("deliveries", "edit", "event-1", dead["recipient"], "--send", f"file:{cli.folder}/told")
+    edited = cli.duly("deliveries", "edit", "event-1", dead["recipient"], "--send", "file:told")
     assert edited.returncode == 0, edited.stderr
     hub = cli.up()
     for _ in range(100):
@@ -172,11 +181,14 @@ def test_what_cannot_be_done_says_why(cli: CommandLine, args: list[str], code: i
 
 
 def test_a_channel_can_be_tried(cli: CommandLine) -> None:
-    done = cli.duly("channel", "test", f"file:{cli.folder}/told")
+    early = cli.duly("channel", "test", "file:told")
+    assert (early.returncode, "there is no data folder" in early.stderr) == (1, True)
+    (cli.folder / "duly-data").mkdir()
+    done = cli.duly("channel", "test", "file:told")
     assert (done.returncode, "arrived" in done.stdout) == (0, True)
-    assert cli.ask("channel", "test", f"file:{cli.folder}/told")["fate"] == "arrived"
+    assert cli.ask("channel", "test", "file:told")["fate"] == "arrived"
     assert len(told(cli)) == 2
-    assert Path(cli.folder / "told").stat().st_mode & 0o077 == 0, "for its owner alone"
+    assert (notifications(cli) / "told").stat().st_mode & 0o077 == 0, "for its owner alone"
 
 
 # ── nothing critical is silent ───────────────────────────────────────────────────────────────────
@@ -203,13 +215,14 @@ def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(cli: Command
     assert said["detail"].startswith(
         "NO RECIPIENT WAS TOLD of this critical alert: profile 'default' names no recipient"
     )
-    cli.duly("profile", "set", "default", "--send", "file:/nowhere/at/all")
+    cli.duly("profile", "set", "default", "--send", "file:blocked")
+    block(cli)
     done = cli.duly(*critical, "--wait", "1s", "--json")
     said = json.loads(done.stdout)
     assert (done.returncode, said["told"], said["error"], said["exit"]) == (5, None, "unknown", 5), (
         "it is tried again and again"
     )
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told")
+    cli.duly("profile", "set", "default", "--send", "file:told")
     assert cli.duly("alert", "silence", "--reason", "fall").returncode == 0
     assert cli.duly(*critical).returncode == 0, "a silence does not cover what is critical"
     assert len(told(cli)) == 1
@@ -223,7 +236,7 @@ def test_a_critical_alert_of_which_the_default_profile_is_told_was_told(cli: Com
     """Its own profile names nobody, so it has ended before anyone is told; that is not yet a failure."""
     cli.up()
     cli.duly("profile", "set", "home", "--nobody")
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told")
+    cli.duly("profile", "set", "default", "--send", "file:told")
     critical = ("alert", "trigger", "fall", "--severity", "critical", "--profile", "home")
     done = cli.duly(*critical)
     assert (done.returncode, done.stderr) == (0, "")
@@ -235,7 +248,7 @@ def test_a_critical_alert_of_which_the_default_profile_is_told_was_told(cli: Com
 def test_json_says_whether_everyone_was_told_of_an_alert_that_is_waited_for(cli: CommandLine) -> None:
     cli.up()
     trigger = ("alert", "trigger", "smoke", "--wait", "20s", "--json")
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told")
+    cli.duly("profile", "set", "default", "--send", "file:told")
     said = json.loads(cli.duly(*trigger).stdout)
     assert (said["code"], said["told"], "error" in said) == (0, True, False)
     cli.duly("profile", "set", "default", "--send", "http://192.0.2.1/private")
@@ -244,7 +257,7 @@ def test_json_says_whether_everyone_was_told_of_an_alert_that_is_waited_for(cli:
 
 def test_watch_shows_a_fresh_alert(cli: CommandLine) -> None:
     cli.up()
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told")
+    cli.duly("profile", "set", "default", "--send", "file:told")
     watching = cli.start("watch")
     watching.note("watching")
     cli.duly("alert", "trigger", "fall")
@@ -255,7 +268,7 @@ def test_watch_shows_a_fresh_alert(cli: CommandLine) -> None:
 
 def test_list_shows_the_presence_of_sentinels(cli: CommandLine) -> None:
     cli.up()
-    cli.duly("profile", "set", "default", "--send", f"file:{cli.folder}/told", "--grace", "0s")
+    cli.duly("profile", "set", "default", "--send", "file:told", "--grace", "0s")
     cli.duly("add", "sentinel", "gate")
     assert ["gate", "sentinel", "no", "never"] in [
         line.split() for line in cli.duly("list").stdout.splitlines()

@@ -72,3 +72,4 @@ def test_a_password_that_is_too_short_is_refused(tmp_path: Path) -> None:
     done = duly(tmp_path / "data", "dashboard", "password", "ann", said="short\n")
     assert done.returncode == 2
     assert "8 to 1024" in done.stderr
+    assert not (tmp_path / "data").exists(), "a refusal leaves nothing behind"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -36,7 +35,7 @@ def own_redis() -> Iterator[Redis]:
 
 
 def url_of(postgres: Postgres) -> str:
-    return postgres.create_database(f"doctor_{secrets.token_hex(4)}")
+    return postgres.create_database()
 
 
 def test_the_settings_are_those_of_the_hub_not_of_the_folder(cli: CommandLine) -> None:

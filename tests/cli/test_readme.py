@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from duly.testing.sim.runner import WORLDS
 from tests.cli.conftest import CommandLine
 
 ROOT = Path(__file__).parents[2]
@@ -77,3 +78,11 @@ def test_an_alert_is_told_and_taken_over(cli: CommandLine) -> None:
     event = cli.ask("alert", "list")[0]["event"]
     shell(cli, [ack.replace("EVENT", event[:8])])
     assert "acknowledged" in shell(cli, [listed])
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README.zh-CN.md"])
+def test_the_simulation_has_as_many_worlds_as_the_readme_shows(readme: str) -> None:
+    """It showed eight when there were nine."""
+    shown = re.search(r"^3 seeds in (\d+) worlds", (ROOT / readme).read_text(encoding="utf-8"), re.MULTILINE)
+    assert shown is not None
+    assert int(shown[1]) == len(WORLDS)

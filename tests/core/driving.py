@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 from duly.core import operations as w
-from duly.core.steps import Effect, Event, Reply, ReportOutcome, Step, Todo, Transmit
+from duly.core.steps import Effect, Event, MachineEffect, Reply, ReportOutcome, Step, Todo, Transmit
 from duly.runtime.engine import Machine
 from duly.storage.memory import Disk, MemoryLedger
 from duly.testing import ManualClock
 from tests.at_once import at_once
 
-E = TypeVar("E", Transmit, Reply, ReportOutcome)
+E = TypeVar("E", Transmit, Reply, ReportOutcome, MachineEffect)
 
 
 class Driver:

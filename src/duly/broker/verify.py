@@ -314,25 +314,26 @@ class _Trial:
     async def taking_over(self) -> list[Finding]:
         """Try to connect with the client id of another user, which must not get the messages that wait for
         it."""
-        found = []
-        for owner, taker in zip(self._users, [*self._users[1:], self._users[0]], strict=True):
-            topic, message = f"{self._prefix}/{owner.name}/pending", self.message()
-            kept = self.address(owner.name, owner.password)
-            taken = replace(kept, username=taker.name, password=taker.password)
-            async with AsyncExitStack() as closing:
-                await self._open(_TestClient(kept, topic, clean=False), closing)
-            await self.observer.link.publish(topic, message.encode())
-            taking = _TestClient(taken, clean=False)
-            async with AsyncExitStack() as closing:
-                with suppress(ConnectionRefused, ConnectionLost):
-                    await self._open(taking, closing)
-                await taking.receive({(topic, message)}, self._grace)
-            async with AsyncExitStack() as closing:  # end the session, so that the broker keeps nothing
-                await self._open(_TestClient(kept), closing)
-            got = (topic, message) in taking.received
-            detail = f"{taker.name} may not take what waits for {owner.name} under its client id"
-            found.append(Finding(taker.name, "take over", topic, False, got, detail))
-        return found
+        takers = [*self._users[1:], self._users[0]]
+        return await _together(map(self._take_over, self._users, takers))
+
+    async def _take_over(self, owner: BrokerLogin, taker: BrokerLogin) -> Finding:
+        topic, message = f"{self._prefix}/{owner.name}/pending", self.message()
+        kept = self.address(owner.name, owner.password)
+        taken = replace(kept, username=taker.name, password=taker.password)
+        async with AsyncExitStack() as closing:
+            await self._open(_TestClient(kept, topic, clean=False), closing)
+        await self.observer.link.publish(topic, message.encode())
+        taking = _TestClient(taken, clean=False)
+        async with AsyncExitStack() as closing:
+            with suppress(ConnectionRefused, ConnectionLost):
+                await self._open(taking, closing)
+            await taking.receive({(topic, message)}, self._grace)
+        async with AsyncExitStack() as closing:  # end the session, so that the broker keeps nothing
+            await self._open(_TestClient(kept), closing)
+        got = (topic, message) in taking.received
+        detail = f"{taker.name} may not take what waits for {owner.name} under its client id"
+        return Finding(taker.name, "take over", topic, False, got, detail)
 
 
 async def _together(work: Iterable[Coroutine[object, None, Result]]) -> list[Result]:

@@ -121,7 +121,7 @@ VERBS: Final = {
     ),
     "watch": Verb(Panel.INSPECT, "inspect.watch", "Show what goes through the hub, as it happens."),
     "audit": Verb(Panel.INSPECT, "dashboard.audit", "Who has done what: the audit chain."),
-    "top": Verb(Panel.INSPECT, "top.top", "Show the figures of a hub as they change."),
+    "top": Verb(Panel.INSPECT, "top.top", "Show the metrics of a hub as they change."),
     "doctor": Verb(
         Panel.INSPECT,
         "doctor.doctor",

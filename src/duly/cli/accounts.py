@@ -73,7 +73,7 @@ def add(
     """Create an account, and print its token once: only a hash of it is kept.
 
     A device is commanded by the hub alone. A node talks to other nodes over MQTT, without the hub. A monitor
-    reads figures, as Prometheus does. With --key the hub refuses every MQTT message of the device that is not
+    reads metrics, as Prometheus does. With --key the hub refuses every MQTT message of the device that is not
     signed with that key. --key shared prints the key after the token, once.
     """
     wanted = {"role": kind.value, "name": name} | ({"replace": "yes"} if replace else {})

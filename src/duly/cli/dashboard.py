@@ -79,12 +79,14 @@ def password(name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, j
     It is asked for, or read from standard input if that is no terminal. Sessions of that name end.
     """
     from duly.identity.account_names import check_name
+    from duly.identity.password_hashing import check_password
 
     check_name(name)
     if sys.stdin.isatty():
         secret = typer.prompt("password", hide_input=True, confirmation_prompt=True)
     else:
         secret = sys.stdin.readline().rstrip("\n")
+    check_password(secret)  # before anything is made: a refusal leaves no data folder
     done = _do("dashboard.password", {"name": name, "role": role.value, "password": secret}, at)
     if json:
         print_json(done)

@@ -384,15 +384,15 @@ def _check(url: str) -> str | None:
 
 
 def _thresholds(found: _Findings, judged: list[JsonObject]) -> None:
-    """Adds the figures that have a threshold, and what to do about those that are above it."""
+    """Adds the metrics that have a threshold, and what to do about those that are above it."""
     if judged:
-        found.add("figures", " · ".join(f"{_figure(one)}, at most {_amount(one, 'most')}" for one in judged))
+        found.add("metrics", " · ".join(f"{_metric(one)}, at most {_amount(one, 'most')}" for one in judged))
     for one in judged:
         if one["above"]:
-            found.add("figures", f"{_figure(one)} is too much: {one['advice']}", "warn")
+            found.add("metrics", f"{_metric(one)} is too much: {one['advice']}", "warn")
 
 
-def _figure(one: JsonObject) -> str:
+def _metric(one: JsonObject) -> str:
     name = one["metric"].removeprefix("duly_").removesuffix("_seconds").replace("_", " ")
     return f"{name} {_amount(one, 'value')}"
 

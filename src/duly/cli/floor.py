@@ -49,7 +49,10 @@ def floor(
     if found["lanes"]:
         say(f"taken back to now: how far {found['lanes']} senders had come by a wrong clock")
     if found["floor"] < NEVER:
-        say("the floor has not risen yet: this ledger is new and has forgotten nothing")
+        ledger = "has forgotten nothing since it was restored"
+        if not found["restored"]:
+            ledger = "is new and has forgotten nothing"
+        say(f"the floor has not risen yet: this ledger {ledger}")
         note("it rises when the clock has been right for an hour")
         return
     say(f"the floor is at {clock(found['floor'])}, the clock shows {clock(found['now'])}")

@@ -396,6 +396,8 @@ def _sentence(step: TimelineStep, record: JsonObject) -> str:
             return f"{record['to']} is at work on it"
         case "told":
             return f"told {scope}{because}"
+        case "not told":
+            return f"{scope} was not connected, so it was not told{because}"
         case "trace":
             return f"traced{because}"
         case "arrived" | "not sent" | "in doubt" | "called off" | "refused" as fate if attempt:

@@ -40,9 +40,9 @@ from duly.runtime.trail import Hop
 from duly.server import data_folder, runfile
 from duly.server.admin import Admin
 from duly.server.dashboard.service import Dashboard
-from duly.server.figures import HubFigures
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
+from duly.server.metrics import HubMetrics
 from duly.server.policies import (
     archive_of,
     deliveries_kept,
@@ -60,7 +60,7 @@ from duly.storage import open_ledger
 from duly.storage.ledger import Ledger, Record
 from duly.storage.secret_box import SecretBox
 from duly.transports.http import page_cursors
-from duly.transports.http.figures import ClusterTotal
+from duly.transports.http.metrics import ClusterTotal
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import trouble
 from duly.wire.session import Session
@@ -138,13 +138,13 @@ class Hub:
         await self.floor.refresh()
         await self._open_accounts(box)
         self.activity = ActivityLog(self.ledger)
-        self.figures = HubFigures(self)
-        self.telemetry = self.figures.telemetry
-        shutdown.add("figures", self.figures.stop)
-        await self.figures.load()
+        self.metrics = HubMetrics(self)
+        self.telemetry = self.metrics.telemetry
+        shutdown.add("metrics", self.metrics.stop)
+        await self.metrics.load()
         self.notifier = await self._open_notifier()
         await self._start_applications(box)
-        await self.figures.count_dead()
+        await self.metrics.count_dead()
         if not settings.no_mqtt:
             # Not every hub has MQTT devices: what only they need is loaded only then.
             from duly.server.mqtt_service import MqttService
@@ -188,7 +188,7 @@ class Hub:
 
     async def _start_applications(self, box: SecretBox) -> None:
         settings, ledger, accounts, activity = self.settings, self.ledger, self.accounts, self.activity
-        trail = self.figures.trail
+        trail = self.metrics.trail
         limits = self.limits = AccountLimits(limit_policy(settings))
         self.gateway = GatewayService(
             ledger, accounts, activity, gateway_policy(settings), self.notifier, trail, limits
@@ -199,7 +199,7 @@ class Hub:
         )
         self.alerts = AlertService(
             ledger, activity, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
-            known=self._may_report, trail=trail, limits=limits,
+            data=self._folder, known=self._may_report, trail=trail, limits=limits,
         )  # fmt: skip
         self.archive = archive_of(settings)
         self.applications = (self.gateway, self.chat, self.alerts)
@@ -222,7 +222,7 @@ class Hub:
         self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
         self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
         self.revocation.start()
-        self.figures.start()
+        self.metrics.start()
         self.dashboard.start()
 
     async def _open_notifier(self) -> Notifier | None:
@@ -270,7 +270,6 @@ class Hub:
             await self.chat.remove_from_chat()
         if not self.ledger.sole:
             with contextlib.suppress(LedgerError):
-                await self.revocation.disconnect(await self.accounts.refresh())
                 await self.revocation.disconnect(frozenset(), await self.people.refresh())
                 await self.alerts.configuration.refresh()
             before, self._others = self._others, self.gateway.remote.hubs
@@ -310,17 +309,17 @@ class Hub:
     async def hops(self, record: Record, *, receipts_too: bool) -> list[Hop]:
         """The steps of a message with their times, as far as the trail reaches; of a chat line also those of
         its recipients, if the caller may see them."""
-        trail = self.figures.trail
+        trail = self.metrics.trail
         found = await trail.of_record(record)
         return [*found, *await receipts.hops(trail, record)] if receipts_too else found
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All figures now; with `stored`, after storing them, as they are stored."""
-        return await self.figures.measure(stored=stored)
+        """All metrics now; with `stored`, after storing them, as they are stored."""
+        return await self.metrics.measure(stored=stored)
 
     async def cluster_totals(self) -> list[ClusterTotal]:
         """The totals of all hubs on this ledger."""
-        return await self.figures.cluster_totals()
+        return await self.metrics.cluster_totals()
 
     def chart(self, step: ChartStep) -> ChartSnapshot:
         """The columns of a chart of this hub."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -23,6 +24,10 @@ from duly.storage.new_file import refuse_existing
 from duly.storage.secret_box import FILE
 
 Progress = Callable[[int], None]
+
+REPEATABLE: Final = frozenset({"alert", "hub", "push", "task", "tower"})
+"""Channels whose receivers recognise a repeat, or whose deliveries may be repeated: alerts, and what a client
+keeps to send again."""
 
 
 class RestoreReport(Struct, frozen=True):
@@ -101,7 +106,7 @@ async def restore(
         if about is not None:
             _refuse_other_key(settings, about)
         async with empty_ledger(settings.ledger_url) as ledger:
-            done = await restore_rows(backup, ledger, lost=lost, progress=progress)
+            done = await restore_rows(backup, ledger, lost=lost, repeatable=REPEATABLE, progress=progress)
             await AuditChain(ledger).add("local", "admin", "restore", path.name)
     report = await check_invariants(settings)
     broken = [finding.name for finding in report.invariants if finding.holds is False]

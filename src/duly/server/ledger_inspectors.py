@@ -28,7 +28,7 @@ _SEALED: Final = re.compile(rb"sealed:1:([0-9a-f]+):")
 
 
 class AccountInspector:
-    """Accounts, tokens and grants refer to each other."""
+    """Checks that accounts, tokens and grants refer to each other."""
 
     invariants: Sequence[Invariant] = (
         Invariant(
@@ -74,7 +74,7 @@ class AccountInspector:
 
 
 class SecretInspector:
-    """Sealed secrets belong to the ledger's key, and can be opened with it."""
+    """Checks that sealed secrets belong to the ledger's key, and can be opened with it."""
 
     invariants: Sequence[Invariant] = (
         Invariant(
@@ -136,7 +136,7 @@ def _sealed_in(bucket: str, name: str, body: bytes) -> Iterator[tuple[str, str]]
 
 
 class AuditInspector:
-    """The audit chain: each entry names the hash of the one before it."""
+    """Checks the audit chain, in which each entry names the hash of the one before it."""
 
     invariants: Sequence[Invariant] = (
         Invariant(
@@ -178,7 +178,7 @@ class AuditInspector:
 
 
 class RecordInspector:
-    """Trails and totals: what hubs have noted of messages, and their counters."""
+    """Checks trails and totals: what hubs have noted of messages, and their counters."""
 
     invariants: Sequence[Invariant] = (
         Invariant(

@@ -13,6 +13,7 @@ from duly.core.account_limits import LimitPolicy
 from duly.core.backlog import BacklogPolicy
 from duly.core.fanout.plan import FanoutPolicy
 from duly.core.horizon import Horizon
+from duly.core.monitor.event_times import AHEAD
 from duly.core.units import DAY, HOUR, seconds
 from duly.settings import Settings
 
@@ -57,7 +58,7 @@ def fanout_policy(settings: Settings) -> FanoutPolicy:
     """How long alerts and their ids are kept."""
     return FanoutPolicy(
         CHANNEL,
-        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=3_660 * DAY),
+        horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=AHEAD),
         keep=round(settings.alerts_kept * DAY),
     )
 
