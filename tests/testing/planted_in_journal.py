@@ -111,6 +111,12 @@ def a_failed_flush_is_swallowed(patch: Patch) -> None:
 
 
 @breaks("stored_at_restart")
+def acknowledged_behind_a_failed_flush(patch: Patch) -> None:
+    """The disk has failed to flush the log, and what is written behind that place counts as stored."""
+    patch.setattr(SqliteWriter, "_make_sure", lambda self: None)
+
+
+@breaks("stored_at_restart")
 def what_failed_to_follow_is_forgotten(patch: Patch) -> None:
     """The tables cannot be brought up to date once, and the next time only what is new is brought in."""
 
@@ -185,7 +191,7 @@ def a_move_is_lost_in_the_fold(patch: Patch) -> None:
 PLANTED = planted(
     tables_before_journal, acknowledged_before_flush, journal_cut_too_early,
     journal_never_cut, a_row_applied_twice, recovery_skips_the_journal, stale_rows_after_a_failed_flush,
-    a_failed_flush_is_swallowed, what_failed_to_follow_is_forgotten,
+    a_failed_flush_is_swallowed, acknowledged_behind_a_failed_flush, what_failed_to_follow_is_forgotten,
     a_torn_row_is_accepted, what_is_forgotten_is_surely_new,
     a_prune_leaves_memory_as_it_was, an_old_note_asks_for_a_new_log, a_move_is_lost_in_the_fold,
 )  # fmt: skip

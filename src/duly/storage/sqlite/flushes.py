@@ -62,6 +62,8 @@ class Flushes:
         self.rows = self.cached_rows(TableReader(self._db))
         self._interpreter = Interpreter(self.rows)
         self._in_flight = False
+        self._telling = False
+        """a flush has ended, and its callers are being told; they hand over the next one"""
         self._tainted = False
         """memory holds something that was not stored"""
         self._asked: list[_Question] = []
@@ -122,10 +124,15 @@ class Flushes:
             else:
                 self._tainted = True
             self._pause()
+            self._telling = True
             through(problem)
+            self._telling = False
 
         self._in_flight = True
-        self._writer.put(lambda: self._writer.add_to_journal(bodies), done)
+        if self._telling:  # while the disk is at this one, the callers of the last one go on
+            self._writer.put(lambda: self._writer.add_to_journal(bodies), done)
+        else:
+            self._writer.flush(bodies, done)
 
     def _pause(self) -> None:
         """Do what is done between two flushes, when memory and disk agree."""

@@ -1,7 +1,8 @@
 """The writer thread of a SQLite ledger, and its connection: the only one that writes and checkpoints.
 
 It carries jobs out in order. What a job writes was worked out before, on the event loop's thread: here are
-SQLite's calls and little else, so two threads do not wait for the interpreter's lock all the time.
+SQLite's calls and little else, so two threads do not wait for the interpreter's lock all the time. While the
+thread is idle and the disk is quick, the loop uses the connection for a small flush itself.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
+from time import perf_counter
 from typing import Final
 
 import apsw
 
 from duly.errors import LedgerUnavailable
 from duly.storage import sql
+from duly.storage.sqlite.disk_pace import DiskPace
 from duly.storage.sqlite.file import (
     APPLICATION_ID,
     LedgerFile,
@@ -35,6 +39,16 @@ CHECKPOINT_PAGES: Final = 2_000
 """Pages in the write-ahead log after which they are moved into the database; fewer, if the disk is small."""
 FEWEST_PAGES: Final = 16
 PAGE_SIZE: Final = 4_096
+SMALL_FLUSH: Final = 8 * 1024
+"""Most bytes of a flush that the loop carries out itself, about a dozen commands."""
+
+
+def _nothing() -> None:
+    """A job that does nothing."""
+
+
+def _ignore(_: Exception | None) -> None:
+    """Ignore how a job went."""
 
 
 class SqliteWriter:
@@ -44,6 +58,13 @@ class SqliteWriter:
         self.file = file
         self._path = file.path
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._handed = 0
+        """jobs that the thread was given; counted by the loop"""
+        self._finished = 0
+        """jobs that it has finished; counted by itself"""
+        self._pace = DiskPace()
+        self._doubtful = False
+        """the disk has failed: what the write-ahead log holds may not be on it (see `_make_sure`)"""
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()
         self._sql = sql.queries("sqlite")
@@ -118,8 +139,26 @@ class SqliteWriter:
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(done, problem)
             self._keep_short(problem)
+            self._finished += 1
 
+        self._handed += 1
         self._queue.put(carry_out)
+
+    def flush(self, bodies: Sequence[bytes], done: Callable[[Exception | None], None]) -> None:
+        """Append to the journal: in this call if that is quick, else in the thread."""
+        job = partial(self.add_to_journal, bodies)
+        if not self._is_quick(bodies):
+            self.put(job, done)
+            return
+        problem = self._carry_out(job)
+        if self._is_log_long(problem):
+            self.put(_nothing, _ignore)  # a job of the thread ends with a look at the log
+        done(problem)
+
+    def _is_quick(self, bodies: Sequence[bytes]) -> bool:
+        """Whether the loop may append this itself: the thread is idle and the disk is quick."""
+        idle = self._handed == self._finished
+        return idle and self._pace.quick and len(bodies) == 1 and len(bodies[0]) <= SMALL_FLUSH
 
     def _carry_out(self, job: Callable[[], None]) -> Exception | None:
         """Carry a job out; return what went wrong, if anything did."""
@@ -135,8 +174,12 @@ class SqliteWriter:
 
     def _keep_short(self, problem: Exception | None) -> None:
         """Move the write-ahead log into the database if it is long, or if the disk is in trouble."""
-        if self._wal_pages > self._checkpoint_at or isinstance(problem, LedgerUnavailable):
+        if self._is_log_long(problem):
             self._checkpoint()
+
+    def _is_log_long(self, problem: Exception | None) -> bool:
+        """Whether the write-ahead log has to be moved into the database."""
+        return self._wal_pages > self._checkpoint_at or isinstance(problem, LedgerUnavailable)
 
     def _work(self) -> None:
         while (job := self._queue.get()) is not None:
@@ -144,16 +187,26 @@ class SqliteWriter:
 
     def add_to_journal(self, bodies: Sequence[bytes]) -> None:
         """Append rows to the journal, in one transaction, flushed: this is the moment of a commit."""
+        self._make_sure()
+        began = perf_counter()
+        try:
+            self._insert(bodies)
+        except apsw.IOError:
+            self._doubtful = True
+            raise
+        self._pace.note(perf_counter() - began)
+        self.n += len(bodies)
+        self.file.committed(self._wal_pages)
+
+    def _insert(self, bodies: Sequence[bytes]) -> None:
         add = self._sql["add_to_journal"]
         if len(bodies) == 1:
             self._run(add, (self.n + 1, bodies[0]))  # a statement alone is a transaction, with one call
-        else:
-            self.begin()
-            for at, body in enumerate(bodies):
-                self._run(add, (self.n + 1 + at, body))
-            self.db.execute("COMMIT")
-        self.n += len(bodies)
-        self.file.committed(self._wal_pages)
+            return
+        self._run("BEGIN IMMEDIATE")
+        for at, body in enumerate(bodies):
+            self._run(add, (self.n + 1 + at, body))
+        self.db.execute("COMMIT")
 
     def write_tables(self, statements: Iterable[Statement], through: int) -> None:
         """Bring the tables up to date and cut the journal, in one transaction.
@@ -179,11 +232,16 @@ class SqliteWriter:
 
     def begin(self) -> None:
         """Begin a transaction that keeps every other writer out."""
+        self._make_sure()
         self._run("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
         """Commit, flushed."""
-        self.db.execute("COMMIT")
+        try:
+            self.db.execute("COMMIT")
+        except apsw.IOError:
+            self._doubtful = True
+            raise
         self.file.committed(self._wal_pages)
 
     def fetch(self, statement: str, args: Row) -> Sequence[Row]:
@@ -205,10 +263,30 @@ class SqliteWriter:
 
     # ── the write-ahead log ──────────────────────────────────────────────────────────────────────
 
+    def _make_sure(self) -> None:
+        """Raise if what the log holds may not be on the disk, though flushes succeed again.
+
+        An operating system that fails to flush says so once, and forgets what it could not write. Commits
+        behind such a place in the log would be lost with it, so the log is moved into the database first.
+        """
+        if self._doubtful:
+            self._checkpoint()
+        if self._doubtful:
+            raise LedgerUnavailable(
+                f"{self._path} cannot be used now (the disk has failed, and what was written before cannot "
+                "be brought to safety); nothing was stored"
+            )
+
     def _checkpoint(self) -> None:
-        with suppress(apsw.Error):  # another connection reads: the next checkpoint will do
+        try:
             logged, moved = self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        except apsw.IOError:
+            self._doubtful = True
+        except apsw.Error:
+            pass  # another connection reads, or there is no room: the next checkpoint will do
+        else:
             if logged == moved:  # what is written next begins the log anew, and is perhaps not flushed
+                self._doubtful = False
                 self.file.settled()
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()

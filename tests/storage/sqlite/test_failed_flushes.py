@@ -1,0 +1,70 @@
+"""A disk that fails to flush says so once, and forgets what it could not write: nothing is acknowledged
+behind it."""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from duly.core import operations as w
+from duly.errors import LedgerUnavailable
+from duly.testing import ManualClock
+from duly.testing.sim.journal_ledger import JournalLedger, UnsettledFlush
+from duly.testing.sim.sectors import SectorDisk
+
+
+class FailingDisk:
+    """A simulated disk whose next writes and flushes fail as it is told."""
+
+    def __init__(self, folder: Path, seed: int) -> None:
+        self.fails: deque[str] = deque()
+        """the moments that fail next, in order: `write` or `flush`"""
+        self._disk = SectorDisk(folder, f"{seed}", self._fault, self._die)
+
+    def _fault(self, moment: str) -> str:
+        if self.fails and self.fails[0] == moment:
+            self.fails.popleft()
+            return "fail"
+        return ""
+
+    def _die(self) -> None:
+        raise AssertionError("no process dies here but at the end")
+
+    def open(self) -> JournalLedger:
+        """Begin a life with what the last one has left."""
+        doubt = UnsettledFlush(lambda disk, write, result: None)
+        ledger = JournalLedger(ManualClock(), self._disk, "worker", self._fault, self._die, doubt)
+        ledger.begin()
+        return ledger
+
+
+async def stored(ledger: JournalLedger, name: str) -> bool:
+    """Try to store an item; return whether that was acknowledged."""
+    try:
+        await ledger.commit([(w.PutItem("things", name, b"x"),)])
+    except LedgerUnavailable:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("then", [[], ["write"], ["flush"]], ids=["alone", "and a write", "and a flush"])
+@pytest.mark.parametrize("seed", range(8))
+async def test_what_is_acknowledged_after_a_failed_flush_survives_a_loss_of_power(
+    tmp_path: Path, seed: int, then: list[str]
+) -> None:
+    disk = FailingDisk(tmp_path / "disk", seed)
+    ledger = disk.open()
+    acknowledged = [name for name in ("a", "b") if await stored(ledger, name)]
+    await ledger.size()  # the tables are written behind them, and not flushed yet
+    disk.fails.extend(["flush", *then])
+    acknowledged += [name for name in "cdef" if await stored(ledger, name)]
+    ledger.dead = True  # the power fails
+    assert acknowledged[:2] == ["a", "b"]
+    assert acknowledged[2:]  # the disk works again, and so does the ledger
+
+    again = disk.open()
+    found = await again.bucket("things")
+    again.dead = True
+    assert set(acknowledged) <= found.keys()
