@@ -92,6 +92,7 @@ class MqttHub(GatewayHub):
     """its broker accepts all connections"""
 
     async def begin(self) -> None:
+        """Starts the gateway with its MQTT devices and connects it to the simulated broker."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         self.supervisor = tasks = Supervisor()
@@ -135,6 +136,7 @@ class MqttHub(GatewayHub):
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
+        """Ends the hub at once; the embedded broker, its child, starts anew with it."""
         self.serves_broker = self.admits_all = False
         super().die()
         self.supervisor.kill()
@@ -159,14 +161,17 @@ class BrokeredDevice(GatewayDevice):
     world: MqttWorld
 
     def client(self) -> Device:
+        """A device that speaks MQTT."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         return _MqttDevice(self)
 
     async def connect(self, device: Device) -> None:
+        """Starts the device, which connects to the broker by itself."""
         await device.start()
 
     def die(self) -> None:
+        """Ends the device and its connection to the broker at once."""
         end_client(self.device)
         link = getattr(self.device, "_link", None)
         if isinstance(link, MqttDeviceLink):
@@ -203,6 +208,7 @@ class MqttLog(WorldLog):
         """when the hub last heard something on each topic"""
 
     def submitted(self, sender: SimProcess, message: Message, minted: SeqId) -> None:
+        """Notes the command, and lets the world attack it."""
         super().submitted(sender, message, minted)
         if asyncio.get_running_loop().time() >= LATE:
             self.last.add(message.key)
@@ -244,6 +250,7 @@ class MqttWorld(GatewayWorld):
             hub.devices.connections(client, connected)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Notes when a device's presence was stored, and as what."""
         super().committed(node, disk, write, result)
         if isinstance(write, w.AppendEntry) and write.stream.startswith("push/") and is_presence(write.body):
             online = frames.load(frames.decode(write.body).data)["online"]

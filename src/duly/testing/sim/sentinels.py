@@ -87,6 +87,7 @@ class SentinelTower(GatewayHub):
     """A hub with the production alerts."""
 
     async def begin(self) -> None:
+        """Starts the alert service with one profile, and checks heartbeats."""
         self.wires = []
         self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
@@ -105,6 +106,7 @@ class SentinelTower(GatewayHub):
             await alerts.heartbeats.check()
 
     def principal(self, name: str) -> Principal:
+        """A sentinel's account."""
         return Principal(name, Role.SENTINEL)
 
 
@@ -158,12 +160,14 @@ class SimWatcher(SimProcess):
         return key_of(self.name, event)
 
     async def begin(self) -> None:
+        """Connects the sentinel."""
         self.sentinel = sentinel = _SimSentinel(self)
         await sentinel.__aenter__()
         if self.sentinel is sentinel:
             self.engine = sentinel._engine
 
     def die(self) -> None:
+        """Ends the sentinel and its connection without a goodbye."""
         super().die()
         break_link(self.sentinel)
 
@@ -194,6 +198,7 @@ class NoMonitoredDevices(SimProcess):
     """A receiver that does nothing: monitors report what devices do."""
 
     async def begin(self) -> None:
+        """Does nothing: this world has sentinels in place of devices."""
         return
 
 
@@ -262,6 +267,7 @@ class SentinelWorld(World):
                 sender.act()
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Notes what sentinels store, what the tower accepts, and whom it reports as silent."""
         super().committed(node, disk, write, result)
         match write, result:
             case w.Admit(message=message), Verdict() as verdict if verdict.fresh:

@@ -64,6 +64,7 @@ class SimTower(SimProcess):
     """Takes messages from the network and delivers each to all recipients in `DOUBTS`."""
 
     def machine(self, worker: str) -> Machine:
+        """A fan-out with a limit for each recipient."""
         return Fanout(
             POLICY,
             worker,
@@ -81,6 +82,7 @@ class SimTower(SimProcess):
         return DeliveryPlan((*at_once, later), traits=_traits(message))
 
     def perform(self, effect: Effect) -> None:
+        """Starts an attempt, or sends a reply or an outcome to the sentinel."""
         network = self.world.network
         match effect:
             case Reply(origin=origin, message=message, verdict=verdict):
@@ -110,6 +112,7 @@ class SimTower(SimProcess):
         await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
+        """An alert of a sentinel."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 
@@ -127,6 +130,7 @@ class NoTowerDevices(SimProcess):
     """A receiver that does nothing, since there are no devices in these worlds."""
 
     async def begin(self) -> None:
+        """Does nothing: recipients take the place of devices."""
         return
 
 
