@@ -1,6 +1,6 @@
 """The clients of the embedded broker: which of them are let in, and which are disconnected.
 
-A client is let in if `Users` accept its login, if its client id is its own (`duly.core.client_ids`), and
+A client is let in if `Users` accept its login, if its client id is its own (`duly.core.mqtt_client_ids`), and
 if its account does not connect too often. An account that publishes too fast (`publish_rates`) is
 disconnected and stays out for `BANISHED` seconds. Every refusal is reported. The sessions of a user who is
 gone are ended before its client ids are free again.
@@ -24,7 +24,7 @@ from duly.broker.broker_streams import BrokerStreams, KeptSession
 from duly.broker.callout import Callout, ConnectingClient
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
 from duly.core.acl import HUB
-from duly.core.client_ids import ClientIds
+from duly.core.mqtt_client_ids import ClientIds
 from duly.core.quota import Quota, Rate
 from duly.core.takeovers import WORD, Takeovers
 from duly.core.units import SECOND, seconds

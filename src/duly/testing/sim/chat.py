@@ -278,11 +278,11 @@ class ChatWorld(GatewayWorld):
         return found
 
 
-def told_again(world: World) -> Iterator[Finding]:
+def lines_sent_again(world: World) -> Iterator[Finding]:
     """A line that is not acknowledged is sent again, even if no client connects and no line is written."""
     assert isinstance(world, ChatWorld)
     for who, conv, n in world.forgotten:
         yield f"{who} has not acknowledged {conv} {n}, and was not told it again", b""
 
 
-CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, told_again)
+CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, lines_sent_again)

@@ -122,7 +122,7 @@ async def _revoke(accounts: GuestAccounts) -> None:
         await accounts.shared.revoke(GUEST, DEVICE)
 
 
-def shut_out(world: World) -> Iterator[Finding]:
+def revoked_is_refused(world: World) -> Iterator[Finding]:
     """After a grant was revoked at one hub, no hub admits a command that needs it. A device may still get
     what was handed over before."""
     revoked = False

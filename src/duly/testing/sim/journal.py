@@ -27,7 +27,7 @@ from duly.testing.sim.journal_ledger import (
 )
 from duly.testing.sim.nodes import SimHub, SimProcess, SimReceiver, SimSender
 from duly.testing.sim.plan import SimPlan
-from duly.testing.sim.sectors import SectorDisk
+from duly.testing.sim.sector_disk import SectorDisk
 from duly.testing.sim.world import World
 
 WRITES_A_FLUSH: Final = 6

@@ -401,7 +401,7 @@ def _may_publish(client: str, topic: str) -> bool:
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def attentive(world: World) -> Iterator[Finding]:
+def hub_still_answers(world: World) -> Iterator[Finding]:
     """[P5] Whatever was said to the hub before, after the calm every command is done."""
     assert isinstance(world, MqttWorld)
     for key in sorted(world.mqtt_log.last):
@@ -410,7 +410,7 @@ def attentive(world: World) -> Iterator[Finding]:
             yield f"was sent long after the calm, and is {told[-1][0].word if told else 'open'}", key
 
 
-def own_session(world: World) -> Iterator[Finding]:
+def foreign_subscriptions_removed(world: World) -> Iterator[Finding]:
     """What others have subscribed in the hub's sessions is unsubscribed when something is heard by it. Before
     the calm, that may be lost with the connection."""
     assert isinstance(world, MqttWorld)
@@ -422,7 +422,7 @@ def own_session(world: World) -> Iterator[Finding]:
             yield f"the hub still hears {topic}", b""
 
 
-def missed(world: World) -> Iterator[Finding]:
+def offline_reported(world: World) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device has died with the broker, and not that it is back. This does not
     hold if the hub died since, nor if its disk had failed just before: it may not have known the last
     connection of the device."""
@@ -455,7 +455,7 @@ def stays_offline(world: World) -> Iterator[Finding]:
             yield f"{lost.device} is gone for good, and apps were told that it is back", b""
 
 
-def seen(world: World) -> Iterator[Finding]:
+def online_reported(world: World) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device is online, also if it reported while the hub subscribed."""
     assert isinstance(world, MqttWorld)
     until = FORGOTTEN + SEEN_WITHIN
@@ -466,5 +466,10 @@ def seen(world: World) -> Iterator[Finding]:
 
 
 MQTT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *GATEWAY_CHECKERS, attentive, own_session, missed, stays_offline, seen,
-)  # fmt: skip
+    *GATEWAY_CHECKERS,
+    hub_still_answers,
+    foreign_subscriptions_removed,
+    offline_reported,
+    stays_offline,
+    online_reported,
+)

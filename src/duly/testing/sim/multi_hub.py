@@ -29,10 +29,10 @@ from duly.errors import DulyError
 from duly.storage.memory import Disk
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld, OpenAccounts
-from duly.testing.sim.guests import GuestAccounts, GuestVisit, admit_guest, shut_out
+from duly.testing.sim.guests import GuestAccounts, GuestVisit, admit_guest, revoked_is_refused
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
-from duly.testing.sim.push_checkers import kept
+from duly.testing.sim.push_checkers import pushes_kept
 from duly.testing.sim.world import BUSY, World, WorldLog
 from duly.transports.http.frame_batches import FrameBatch, WaitingRequest
 from duly.wire import frames
@@ -347,21 +347,21 @@ def registered(world: World) -> Iterator[Finding]:
             yield f"{stay.device} is connected to {stay.hub.name}, and registered at no hub", b""
 
 
-def by_whom_it_was(world: World) -> Iterator[Finding]:
+def given_up_by_its_hub(world: World) -> Iterator[Finding]:
     """[P5] Only the hub that made the newest attempt may give it up as unanswered."""
     assert isinstance(world, MultiHubWorld)
     for key in world.hubs_log.usurped:
         yield "was given up by a hub that no longer had it", key
 
 
-def left_alone(world: World) -> Iterator[Finding]:
+def attempts_not_seized(world: World) -> Iterator[Finding]:
     """[P3] A hub that lives keeps its attempts until the device is at another hub."""
     assert isinstance(world, MultiHubWorld)
     for key in world.hubs_log.seized:
         yield "was taken from a living hub by one that does not have its device", key
 
 
-def awaited(world: World) -> Iterator[Finding]:
+def requests_answered(world: World) -> Iterator[Finding]:
     """[P5] A request that waits for the outcome of a command is told it, at whichever hub that happens."""
     assert isinstance(world, MultiHubWorld)
     for request in world.hubs_log.requests:
@@ -373,5 +373,12 @@ def awaited(world: World) -> Iterator[Finding]:
 
 
 MULTI_HUB_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *CHECKERS, kept, reachable, registered, by_whom_it_was, left_alone, awaited, shut_out,
-)  # fmt: skip
+    *CHECKERS,
+    pushes_kept,
+    reachable,
+    registered,
+    given_up_by_its_hub,
+    attempts_not_seized,
+    requests_answered,
+    revoked_is_refused,
+)

@@ -27,8 +27,8 @@ from duly.errors import Stopped
 from duly.runtime.engine import Engine, Machine
 from duly.storage.memory import Disk
 from duly.testing.loops import LoopClock
-from duly.testing.sim.disk import SimLedger
 from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
+from duly.testing.sim.sim_ledger import SimLedger
 
 if TYPE_CHECKING:
     from duly.testing.sim.journal_ledger import JournalLedger

@@ -46,7 +46,7 @@ from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
-from duly.testing.sim.checkers import Finding, admitted_once, forward
+from duly.testing.sim.checkers import Finding, admitted_once, states_move_forward
 from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire, break_link
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, WantedMessage, World
@@ -337,7 +337,7 @@ class SentinelWorld(World):
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def arrived(world: World) -> Iterator[Finding]:
+def events_arrived(world: World) -> Iterator[Finding]:
     """[P1, P5] Every event that a sentinel has stored is at the tower, or ended at the sentinel for a
     reason."""
     assert isinstance(world, SentinelWorld)
@@ -357,7 +357,7 @@ def arrived(world: World) -> Iterator[Finding]:
             yield "the tower has other content than its sentinel", key
 
 
-def not_swallowed(world: World) -> Iterator[Finding]:
+def no_signal_lost(world: World) -> Iterator[Finding]:
     """[P5] The tower knows of every device that has disconnected for good, and of every critical signal,
     unless it was cancelled. This does not hold if the sentinel died since the device was last connected:
     it may have died before it knew."""
@@ -393,7 +393,7 @@ def _told(world: SentinelWorld, name: str, device: str, since: float, *, critica
     return found
 
 
-def heard_again(world: World) -> Iterator[Finding]:
+def silence_taken_back(world: World) -> Iterator[Finding]:
     """After the calm every sentinel is connected: none counts as silent, and every alert about a silence is
     cancelled."""
     assert isinstance(world, SentinelWorld)
@@ -423,7 +423,7 @@ def silence_noticed(world: World) -> Iterator[Finding]:
 _SHAKEN: Final = ("dies", "disk fails", "clock is set")
 
 
-def dated(world: World) -> Iterator[Finding]:
+def alerts_dated(world: World) -> Iterator[Finding]:
     """Every alert at the tower has the time of its signal, or says that it is undated."""
     assert isinstance(world, SentinelWorld)
     for seen in world.log.effects:
@@ -461,7 +461,7 @@ def in_order(world: World) -> Iterator[Finding]:
         before.append(here)
 
 
-def corrected(world: World) -> Iterator[Finding]:
+def corrections_arrived(world: World) -> Iterator[Finding]:
     """[P5] Every stored correction reaches the tower."""
     assert isinstance(world, SentinelWorld)
     for name, message in world.corrections:
@@ -470,7 +470,7 @@ def corrected(world: World) -> Iterator[Finding]:
             yield "a correction is missing at the tower", key
 
 
-def at_rest(world: World) -> Iterator[Finding]:
+def nothing_left_to_do(world: World) -> Iterator[Finding]:
     """[P5] After the calm nothing is left to do."""
     for name, disk in world.settled_disks.items():
         for key, record in disk.messages.items():
@@ -481,7 +481,7 @@ def at_rest(world: World) -> Iterator[Finding]:
                 yield f"{name} still has an open delivery of it", ref.key
 
 
-def held_back(world: World) -> Iterator[Finding]:
+def repeats_held_back(world: World) -> Iterator[Finding]:
     """For one device and reason there are no two events within the debounce, and no more in an hour than
     allowed, unless a clock was set or a sentinel was reinstalled. Critical events are only held back as
     repeats."""
@@ -509,6 +509,16 @@ def held_back(world: World) -> Iterator[Finding]:
 
 
 SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    arrived, not_swallowed, dated, heard_again, silence_noticed, listed_once, in_order, corrected, at_rest,
-    held_back, admitted_once, forward,
-)  # fmt: skip
+    events_arrived,
+    no_signal_lost,
+    alerts_dated,
+    silence_taken_back,
+    silence_noticed,
+    listed_once,
+    in_order,
+    corrections_arrived,
+    nothing_left_to_do,
+    repeats_held_back,
+    admitted_once,
+    states_move_forward,
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duly.core.client_ids import ClientIds
+from duly.core.mqtt_client_ids import ClientIds
 
 
 @pytest.fixture
