@@ -203,13 +203,13 @@ class _Talk:
 
     @property
     def prompt(self) -> str:
-        """Return what stands before the cursor: the name of the conversation."""
+        """Return the prompt: the name of the conversation."""
         return f"{self._names.get(self.to, self.to)}> "
 
     # ── typing ───────────────────────────────────────────────────────────────────────────────────
 
     async def take(self, line: str) -> bool:
-        """One typed line; whether to go on."""
+        """Carry out one typed line; return whether to read another."""
         if line in ("/quit", "/exit", "/q"):
             return False
         if line.startswith("/"):
@@ -260,7 +260,7 @@ class _Talk:
             self._dim(f"  · {sent.n} stored")
 
     async def finish(self, *, patient: bool) -> None:
-        """Until everything is said. A script waits for a hub that is away, a person does not."""
+        """Wait until every typed line is sent. A script waits for a hub that is away, a person does not."""
         while self._saying:
             await asyncio.wait(self._saying, timeout=1)
             if self._saying and (self._chat.denied or not (patient or self._chat.connected)):
@@ -413,7 +413,7 @@ class _Talk:
         self._tell(f"{clock(line.time)[:5]} {where}{what}{number}")
 
     async def _place(self, line: Line) -> str:
-        """Where something is said that is not said where we are."""
+        """Returns the prefix that names the conversation of a line, if it is not the current one."""
         from duly.apps.chat.conversations import pair_in
 
         if line.conv.startswith("#"):
@@ -464,7 +464,7 @@ class _Pipe:
 
 
 class _Terminal:
-    """Lines from a person, who may be in the middle of one when something is said."""
+    """Lines that a person types; what arrives meanwhile is printed above the unfinished line."""
 
     def printing(self) -> AbstractContextManager[Callable[[str], None]]:
         """Return a context in which lines are printed above the prompt."""

@@ -229,7 +229,7 @@ class HubClient:
             raise HubUnreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
-        """Fails with `HubUnreachable` if no hub listens there; a client would try for ever."""
+        """Raises `HubUnreachable` if no hub listens there: a client would try again for ever."""
         import socket
         from urllib.parse import urlsplit
 

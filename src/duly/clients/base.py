@@ -68,7 +68,7 @@ class HubLink(Protocol):
 
 
 class Chores:
-    """Small background jobs of one kind, under the supervisor of their owner. A ledger or a connection that
+    """Short background jobs of one kind, run by the supervisor of their owner. A ledger or a connection that
     fails, or is closed, is no bug: what was not stored comes again."""
 
     def __init__(self, name: str, tasks: Supervisor) -> None:

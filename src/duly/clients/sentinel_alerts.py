@@ -1,4 +1,4 @@
-"""What becomes of a sentinel's alerts: each alert hears its own end, and the sentinel's user the news.
+"""Tracks the alerts of a sentinel: tells each alert how it ended, and the program what the sentinel does.
 
 The law: every signal is counted and told of, whether it passed or was held back, and so is every end.
 """

@@ -84,7 +84,7 @@ class PolledRemoteHubs(ABC):
 
 
 class CoalescedTask(Generic[T]):
-    """Works on things as they are asked for: all that have gathered at once, one batch at a time."""
+    """Runs one job for all names that were asked for meanwhile, one batch at a time."""
 
     def __init__(self, work: Callable[[list[T]], Awaitable[None]], tasks: Supervisor) -> None:
         self._work = work

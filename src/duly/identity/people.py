@@ -182,7 +182,7 @@ class People:
     # ── by token ─────────────────────────────────────────────────────────────────────────────────
 
     def has_seen(self, token: str) -> bool:
-        """Whether this session was shown here before."""
+        """Whether this session's token has been used at this hub before."""
         return digest(token) in self._known
 
     async def recognise(self, token: str) -> Principal | None:

@@ -586,3 +586,30 @@ def test_who_asks_nothing_wants_every_delivery_and_cancels_none() -> None:
     )
     assert asks.wanted(DeliveryRef(b"key", "alert", "mail"))
     assert not asks.cancelled(b"key")
+
+
+def test_the_fanout_says_which_messages_have_open_deliveries() -> None:
+    tower = FanoutTower("mail")
+    (batch,) = batches(tower.report())
+    key = tower.event().key
+    assert (tower.fanout.live, tower.fanout.is_live(key)) == (1, True)
+    tower.went(batch)
+    assert (tower.fanout.live, tower.fanout.is_live(key)) == (0, False)
+
+
+def test_two_repeats_that_reach_the_ledger_one_after_the_other_are_both_answered() -> None:
+    one = FanoutTower("mail", sole=False)
+    one.report()
+    other = FanoutTower("mail", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    other.fanout._active.begin_anew()  # it has not found the message in the ledger yet
+    event = Arrived(other.event(), "first")
+    first = other.fanout.handle(event, other.clock.now())
+    other.fanout._active.begin_anew()  # a failed commit lets it begin anew meanwhile
+    second = other.fanout.handle(Arrived(other.event(), "second"), other.clock.now())
+    other.driver.carry_out(second)
+    other.driver.carry_out(first)
+    replies = only(Reply, other.driver.effects)
+    assert [(reply.origin, reply.verdict.kind) for reply in replies] == [
+        ("second", VerdictKind.DUPLICATE),
+        ("first", VerdictKind.DUPLICATE),
+    ]

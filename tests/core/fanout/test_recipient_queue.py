@@ -188,3 +188,12 @@ def test_as_many_first_urgent_deliveries_are_under_way_as_there_is_room_for() ->
     route.failed(NOW + HOUR)
     assert route.next_wake() == NOW
     assert len(route.collect(NOW)) == 1
+
+
+def test_an_urgent_delivery_that_is_under_way_already_does_not_go_out_twice() -> None:
+    queue = RecipientQueue(RecipientPolicy(most=5).urgent, urgent=True)
+    first, second = item(0), item(1)
+    for one in (first, second):
+        queue.add(one)
+    first.under_way = True
+    assert queue.collect(NOW) == [[second]]

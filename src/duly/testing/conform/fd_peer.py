@@ -1,4 +1,4 @@
-"""The other side of MQTT: a hub as a device sees it, or other nodes as a node sees them."""
+"""Plays the peer of an MQTT client: the hub of a device, or the other nodes of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What must hold in every world, judged by what devices did, what senders learned and what was committed.
+"""The checkers of every world: they judge what devices did, what senders learned and what was committed.
 
 Each checker yields sentences; a sentence is a violation. Checkers do not know machines or engines, so a
 bug there cannot hide itself here. The promises that they stand for are in brackets.
