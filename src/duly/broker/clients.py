@@ -60,7 +60,7 @@ class Users(Protocol):
     def has_left(self, name: str) -> bool:
         """Whether a user of this name is gone, also if there is another one by now."""
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
         """When a user was made; 0 if that is not known."""
 
     async def admit(self, username: str, password: str) -> BrokerUser:
@@ -81,7 +81,7 @@ class UserList(Users):
         """Whether the list does not name this user: it says nothing of earlier users."""
         return name not in self.users
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
         """0: a list does not say when."""
         return 0
 
@@ -188,7 +188,9 @@ class BrokerClients:
     def _is_left_over(self, session: KeptSession, gone: Collection[str]) -> bool:
         """Whether a session is that of a user who is gone, also if there is another of that name by now."""
         owner = self._client_ids.find(session.client_id, gone)
-        return owner in gone and (not self.users.exists(owner) or session.stored_at < self.users.born(owner))
+        return owner in gone and (
+            not self.users.exists(owner) or session.stored_at < self.users.created_at(owner)
+        )
 
     async def _end_inherited(self, client_id: str, account: str) -> None:
         """End the session that another account began under a client id before it was this account's."""

@@ -44,11 +44,11 @@ class HubUsers(Users):
 
     def has_left(self, name: str) -> bool:
         """Whether the account was removed, or the name now belongs to a newer account."""
-        return self._accounts.stored_role(name) is None or self._accounts.predecessor(name) > 0
+        return self._accounts.stored_role(name) is None or self._accounts.freed_at(name) > 0
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
         """When the account was made, in microseconds; 0 if that is not known."""
-        return self._accounts.born(name)
+        return self._accounts.created_at(name)
 
     async def admit(self, username: str, password: str) -> BrokerUser:
         """The user with this name and token, by what the ledger holds now."""

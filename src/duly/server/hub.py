@@ -279,10 +279,10 @@ class Hub:
 
     # ── what the transports ask for ──────────────────────────────────────────────────────────────
 
-    def born(self, who: Principal) -> int:
+    def sees_from(self, who: Principal) -> int:
         """The time before which a caller sees nothing: an earlier account of that name was another one. It
         is 0 for an admin."""
-        return 0 if who.role is Role.ADMIN else self.accounts.born(who.name)
+        return 0 if who.role is Role.ADMIN else self.accounts.created_at(who.name)
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         """Greet a session that has logged in. If the ledger cannot be read, it is told so like any other

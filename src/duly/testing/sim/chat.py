@@ -63,7 +63,7 @@ class _OpenChatAccounts(Accounts):
         """The same as `role_of`: no other hub could know more."""
         return self.role_of(name)
 
-    def stands(self, principal: Principal) -> bool:
+    def is_current(self, principal: Principal) -> bool:
         """Whether the account has the role that the principal was given."""
         return self.role_of(principal.name) is principal.role
 

@@ -256,11 +256,11 @@ class OpenAccounts(Accounts):
         """Nothing to check at the commit, since every permission holds for ever."""
         return ()
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
         """0: no account is ever made anew."""
         return 0
 
-    def predecessor(self, name: str) -> int:
+    def freed_at(self, name: str) -> int:
         """0: no account takes over another one's name."""
         return 0
 
