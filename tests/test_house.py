@@ -273,6 +273,15 @@ def vague_people() -> Iterator[tuple[str, int, str]]:
             yield file, len(found), f"says {', '.join(sorted(set(found)))} where it has a noun"
 
 
+def vague_tests() -> Iterator[tuple[str, int, str]]:
+    """Names of tests with such a pronoun, where the account, sender or recipient could be named."""
+    for file in TYPED_TOO:
+        names = [node.name for _, node in definitions(file) if isinstance(node, Function)]
+        found = [name for name in names if VAGUE_PEOPLE.search(" ".join(words(name)))]
+        if found:
+            yield file, len(found), f"has names that say nobody or somebody: {', '.join(found)}"
+
+
 def private(name: str) -> bool:
     """Whether a name is its owner's alone; those that every named tuple has are public."""
     of_a_tuple = name in ("_replace", "_asdict", "_fields", "_make")
@@ -369,6 +378,7 @@ RULES: Final[tuple[Rule, ...]] = (
     missing_docstrings,
     riddles,
     vague_people,
+    vague_tests,
     foreign_privates,
     stray_heaps,
     unexplained_waits,

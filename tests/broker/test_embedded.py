@@ -103,7 +103,7 @@ class Client:
 # ── permissions ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_nobody_gets_in_unless_named(broker: EmbeddedBroker) -> None:
+async def test_only_named_users_get_in(broker: EmbeddedBroker) -> None:
     for users in ([], [node("a")]):
         await broker.set_users(users)
         for name, password in (("x", "y"), ("a", "wrong"), ("$unused", ""), ("", "")):
@@ -175,7 +175,7 @@ async def test_users_change_while_others_stay(broker: EmbeddedBroker) -> None:
         assert (hub.link.connections, a.link.connections) == (1, 1), "undisturbed"
 
 
-async def test_nobody_takes_over_a_session_of_another_user(broker: EmbeddedBroker) -> None:
+async def test_no_user_takes_over_a_session_of_another(broker: EmbeddedBroker) -> None:
     """A client id that is a name, or begins with it, is that user's for good; any other the first one's."""
     refused: list[BrokerRefusal] = []
     broker.clients.on_refused = refused.append

@@ -76,7 +76,7 @@ def test_a_message_is_stored_then_answered_then_run() -> None:
     assert words(effects) == ["fresh"]
 
 
-def test_its_end_is_told_to_whoever_asked() -> None:
+def test_its_end_is_told_to_every_sender_that_asked() -> None:
     inbox = receiver()
     inbox.give(Arrived(message(), "c1"))
     (repeat,) = inbox.give(Arrived(message(), "c2"))

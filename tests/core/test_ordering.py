@@ -281,7 +281,7 @@ def test_what_is_left_to_another_hub_is_no_gap_here() -> None:
     assert numbers(lanes.offer(message(1, recipient="lock"), T))[0] == [1]
 
 
-def test_behind_a_gap_nobody_can_say_what_comes_before_until_the_gap_is_given_up() -> None:
+def test_behind_a_gap_what_comes_before_is_not_known_until_the_gap_is_given_up() -> None:
     lanes = Lanes()
     left(lanes, 0)
     assert after(left(lanes, 2)) is None

@@ -158,7 +158,7 @@ def test_what_a_dead_hub_had_begun_is_taken_over_and_ends() -> None:
     assert [end.state for end in settled] == [State.DONE]
 
 
-def test_what_waited_for_nobody_until_its_end_expires() -> None:
+def test_what_waited_for_no_recipient_until_its_end_expires() -> None:
     a, b, clock = two()
     m = message(0, expires=clock.now() + SECOND)
     a.give(Arrived(m, patient=True))

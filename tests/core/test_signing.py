@@ -107,7 +107,7 @@ def test_trusting_keeps_no_secret_but_a_shared_one() -> None:
     assert [bool(p.key.secret) for p in ring.peers] == [False, True]
 
 
-def test_the_newest_secret_shared_with_somebody_signs_for_him() -> None:
+def test_the_newest_secret_shared_with_a_user_signs_for_it() -> None:
     newer = Key(Algorithm.HMAC, secret=bytes(32))
     ring = Keyring("A", own=ONE).trust("B", SHARED).trust("B", newer).trust("C", TWO)
     assert ring.shared == {"B": newer}

@@ -367,7 +367,7 @@ def no_takeover(patch: Patch) -> None:
 
 
 @breaks("settled")
-def nobody_ever_dies(patch: Patch) -> None:
+def no_hub_ever_dies(patch: Patch) -> None:
     """A hub that says nothing any more is waited for."""
     patch.setattr(registry, "LAPSE", 1e9)
 
@@ -440,7 +440,7 @@ def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
 PLANTED_BETWEEN_HUBS = planted(
     restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
     no_attempt_fence, no_takeover,
-    nobody_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
+    no_hub_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
     silence_is_not_fenced,
     a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
     revoked_elsewhere_is_allowed_here,

@@ -149,8 +149,8 @@ class Client(Lifecycle):
         self._url, self._token, self._store = url, token, store
         self._access = access or Access()
         self.tasks = Supervisor()
-        self._traces = ClientTraces()
         """what runs in the background, since the last start"""
+        self._traces = ClientTraces()
         self._saving: asyncio.Task[None] | None = None
         self._running: AsyncExitStack | None = None
         """what has been started, in order"""

@@ -142,7 +142,7 @@ def verdicts(effects: list[Effect]) -> list[str]:
     return [reply.verdict.kind.value for reply in only(Reply, effects)]
 
 
-def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None:
+def test_an_event_and_its_deliveries_are_stored_before_a_recipient_is_told() -> None:
     tower = FanoutTower("mail", "hook")
     effects = tower.report()
     assert verdicts(effects) == ["fresh"]
@@ -180,7 +180,7 @@ def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> Non
     assert len(batches(tower.driver.effects)) == 1
 
 
-def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None:
+def test_it_is_done_when_every_recipient_was_told_and_its_senders_hear_it() -> None:
     tower = FanoutTower("mail", "hook")
     one, other = batches(tower.report())
     assert only(ReportOutcome, tower.went(one)) == []
@@ -311,7 +311,7 @@ def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
     assert (second.recipient, second.items[0].ref.round) == ("boss", 1)
 
 
-def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
+def test_a_delivery_that_was_removed_from_the_ledger_does_not_go_out() -> None:
     tower = FanoutTower("mail")
     tower.later = (("boss", 10 * MINUTE),)
     tower.report()
@@ -321,7 +321,7 @@ def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
     assert batches(tower.driver.wait(3_600)) == []
 
 
-def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
+def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
     tower = FanoutTower("hook", "mail")
     hook, mail = batches(tower.report())
     tower.went(mail, AttemptResult.NOT_SENT, "down")
@@ -334,7 +334,7 @@ def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
     assert (tower.state(), tower.driver.wait(3_600)) == ("cancelled", [])
 
 
-def test_a_delivery_that_somebody_added_goes_out() -> None:
+def test_a_delivery_that_was_added_to_the_ledger_goes_out() -> None:
     tower = FanoutTower("mail")
     (batch,) = batches(tower.report())
     tower.went(batch)
@@ -389,7 +389,7 @@ def test_a_message_about_what_has_changed_meanwhile_changes_nothing_and_may_be_t
     assert alerts == {"x": b"new"}
 
 
-def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
+def test_an_event_without_recipients_ends_at_once_with_its_reason() -> None:
     tower = FanoutTower()
     tower.end = (State.FAILED, Answer(2, b"", "there is no such profile"))
     (report,) = only(ReportOutcome, tower.report())
