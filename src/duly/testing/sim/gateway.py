@@ -372,6 +372,17 @@ class GatewayHub(SimProcess):
         """Keep a frame that a client has sent, for replays."""
         self.recorded.append((name, frame))
 
+    def replay(self, count: int, prefix: str = "") -> None:
+        """Receive recorded frames again, with the credentials of their senders, whose names begin so."""
+        if not self.ready:
+            return
+        world, recorded = self.world, self.recorded
+        chosen = list(recorded) if count >= len(recorded) else world.rng.sample(recorded, count)
+        for name, frame in chosen:
+            if name.startswith(prefix):
+                world.faults += 1
+                self.hear(HubSession(Wire(world, "thief"), lambda raw: None), name, frame)
+
     def lost(self, session: Session, name: str) -> None:
         """Forget a connection that broke: after it was greeted, as the WebSocket server does."""
         if self.alive:
@@ -550,14 +561,7 @@ class GatewayWorld(World):
         """Send recorded frames of apps again, with their credentials."""
         hub = self.nodes["hub"]
         assert isinstance(hub, GatewayHub)
-        if not hub.ready:
-            return
-        recorded = hub.recorded
-        chosen = list(recorded) if count >= len(recorded) else self.rng.sample(recorded, count)
-        for name, frame in chosen:
-            if name.startswith("app"):
-                self.faults += 1
-                hub.hear(HubSession(Wire(self, "thief"), lambda raw: None), name, frame)
+        hub.replay(count, "app")
 
     def _lie(self) -> None:
         hub = self.nodes["hub"]

@@ -306,13 +306,7 @@ class SentinelWorld(World):
         """Send recorded frames of sentinels again, with their credentials."""
         tower = self.nodes["hub"]
         assert isinstance(tower, SentinelTower)
-        if not tower.ready:
-            return
-        recorded = tower.recorded
-        chosen = list(recorded) if count >= len(recorded) else self.rng.sample(recorded, count)
-        for name, frame in chosen:
-            self.faults += 1
-            tower.hear(HubSession(Wire(self, "thief"), lambda raw: None), name, frame)
+        tower.replay(count)
 
     def _lie(self) -> None:
         tower = self.nodes["hub"]
