@@ -1,4 +1,4 @@
-"""What the clients share: a connection, an engine over a local ledger, a lifecycle, and waiting for answers.
+"""The base of all clients: a connection, an engine over a local ledger, a lifecycle, and waiting for answers.
 
 The laws. A client stops its parts in the reverse order of their start, also when a start fails half way.
 What it has taken in is stored before it stops, and every caller that still waits for an answer then hears

@@ -64,7 +64,7 @@ class SentinelNews(Struct, frozen=True, omit_defaults=True):
 
 
 class SentinelCounts(Struct):
-    """What a sentinel has done since it was started."""
+    """Counts of what a sentinel has done since it was started."""
 
     signals: int = 0
     debounced: int = 0
@@ -113,7 +113,7 @@ class NewsFeed:
 
 
 class AlertOwner(Protocol):
-    """What an alert needs of its sentinel."""
+    """The part of a sentinel that an alert uses."""
 
     def cancel(self, device: str, event: str = "") -> None:
         """Call off an event."""

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class RemoteHubs(Protocol):
-    """What every application needs of the other hubs; each adds verbs of its own."""
+    """The interface of every application to the other hubs; each application adds verbs of its own."""
 
     trouble: LedgerError | None
     """why the last refresh failed; None when all is well"""

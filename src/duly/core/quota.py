@@ -26,7 +26,7 @@ _REST: Final = ""
 
 
 class Rate(Struct, frozen=True):
-    """So many in so long, of which `burst` may come at once.
+    """A rate: `amount` in `per` microseconds, of which `burst` may come at once.
 
     >>> Rate(100, SECOND).interval
     10000

@@ -34,7 +34,7 @@ _NAMES: Final = (
 
 
 class AuditedVerb(NamedTuple):
-    """What is recorded of a verb."""
+    """The entry of a verb in the audit chain."""
 
     action: str
     target: str

@@ -253,7 +253,7 @@ class Hub:
             session.close(f"try again soon: {problem}")
 
     def receiver(self, session: Session, who: Principal) -> Callable[[bytes], bool | Awaitable[bool]]:
-        """What handles the frames of a session, and returns what has to be awaited before the next one."""
+        """The function that handles a session's frames; it returns what to await before the next one."""
         return self.router.receiver(session, who)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:

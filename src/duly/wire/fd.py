@@ -441,7 +441,7 @@ def check_username(name: str, field: str = "username") -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """One or more levels before the usernames."""
+    """Return the prefix if it is one or more valid topic levels; raise `Malformed` otherwise."""
     for level in prefix.split("/"):
         check_username(level, "a level of the prefix")
     return prefix
