@@ -149,7 +149,7 @@ def test_a_hub_is_built_from_a_file_that_is_there_and_its_settings_are_settings(
     assert any(chosen.data.startswith(f"{place}/") for place in mounted), "the rest is read-only"
 
 
-def test_no_broker_that_lets_anyone_in_is_published() -> None:
+def test_no_broker_that_lets_everyone_in_is_published() -> None:
     assert "allow_anonymous true" in (DEPLOY / "mosquitto.conf").read_text()
     assert [name for name, service in SERVICES.items() if "ports" in service] == ["balancer"]
 

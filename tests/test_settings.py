@@ -41,6 +41,6 @@ def test_what_does_not_fit_is_said_before_anything_starts(tmp_path: Path, text: 
         section("sentinel", SentinelPolicy, {}, {}, file(tmp_path, text))
 
 
-def test_a_table_nobody_knows_is_a_mistake(tmp_path: Path) -> None:
+def test_an_unknown_table_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(Malformed, match="sentinal"):
         load({}, {}, file(tmp_path, "[sentinal]\ncountdown = 10\n"))

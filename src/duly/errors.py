@@ -57,7 +57,7 @@ from typing import ClassVar
 
 
 class Fault(Enum):
-    """Who can solve a problem."""
+    """The party that can solve a problem."""
 
     SENDER = "sender"
     OPERATOR = "operator"

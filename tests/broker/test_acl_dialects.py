@@ -83,7 +83,7 @@ def test_devices_and_nodes_are_kept_apart(language: str) -> None:
                     assert bool(re.search(pattern, topic.replace("/", ".").replace("+", "*"))) is may
 
 
-def test_devices_need_a_hub_and_nobody_else_is_called_hub() -> None:
+def test_devices_need_a_hub_and_no_other_user_is_called_hub() -> None:
     with pytest.raises(Malformed, match="--hub"):
         RulesRequest(devices=["lamp"])
     with pytest.raises(Malformed, match="the hub's own"):
@@ -162,6 +162,6 @@ def test_a_name_is_no_pattern_to_rabbitmq(name: str) -> None:
     assert not re.search(python, "nodes.other.pending")
 
 
-def test_nobody_is_named_twice() -> None:
+def test_no_user_is_named_twice() -> None:
     with pytest.raises(Malformed, match="named twice"):
         RulesRequest(users=["A"], admins=["A"])

@@ -22,7 +22,7 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from duly.broker import acl_dialects, embedded, publish_rates
+from duly.broker import acl_dialects, broker_folder, embedded, publish_rates
 from duly.broker.acl_dialects import NODES, BrokerUser, subject_of
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
@@ -103,7 +103,7 @@ class Client:
 # ── permissions ──────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_nobody_gets_in_unless_named(broker: EmbeddedBroker) -> None:
+async def test_only_named_users_get_in(broker: EmbeddedBroker) -> None:
     for users in ([], [node("a")]):
         await broker.set_users(users)
         for name, password in (("x", "y"), ("a", "wrong"), ("$unused", ""), ("", "")):
@@ -175,7 +175,7 @@ async def test_users_change_while_others_stay(broker: EmbeddedBroker) -> None:
         assert (hub.link.connections, a.link.connections) == (1, 1), "undisturbed"
 
 
-async def test_nobody_takes_over_a_session_of_another_user(broker: EmbeddedBroker) -> None:
+async def test_no_user_takes_over_a_session_of_another(broker: EmbeddedBroker) -> None:
     """A client id that is a name, or begins with it, is that user's for good; any other the first one's."""
     refused: list[BrokerRefusal] = []
     broker.clients.on_refused = refused.append
@@ -522,14 +522,14 @@ async def test_does_not_outlive_us(tmp_path: Path) -> None:
 async def test_ends_a_leftover_but_no_stranger(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, proc: str
 ) -> None:
-    monkeypatch.setattr(embedded, "_PROC", Path(proc))
+    monkeypatch.setattr(broker_folder, "_PROC", Path(proc))
     first = EmbeddedBroker(tmp_path)
     await first.start()
     leftover = first.pid
     assert leftover is not None
     # As after a kill of us that the kernel did not pass on: nobody watches it, nobody holds the folder.
     await first._tasks.stop()
-    first._release()
+    first._folder.release()
     second = EmbeddedBroker(tmp_path)
     await second.start()
     assert not runs(leftover)

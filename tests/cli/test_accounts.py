@@ -82,7 +82,7 @@ def test_the_list_says_who_is_here_and_who_was_last_heard_of_when(cli: CommandLi
     assert lines["phone"][1:4] == ["app", "may", "command"]
 
 
-def test_a_note_left_behind_by_a_killed_hub_misleads_nobody(cli: CommandLine) -> None:
+def test_a_run_file_left_behind_by_a_killed_hub_misleads_no_verb(cli: CommandLine) -> None:
     cli.up().stop(signal.SIGKILL)
     note = cli.folder / "duly-data" / "hub.json"
     # As if its pid had been given to another process since.

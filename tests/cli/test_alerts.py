@@ -194,7 +194,7 @@ def test_a_channel_can_be_tried(cli: CommandLine) -> None:
 # ── nothing critical is silent ───────────────────────────────────────────────────────────────────
 
 
-def test_a_critical_alert_that_nobody_is_told_of_ends_with_an_error(cli: CommandLine) -> None:
+def test_a_critical_alert_that_reaches_no_recipient_ends_with_an_error(cli: CommandLine) -> None:
     cli.up()
     critical = ("alert", "trigger", "fall", "--severity", "critical")
     assert cli.duly(*critical).returncode == 6, "there is no profile"

@@ -54,7 +54,7 @@ def test_a_line_is_followed_to_its_recipients_with_and_without_the_hub(cli: Comm
 
 
 @pytest.mark.parametrize("verb", ["trace", "why", "outcome"])
-def test_an_id_that_nobody_knows(home: CommandLine, verb: str) -> None:
+def test_an_unknown_id(home: CommandLine, verb: str) -> None:
     done = home.duly(verb, "1700000000000_99")
     assert done.returncode == 5
     assert "1700000000000_99" in done.stderr

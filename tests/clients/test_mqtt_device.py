@@ -138,7 +138,7 @@ async def test_a_device_that_dies_with_its_broker_is_not_believed_in_for_ever(
 ) -> None:
     """Its will died too, and what the broker has kept says that it is online."""
     monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 3.0)
-    monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("duly.server.maintenance.REFRESH_SECONDS", 0.1)
     lamp = await local.hub.accounts.add(Role.DEVICE, "lamp")
     login = f"mqtt://lamp:{lamp}@{local.device_url.partition('@')[2]}"
     dead, alive = DeviceProcess(tmp_path / "lock", "lock", local.device_url), Device(login)
@@ -238,7 +238,7 @@ async def test_a_device_that_dies_with_an_outside_broker_is_not_believed_in_for_
 ) -> None:
     """A broker that has forgotten its sessions has forgotten the wills."""
     monkeypatch.setattr("duly.apps.gateway.mqtt_presence.GRACE", 3.0)
-    monkeypatch.setattr("duly.server.hub.REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr("duly.server.maintenance.REFRESH_SECONDS", 0.1)
     broker = Mosquitto("persistence false")
     broker.start()
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=broker.url("hub")))

@@ -349,7 +349,7 @@ async def test_a_wrong_token_is_told_and_the_queue_stays(
 
 
 @BOTH_WAYS
-async def test_somebody_who_is_no_sentinel_is_refused_and_the_queue_stays(
+async def test_an_account_that_is_no_sentinel_is_refused_and_the_queue_stays(
     tower: LocalHub, tmp_path: Path, transport: Way
 ) -> None:
     memory = tmp_path / "watch.db"

@@ -66,7 +66,7 @@ async def test_what_is_no_address_is_not_tried_for_ever(url: str, tmp_path: Path
                 pass
 
 
-async def test_whoever_waits_for_a_hub_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_that_waits_for_a_hub_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     tries = asyncio.Queue[None]()
 
     async def where() -> tuple[str, str]:

@@ -61,7 +61,7 @@ def test_a_watcher_that_has_just_begun_waits_a_whole_time() -> None:
     assert not eye.look(88)
 
 
-def test_a_clock_that_is_set_makes_nobody_silent() -> None:
+def test_a_clock_that_is_set_makes_no_sentinel_silent() -> None:
     eye = Eye()
     assert not eye.look(20)
     eye.ahead = DAY

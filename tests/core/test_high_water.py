@@ -8,6 +8,7 @@ from duly.core import high_water
 from duly.core.high_water import HighWaterMarks, names_in
 
 MARK = '["lamp","power","app"]'
+OTHER = '["lamp","level","app"]'
 A, B, C = b"a", b"b", b"c"
 
 
@@ -141,3 +142,16 @@ def test_a_number_that_is_a_time_is_taken_back_with_it() -> None:
     marks.lower(5_000)
     assert marks.get(MARK) == (5_000, 5_000)
     assert marks.last(MARK) == 5_000
+
+
+def test_a_clock_that_is_set_right_lowers_marks_whose_last_message_failed_and_those_at_rest() -> None:
+    marks = HighWaterMarks()
+    marks.hand_over(MARK, A, 1, 10)
+    marks.hand_over(MARK, B, 5, 50)
+    marks.settled(MARK, B, counts=False)
+    marks.restore(OTHER, 3, 90)
+    marks.lower(20)
+    assert (marks.get(MARK), marks.last(MARK)) == ((1, 20), 5), (
+        "the failed number was handed over all the same"
+    )
+    assert marks.get(OTHER) == (3, 20)

@@ -29,6 +29,7 @@ from duly.core.steps import (
     Received,
     Reply,
     ReportOutcome,
+    TimesLowered,
     Transmit,
     Unreachable,
 )
@@ -75,7 +76,7 @@ def test_a_message_is_stored_then_answered_then_run() -> None:
     assert words(effects) == ["fresh"]
 
 
-def test_its_end_is_told_to_whoever_asked() -> None:
+def test_its_end_is_told_to_every_sender_that_asked() -> None:
     inbox = receiver()
     inbox.give(Arrived(message(), "c1"))
     (repeat,) = inbox.give(Arrived(message(), "c2"))
@@ -475,3 +476,25 @@ class AnyHistory(RuleBasedStateMachine):
 
 TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+
+
+def test_a_message_under_way_is_given_up_if_its_permission_was_revoked() -> None:
+    gateway = receiver()
+    gateway.give(Arrived(message(0), "c1"))
+    (end,) = only(
+        ReportOutcome, gateway.give(CancelMessages((message(0),), "the grant was revoked", started=True))
+    )
+    assert (end.state, gateway.state(message(0).key)) == (State.UNKNOWN, "unknown")
+    assert "whether it took effect is not known" in end.answer.reason
+
+
+def test_a_mark_that_a_wrong_clock_has_raised_is_lowered_in_memory_too() -> None:
+    inbox = receiver()
+    ahead = 1_700_000_000_000 + HOUR // 1_000
+    inbox.give(Arrived(Message("app", f"{ahead}_5", "k", "lock", order=Order("", n=5))))
+    inbox.wait(1)
+    late = Message("app", "1700000001000_3", "k", "lock", order=Order("", n=3))
+    assert inbox.give(TimesLowered(1_700_000_000_500)) == []
+    effects = inbox.give(Arrived(late))
+    assert words(effects) == ["fresh"]
+    assert inbox.state(late.key) == "accepted", "a sender that counts anew: it waits for the one under way"

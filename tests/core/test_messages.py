@@ -165,3 +165,11 @@ def test_a_message_that_was_taken_raises_nothing() -> None:
 def test_an_answer_survives_packing(code: int, data: bytes, reason: str) -> None:
     answer = Answer(code, data, reason)
     assert unpack_answer(pack_answer(answer)) == answer
+
+
+@pytest.mark.parametrize(
+    "order", [Order(n=1 << 63), Order(n=-2), Order(n=1, after=1 << 63), Order(n=1, after=-2)]
+)
+def test_numbers_that_no_counter_reaches_are_malformed(order: Order) -> None:
+    with pytest.raises(Malformed):
+        Message("app", "1700000000000_1", "lock_control", "lock", order=order)

@@ -281,7 +281,7 @@ def test_what_is_left_to_another_hub_is_no_gap_here() -> None:
     assert numbers(lanes.offer(message(1, recipient="lock"), T))[0] == [1]
 
 
-def test_behind_a_gap_nobody_can_say_what_comes_before_until_the_gap_is_given_up() -> None:
+def test_behind_a_gap_what_comes_before_is_not_known_until_the_gap_is_given_up() -> None:
     lanes = Lanes()
     left(lanes, 0)
     assert after(left(lanes, 2)) is None
@@ -572,3 +572,22 @@ def test_without_a_counter_those_of_one_millisecond_that_wait_together_all_run_i
     moves = lanes.wake(T + 300 * MS)
     assert [move.message for move in moves] == same
     assert all(isinstance(move, Release) for move in moves)
+
+
+def test_a_message_of_another_hub_lets_go_what_waits_in_its_lane_for_what_was_released_here() -> None:
+    lanes = Lanes()
+    assert numbers(lanes.offer(message(0, after=-1), T))[0] == [0]
+    assert lanes.offer(message(4, after=2), T) == [], "it comes after the number 2, which is not known here"
+    lanes.learn({mark_name(message(2)): (2, T // MS + 2)})
+    assert numbers(lanes.catch_up(message(3, after=2)))[0] == [4]
+
+
+def test_a_time_that_a_wrong_clock_has_set_is_taken_back_here_too() -> None:
+    ahead, right = message(1, made=T // MS + HOUR // MS), message(0, made=T // MS)
+    lanes = Lanes()
+    lanes.offer(ahead, T)
+    lanes.wake(T + SECOND)
+    assert numbers(lanes.offer(right, T + SECOND)) == ([], [0]), "by its number and by its time it is late"
+    lanes.lower(T // MS - 1)
+    again = message(0, made=T // MS + 5)
+    assert numbers(lanes.offer(again, T + SECOND))[0] == [0], "now it is a sender that counts anew"

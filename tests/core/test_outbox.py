@@ -130,7 +130,7 @@ def test_an_answer_for_something_never_sent_is_ignored() -> None:
     assert sender().give(Answered(message().key, State.DONE, Answer(0))) == []
 
 
-def test_the_word_of_somebody_else_than_the_recipient_does_not_count() -> None:
+def test_an_answer_of_another_account_than_the_recipient_does_not_count() -> None:
     out = sender()
     out.give(Arrived(message()))
     assert out.give(Answered(message().key, State.DONE, Answer(0), by="other lock")) == []

@@ -72,3 +72,46 @@ def test_windows_go_on_when_the_wall_clock_is_set() -> None:
     hold(chains, 2)
     chains.shift(60_000 * MS)
     assert chains.next_wake() == T + WINDOW + 60_000 * MS
+
+
+def by_time(chains: Chains, n: int, *, counts: bool = True) -> Message:
+    """Hold a message that only its time puts in order."""
+    one = message(n)
+    held = chains.held_message(one, mark_name(one), one.made // MS, one.made // MS, EVERY_GAP, T)
+    chains.sort_by_time("app", held, counts=counts)
+    return one
+
+
+def test_of_two_that_are_sorted_by_time_one_is_withdrawn_and_the_other_stays() -> None:
+    chains = Chains(WINDOW)
+    first, second = by_time(chains, 1), by_time(chains, 2)
+    assert chains.withdraw("app", mark_name(first), first.key) == []
+    assert chains.waiting == 1
+    assert chains.withdraw("app", mark_name(second), second.key) == []
+    assert list(chains.stop_sorting("app")) == [], "nothing is left to let go"
+
+
+def test_a_held_message_below_the_mark_is_withdrawn_without_a_new_number() -> None:
+    chains = Chains(WINDOW)
+    chain = hold(chains, 3)
+    chain.mark = 3
+    one = message(3)
+    assert chains.withdraw("app", mark_name(one), one.key) == []
+    assert (chains.waiting, chain.ahead) == (0, {})
+
+
+def test_a_chain_that_was_removed_has_nothing_to_stop_sorting() -> None:
+    chains = Chains(WINDOW)
+    one = by_time(chains, 1)
+    (name,) = chains.by_time["app"]
+    chains.remove(name)
+    assert list(chains.stop_sorting("app")) == []
+    assert chains.withdraw("app", mark_name(one), one.key) == []
+
+
+def test_the_newest_time_of_a_chain_is_lowered() -> None:
+    chains = Chains(WINDOW)
+    chain = chains.open("app")
+    chain.raise_to(1, T // MS + 500)
+    chains.lower(T // MS)
+    assert chain.top_ms == T // MS

@@ -158,7 +158,7 @@ def test_what_a_dead_hub_had_begun_is_taken_over_and_ends() -> None:
     assert [end.state for end in settled] == [State.DONE]
 
 
-def test_what_waited_for_nobody_until_its_end_expires() -> None:
+def test_what_waited_for_no_recipient_until_its_end_expires() -> None:
     a, b, clock = two()
     m = message(0, expires=clock.now() + SECOND)
     a.give(Arrived(m, patient=True))
@@ -258,3 +258,28 @@ def test_what_waits_in_the_ledger_keeps_its_place_behind_a_gap_when_it_arrives_a
     assert not only(Transmit, a.give(Arrived(message(1), "a")))
     begun = a.give(Arrived(message(0), "a"))
     assert [effect.message.id for effect in only(Transmit, begun)] == [message(0).id, message(1).id]
+
+
+def test_a_recipient_that_leaves_takes_along_what_waits_for_it_and_nothing_else() -> None:
+    a, _, _ = two()
+    lamp = Message("app", "1700000000009_9", "k", "lamp", b"9", order=Order("", n=9))
+    a.give(Reachable("lock"))
+    a.give(Reachable("lamp"))
+    for one in (message(1), lamp):
+        a.give(Arrived(one))
+    assert isinstance(a.machine, Inbox)
+    assert a.machine.live == 2
+    a.give(Unreachable("lock"))
+    assert [one.recipient for one in a.machine.waiting()] == ["lamp"]
+    assert sent(a.wait(1)) == [b"9"]
+
+
+def test_what_is_late_by_the_memory_of_one_hub_is_decided_by_the_ledger() -> None:
+    a, b, _ = two()
+    b.comes()
+    b.give(Arrived(message(1)))
+    b.wait(1)
+    b.give(done(message(1)))
+    effects = b.give(Arrived(message(0)))
+    assert words(effects) == ["fresh"]
+    assert a.state(message(0).key) == "superseded"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.core.signing import Algorithm, Key, Keyring, canonical, read_key
+from duly.core.signing import Algorithm, Key, Keyring, canonical, read_key, read_stored_key
 from duly.errors import Malformed
 
 ONE = Key(Algorithm.ED25519, secret=bytes(range(32)))
@@ -107,7 +107,7 @@ def test_trusting_keeps_no_secret_but_a_shared_one() -> None:
     assert [bool(p.key.secret) for p in ring.peers] == [False, True]
 
 
-def test_the_newest_secret_shared_with_somebody_signs_for_him() -> None:
+def test_the_newest_secret_shared_with_a_user_signs_for_it() -> None:
     newer = Key(Algorithm.HMAC, secret=bytes(32))
     ring = Keyring("A", own=ONE).trust("B", SHARED).trust("B", newer).trust("C", TWO)
     assert ring.shared == {"B": newer}
@@ -117,3 +117,8 @@ def test_a_keyring_survives_being_written_down() -> None:
     ring = Keyring("A", own=ONE).trust("B", SHARED).trust("C", TWO)
     again = msgspec.json.decode(msgspec.json.encode(ring), type=Keyring)
     assert again == ring
+
+
+@pytest.mark.parametrize("key", [ONE.trusted, SHARED], ids=["ed25519", "hmac"])
+def test_a_key_is_read_as_it_was_stored(key: Key) -> None:
+    assert read_stored_key(key.stored) == key

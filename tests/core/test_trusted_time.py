@@ -193,3 +193,20 @@ def test_mending_everything_forgets_the_barrier_too() -> None:
 def test_a_floor_that_is_not_in_the_future_needs_no_mending() -> None:
     floor = Floor(until=START, trusted=START)
     assert floor.mend(START + SECOND) is floor
+
+
+def test_after_a_restore_what_was_made_before_the_loss_and_is_not_known_is_stale() -> None:
+    floor = Floor(until=START - DAY, trusted=START).restore(START, START)
+    assert floor.covers(START + HOUR, START - MINUTE), "it may have been accepted after the backup"
+    assert not floor.covers(START + HOUR, START + MINUTE), "it was made after the loss"
+    assert not floor.covers(START + 10 * 365 * DAY, START - MINUTE), "an alert that is kept for years"
+    assert floor.covers(START + HOUR, 0), "it does not say when it was made, and expires soon"
+    assert not floor.covers(START + 30 * DAY, 0), "nothing of its kind would ever be accepted"
+
+
+def test_mending_everything_forgets_barrier_and_restore() -> None:
+    risen = Floor(until=START + DAY, trusted=START + DAY)
+    assert risen.mend(START, everything=True) == Floor(START, START)
+    mended = risen.mend(START)
+    assert mended.covers(START + HOUR, START - 1), "its id may have been forgotten"
+    assert not mended.mend(START, everything=True).covers(START + HOUR, START - 1)

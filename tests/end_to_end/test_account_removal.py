@@ -66,7 +66,7 @@ async def test_the_last_in_a_group_just_leaves(chat_hub: HubWithPeople) -> None:
     assert not await chat_hub.hub.ledger.bucket(f"members/{group}")
 
 
-async def test_who_is_removed_is_nobodys_friend_and_cannot_be_talked_to(chat_hub: HubWithPeople) -> None:
+async def test_a_removed_person_has_no_friends_and_cannot_be_written_to(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         await befriend(ann, bob)
         assert (await bob.ask("friend_ask", user="cid"))["code"] == 0
@@ -81,7 +81,7 @@ async def test_who_is_removed_is_nobodys_friend_and_cannot_be_talked_to(chat_hub
         assert (await cid.ask("friend_accept", user="bob"))["error"] == "not_allowed"
 
 
-async def test_every_login_ends_and_a_group_line_goes_to_nobody_else(chat_hub: HubWithPeople) -> None:
+async def test_every_login_ends_and_a_group_line_goes_to_members_only(chat_hub: HubWithPeople) -> None:
     token = await chat_hub.hub.people.let_in("bob", "phone")
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "club", "bob")
@@ -97,7 +97,7 @@ async def test_every_login_ends_and_a_group_line_goes_to_nobody_else(chat_hub: H
 
 
 @pytest.mark.parametrize("where", ["between two", "in a group"])
-async def test_a_name_somebody_has_talked_under_is_not_given_away(
+async def test_a_name_under_which_a_person_has_written_is_not_given_away(
     chat_hub: HubWithPeople, where: str
 ) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
@@ -147,7 +147,7 @@ async def test_who_was_removed_without_a_hub_is_seen_off_when_one_starts(chat_hu
     assert list(await chat_hub.hub.ledger.bucket(FORMER)) == ["bob"]
 
 
-async def test_two_who_see_somebody_off_do_it_once(chat_hub: HubWithPeople) -> None:
+async def test_two_hubs_that_remove_a_person_from_chat_do_it_once(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         groups = [await make(who, "club", "ann", "bob", "cid") for who in (ann, bob)]
     await chat_hub.hub.accounts.remove("bob")

@@ -279,7 +279,7 @@ async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
 
 
 @BOTH_WAYS
-async def test_a_commit_that_was_swallowed_cannot_land_after_somebody_has_looked(
+async def test_a_commit_that_was_swallowed_cannot_land_after_a_hub_has_looked(
     postgres_server: Postgres, hole: Hole, monkeypatch: pytest.MonkeyPatch, writes: w.Group
 ) -> None:
     """Its bytes are in the hole when it is given up: nothing is read before it has surely failed."""

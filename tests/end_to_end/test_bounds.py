@@ -236,7 +236,7 @@ async def test_when_there_is_no_room_strangers_go_first_and_the_oldest_before_th
         local.hub.visitors.room = 16
 
 
-async def test_websockets_that_do_not_say_whose_they_are_keep_nobody_out(local: LocalHub) -> None:
+async def test_websockets_that_do_not_log_in_keep_no_client_out(local: LocalHub) -> None:
     async with join(local.url, local.tokens["phone"]) as phone, AsyncExitStack() as stack:
         nameless = [await stack.enter_async_context(bare(local.url)) for _ in range(10)]
         for one in nameless:

@@ -51,7 +51,7 @@ async def test_a_line_from_another_hub_is_told_again_until_it_is_acknowledged(
         assert await bob.no_line(1.5)
 
 
-async def test_what_somebody_missed_is_told_again_after_they_came_back(chat_hub: HubWithPeople) -> None:
+async def test_what_a_person_missed_is_sent_again_after_they_came_back(chat_hub: HubWithPeople) -> None:
     """They read on from the ledger, which ends after the engine has heard of their coming."""
     hurry(chat_hub)
     async with chat_hub.enter("ann") as ann:

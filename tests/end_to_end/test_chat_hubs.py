@@ -109,7 +109,7 @@ async def test_who_is_removed_on_one_hub_gets_and_says_nothing_on_the_other(
         assert await bob.no_line()
 
 
-async def test_somebody_who_has_just_registered_is_known_everywhere(
+async def test_a_person_who_has_just_registered_is_known_everywhere(
     chat_hubs: tuple[HubWithPeople, HubWithPeople],
 ) -> None:
     here, there = chat_hubs

@@ -311,7 +311,7 @@ async def test_connections_that_come_and_go(tmp_path: Path) -> None:
         await at.witness()
 
 
-async def test_wrong_tokens_from_one_address_lock_nobody_else_out(tmp_path: Path) -> None:
+async def test_wrong_tokens_from_one_address_lock_no_other_out(tmp_path: Path) -> None:
     """One device with an old token, behind the same router as everybody else."""
     async with world(tmp_path / "hub") as at:
         said = []

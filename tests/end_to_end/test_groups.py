@@ -89,7 +89,7 @@ async def test_who_joins_sees_what_the_group_allows(
         assert [f["n"] for f in lines] == ([1, 2, 3, 4, 5] if seen else [5])
 
 
-async def test_whoever_was_removed_is_still_told_what_is_for_them_alone(chat_hub: HubWithPeople) -> None:
+async def test_a_removed_member_is_still_told_what_is_for_them_alone(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "bob")
         assert (await ann.ask("group_remove", group=group, user="bob"))["code"] == 0
@@ -99,7 +99,7 @@ async def test_whoever_was_removed_is_still_told_what_is_for_them_alone(chat_hub
         assert [line["type"] for line in notes] == ["group_remove", "group_invite", "friend_ask"]
 
 
-async def test_whoever_is_removed_gets_nothing_after(chat_hub: HubWithPeople) -> None:
+async def test_a_removed_member_gets_nothing_after(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob, chat_hub.enter("cid") as cid:
         group = await make(ann, "bob", "cid")
         await cid.line()
@@ -153,7 +153,7 @@ async def test_ranks_decide_who_may_remove_whom(chat_hub: HubWithPeople) -> None
         assert info["members"] == {"bob": "owner", "eve": "member"}
 
 
-async def test_an_admin_may_delete_anybodys_line_a_member_only_his_own(chat_hub: HubWithPeople) -> None:
+async def test_an_admin_may_delete_any_line_and_a_member_only_their_own(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         group = await make(ann, "bob")
         await bob.chat(group, "rude")
@@ -220,7 +220,7 @@ async def test_friends_ask_accept_and_part(chat_hub: HubWithPeople) -> None:
             assert (await ann.ask("friends"))["data"]["friends"] == []
 
 
-async def test_who_is_blocked_cannot_tell_it_from_a_name_that_nobody_has(chat_hub: HubWithPeople) -> None:
+async def test_a_blocked_person_cannot_tell_it_from_an_unknown_name(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("ann") as ann, chat_hub.enter("eve") as eve:
         await eve.chat("ann", "hello")
         await ann.ask("block", user="eve")

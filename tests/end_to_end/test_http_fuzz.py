@@ -159,7 +159,7 @@ async def test_no_request_is_answered_with_500(local: LocalHub, caplog: pytest.L
         pass
 
 
-async def test_no_first_frame_harms_anybody(local: LocalHub, caplog: pytest.LogCaptureFixture) -> None:
+async def test_no_first_frame_harms_another_client(local: LocalHub, caplog: pytest.LogCaptureFixture) -> None:
     fuzz = Fuzz(random.Random(8), [b"x"])
 
     async def send(n: int) -> None:

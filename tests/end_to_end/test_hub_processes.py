@@ -168,7 +168,7 @@ async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: 
 
 @WHOLE
 @pytest.mark.timeout(120)
-async def test_through_the_balancer_nobody_need_know_how_many_hubs_there_are(
+async def test_through_the_balancer_clients_need_not_know_how_many_hubs_there_are(
     tmp_path: Path, whole: bool
 ) -> None:
     async with scene(tmp_path) as it:

@@ -173,7 +173,7 @@ async def test_of_what_waits_only_the_latest_counts_where_it_is_so_wanted(cluste
             assert await lamp.hears_nothing()
 
 
-async def test_what_waits_in_vain_expires_whoever_took_it(cluster: LocalCluster) -> None:
+async def test_what_waits_in_vain_expires_at_whichever_hub(cluster: LocalCluster) -> None:
     async with cluster.join(0, "phone") as phone:
         seq_id = await phone.command("lock", queue=True, exp=int(time.time() * 1000) + 300)
         assert (await phone.hear_of(seq_id))["code"] == 0
@@ -473,7 +473,7 @@ async def test_accounts_are_read_again_only_when_they_have_changed(rung: LocalCl
     here, there, _ = rung.hubs
     await there.revocation.check()
     before = there.accounts._book
-    await there._refresh()
+    await there.maintenance.refresh()
     await there.revocation.check()
     assert there.accounts._book is before
     await here.people.register("ann", "correct horse", "127.0.0.1")

@@ -77,7 +77,7 @@ async def test_two_thousand_chunks_do_not_disturb_a_lock_command(local: HubUnder
         assert record.answer.data == b""
         # And its memory is short, while the lock command's is long.
         local.clock.seconds = 3_600
-        await local.hub._prune()
+        await local.hub.maintenance.run()
         assert await local.state("phone", chunk) is None
         assert await local.state("phone", locked) == "done"
         serving.cancel()

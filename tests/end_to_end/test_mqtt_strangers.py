@@ -241,7 +241,7 @@ async def test_a_refused_subscription_is_known(local: HubWithBroker) -> None:
     assert reason == "thief may not subscribe to nodes/lock/pending; the broker has refused it"
 
 
-async def test_nobody_gets_into_the_hubs_session_nor_into_anothers(local: HubWithBroker) -> None:
+async def test_no_client_gets_into_the_hubs_session_nor_into_anothers(local: HubWithBroker) -> None:
     """With its client id a stranger could throw its owner out, or plant a subscription."""
     lock = await local.device("lock", done)
     thief = await local.client("thief")

@@ -94,7 +94,7 @@ async def test_after_the_horizon(open_local: Open, kind: str) -> None:
     async with captured(local, **CAPTURED[kind]) as (lock, phone, frame):
         for later in (10, 400, 700, DAY, 2 * DAY, 30 * DAY):
             local.clock.seconds = later
-            await local.hub._prune()
+            await local.hub.maintenance.run()
             await phone.say_text(frame)
             answer = await phone.hear()
             assert answer["code"] in (2, 5), (later, answer)
@@ -115,7 +115,7 @@ async def test_after_the_horizon_to_a_device_that_is_away(open_local: Open, kind
     async with local.join("phone") as phone:
         for later in (700, DAY, 2 * DAY):
             local.clock.seconds = later
-            await local.hub._prune()
+            await local.hub.maintenance.run()
             await phone.say_text(frame)
             answer = await phone.first(lambda f: f["type"] == "server_ack")
             assert answer["code"] in (2, 5), (later, answer)
@@ -143,7 +143,7 @@ async def test_an_idempotency_key_is_not_forgotten(open_local: Open) -> None:
         await lock.obey()
         await local.until(lambda: not local.hub.gateway._inbox.live)
         local.clock.seconds = 3 * DAY
-        await local.hub._prune()
+        await local.hub.maintenance.run()
         again = await curl(f"{local.url}/v1/messages", local.tokens["phone"], "-H", key, body=body)
         assert (again.status, again.json["state"]) == (200, "done")
         assert await lock.hears_nothing()

@@ -144,7 +144,7 @@ async def test_an_app_that_lost_its_right_elsewhere_commands_nothing(
     assert "not_allowed" in words, "what was refused can be asked for"
 
 
-async def test_a_hub_that_cannot_ask_the_ledger_lets_nobody_in(
+async def test_a_hub_that_cannot_ask_the_ledger_lets_no_caller_in(
     cluster: LocalCluster, postgres_server: Postgres
 ) -> None:
     token = await settle(cluster, "ann")

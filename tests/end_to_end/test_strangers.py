@@ -74,7 +74,7 @@ async def test_eve_cannot_pass_for_ann(chat_hub: HubWithPeople) -> None:
 
 
 @pytest.mark.parametrize("name", NASTY, ids=range(len(NASTY)))
-async def test_nasty_names_are_names_of_nobody(chat_hub: HubWithPeople, name: str) -> None:
+async def test_nasty_names_are_names_of_no_account(chat_hub: HubWithPeople, name: str) -> None:
     async with chat_hub.enter("eve") as eve:
         answers = [
             await eve.chat(name, "x"),
@@ -91,7 +91,7 @@ async def test_nasty_names_are_names_of_nobody(chat_hub: HubWithPeople, name: st
         assert await ann.texts(1) == [name]
 
 
-async def test_nonsense_is_refused_and_hurts_nobody(chat_hub: HubWithPeople) -> None:
+async def test_nonsense_is_refused_and_disturbs_no_other_client(chat_hub: HubWithPeople) -> None:
     async with chat_hub.enter("eve") as eve, chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
         for data in (
             "null",

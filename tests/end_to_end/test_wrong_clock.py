@@ -26,7 +26,7 @@ class Wrong(SystemClock):
 async def established(local: HubUnderTest) -> None:
     """A hub that has run for two hours."""
     local.clock.seconds = 2 * HOUR / SECOND
-    await local.hub._prune()
+    await local.hub.maintenance.run()
     assert (await local.hub.ledger.floor()).until > SystemClock().now()
 
 
@@ -44,9 +44,9 @@ async def test_a_clock_that_was_wrong_for_a_moment_makes_nothing_stale(
     right = local.hub.ledger.clock
     local.hub.ledger.clock = Wrong()
     for _ in range(3):
-        await local.hub._prune()
+        await local.hub.maintenance.run()
     local.hub.ledger.clock = right
-    await local.hub._prune()
+    await local.hub.maintenance.run()
     async with local.join("lock") as lock, local.join("phone") as phone:
         phone.ids = Ids(-local.clock.seconds)
         seq_id = await phone.command("lock")
@@ -60,7 +60,7 @@ async def poisoned(local: HubUnderTest) -> None:
     """The floor of a hub whose clock was two days ahead for hours: everything that has ended is forgotten."""
     ahead = SystemClock().now() + 2 * DAY
     await local.hub.ledger._set_floor(Floor(ahead, ahead))
-    await local.hub._prune()
+    await local.hub.maintenance.run()
 
 
 @pytest.mark.parametrize(("settings", "ahead"), [({"remember": 500, "max_age": 60}, 14), ({}, 16)])
@@ -71,7 +71,7 @@ async def test_a_hub_is_unhealthy_as_soon_as_the_floor_makes_it_refuse_anything(
     local = await open_local(**settings)
     until = SystemClock().now() + ahead * MINUTE
     await local.hub.ledger._set_floor(Floor(until, until))
-    await local.hub._prune()
+    await local.hub.maintenance.run()
     assert (await curl(f"{local.url}/v1/health")).status == 503
 
 

@@ -66,7 +66,7 @@ async def test_other_names_are_refused_and_nothing_is_stored(accounts: Accounts,
 
 
 @pytest.mark.parametrize("role", list(Role))
-async def test_whoever_shows_a_token_is_its_principal(accounts: Accounts, role: Role) -> None:
+async def test_a_token_is_its_principals(accounts: Accounts, role: Role) -> None:
     token = await accounts.add(role, "somebody")
     assert named(accounts.authenticate(token)) == ("somebody", role)
 
@@ -86,7 +86,7 @@ async def test_the_ledger_does_not_hold_the_token(accounts: Accounts, ledger: Me
 
 
 @given(st.text(st.characters(exclude_categories=())))
-def test_anything_else_is_nobodys_token(token: str) -> None:
+def test_anything_else_is_no_accounts_token(token: str) -> None:
     async def show() -> None:
         accounts = Accounts(MemoryLedger(ManualClock()))
         real = await accounts.add(Role.ADMIN, "root")
@@ -96,7 +96,7 @@ def test_anything_else_is_nobodys_token(token: str) -> None:
     at_once(show())
 
 
-async def test_authentication_is_quick_and_asks_nobody(accounts: Accounts) -> None:
+async def test_authentication_is_quick_and_reads_no_ledger(accounts: Accounts) -> None:
     tokens = [await accounts.add(Role.DEVICE, f"d{i}") for i in range(200)]
     seconds = min(timeit.repeat(lambda: accounts.authenticate(tokens[77]), number=2_000, repeat=20)) / 2_000
     assert seconds < 10e-6, "2 µs is the aim; the rest is for a busy machine"
@@ -233,7 +233,7 @@ async def test_other_roles_may_command_nothing(accounts: Accounts, role: Role) -
     assert not accounts.may(Principal("x", role), "x")
 
 
-async def test_whoever_calls_himself_something_else_may_nothing(accounts: Accounts) -> None:
+async def test_a_principal_with_another_role_may_do_nothing(accounts: Accounts) -> None:
     await accounts.add(Role.APP, "app-1")
     assert not accounts.may(Principal("app-1", Role.ADMIN), "lock-1")
     assert not accounts.may(Principal("nobody", Role.ADMIN), "lock-1")
@@ -326,7 +326,7 @@ async def test_a_grant_left_behind_by_a_race_is_of_no_effect_and_not_inherited()
     assert not accounts.may(Principal("app-1", Role.APP), "lock-1")
 
 
-async def test_an_account_that_only_a_newer_duly_understands_is_not_let_in_and_locks_nobody_out(
+async def test_an_account_that_only_a_newer_duly_understands_is_not_let_in_and_locks_no_other_out(
     accounts: Accounts, ledger: MemoryLedger
 ) -> None:
     token = await accounts.add(Role.APP, "app-1")

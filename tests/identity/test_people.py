@@ -35,7 +35,7 @@ async def people() -> AsyncIterator[People]:
     made.close()
 
 
-async def test_somebody_registers_logs_in_and_is_recognised(people: People) -> None:
+async def test_a_person_registers_logs_in_and_is_recognised(people: People) -> None:
     await people.register("ann", PASSWORD, "here")
     token = await people.log_in("ann", PASSWORD, "here", "phone")
     who = await people.recognise(token)
@@ -122,7 +122,7 @@ async def test_another_password_ends_all_sessions(people: People) -> None:
 
 
 @pytest.mark.parametrize("name", ["ann", "ghost"])
-async def test_a_name_that_is_or_was_somebodys_is_not_given_away(people: People, name: str) -> None:
+async def test_a_name_that_is_or_was_a_persons_is_not_given_away(people: People, name: str) -> None:
     await people.register("ann", PASSWORD, "here")
     await people._ledger.write(PutItem(FORMER, "ghost", b""))
     with pytest.raises(Conflict, match="taken"):
@@ -244,7 +244,7 @@ async def test_a_flood_of_strangers_costs_those_who_were_here_one_hash() -> None
     people.close()
 
 
-async def test_a_password_that_is_changed_while_it_is_judged_lets_nobody_in(people: People) -> None:
+async def test_a_password_that_is_changed_while_it_is_checked_lets_no_caller_in(people: People) -> None:
     await people.register("ann", PASSWORD, "here")
     right = people._hashing.run
 

@@ -169,7 +169,7 @@ def sent_by(sender: str, n: int, body: bytes = b"") -> Arrived:
     return Arrived(Message(sender, f"1700000000000_{n}", "lock_control", "lock", body))
 
 
-def test_where_senders_take_turns_one_who_floods_delays_nobody() -> None:
+def test_where_senders_take_turns_a_flooding_sender_delays_no_other() -> None:
     async def program() -> None:
         async with Rig(fair=True) as rig:
             rig.ledger.gate.clear()
@@ -212,7 +212,7 @@ def test_large_messages_use_up_a_share_and_a_group_sooner() -> None:
     virtual(program())
 
 
-def test_whoever_no_longer_waits_for_room_makes_nobody_else_wait() -> None:
+def test_a_sender_that_no_longer_waits_for_room_makes_no_other_wait() -> None:
     async def program() -> None:
         async with Rig(capacity=1, fair=True) as rig:
             rig.ledger.gate.clear()

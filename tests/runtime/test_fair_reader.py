@@ -12,7 +12,7 @@ from duly.runtime.fair_reader import FairReader
 QUICK = RetryPolicy.fixed(MS, tries=None)
 
 
-async def test_each_senders_messages_are_handled_in_order_and_nobody_waits_for_another() -> None:
+async def test_each_senders_messages_are_handled_in_order_and_no_sender_waits_for_another() -> None:
     handled: list[str] = []
     slow, all_done = asyncio.Event(), asyncio.Event()
 

@@ -44,7 +44,7 @@ def test_work_that_fails_is_started_again_and_counted() -> None:
     virtual(program())
 
 
-def test_a_task_that_somebody_cancels_is_started_again() -> None:
+def test_a_task_that_is_cancelled_from_outside_is_started_again() -> None:
     async def program() -> None:
         tasks = Supervisor()
         life = tasks.spawn("reader", for_ever)
@@ -84,7 +84,7 @@ def test_work_that_does_not_stay_up_is_a_problem_by_its_name_until_it_does() -> 
     virtual(program())
 
 
-def test_work_with_a_number_of_tries_is_given_up_and_whoever_waits_hears_of_what() -> None:
+def test_work_with_a_number_of_tries_is_given_up_and_its_waiters_hear_why() -> None:
     async def program() -> None:
         tasks = Supervisor()
 

@@ -76,7 +76,7 @@ async def test_everything_a_hub_makes_is_private_from_the_beginning(tmp_path: Pa
     await hub.start()
     try:
         await hub.accounts.add(Role.DEVICE, "lock")
-        await hub.archive.add("alerts", [{"id": 1}], hub.ledger.clock.now())
+        await hub.maintenance.archive.add("alerts", [{"id": 1}], hub.ledger.clock.now())
         assert open_to_others(data) == {}
         names = {path.name for path in data.rglob("*")}
         assert {"ledger.db", "ledger.db-wal", "hub.json", "client_id", FILE, "nats.conf", "nats.log"} <= names

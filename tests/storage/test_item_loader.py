@@ -61,7 +61,7 @@ async def test_a_ledger_that_fails_fails_those_who_asked_and_no_others() -> None
     assert await loader.get(("s", "a")) == [None]
 
 
-async def test_one_who_gives_up_takes_nobody_along() -> None:
+async def test_a_caller_that_gives_up_takes_no_other_along() -> None:
     ledger = SlowItems()
     loader = ItemLoader(ledger)
     impatient, patient = (asyncio.create_task(loader.get(("s", "a"))) for _ in range(2))

@@ -50,7 +50,7 @@ async def test_a_hub_sees_to_what_a_dead_one_held(ledger: Ledger) -> None:
     assert await strays(ledger) == [dead]
 
 
-async def test_a_hub_sees_to_what_waited_for_nobody_until_its_end(ledger: Ledger) -> None:
+async def test_a_hub_expires_what_waited_for_no_recipient(ledger: Ledger) -> None:
     over = await book(ledger, 1, "lock", expires=50)
     await book(ledger, 2, "lock", expires=51)
     await book(ledger, 3, "lock")
@@ -58,7 +58,7 @@ async def test_a_hub_sees_to_what_waited_for_nobody_until_its_end(ledger: Ledger
     assert await strays(ledger) == [over]
 
 
-async def test_what_has_ended_is_nobodys_business(ledger: Ledger) -> None:
+async def test_what_has_ended_is_left_to_no_hub(ledger: Ledger) -> None:
     key = await book(ledger, 1, "lock", "dead", expires=1)
     end = w.Advance(key, State.DONE, 2, Answer())
     await ledger.write(w.Finish(w.DeliveryRef(key, CHANNEL, "lock"), None, State.DONE, then=(end,)))

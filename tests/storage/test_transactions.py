@@ -212,7 +212,7 @@ async def test_what_was_handed_over_is_finished_by_closing_and_then_nothing_is_t
     ] * 50
 
 
-async def test_whoever_waits_when_the_ledger_is_closed_hears_it(ledger: Ledger) -> None:
+async def test_a_caller_that_waits_when_the_ledger_is_closed_hears_it(ledger: Ledger) -> None:
     await ledger.admit(message())
     waiting = asyncio.ensure_future(ledger.wait(message().key))
     with ledger.watch(message().key):  # others wait as well

@@ -36,7 +36,7 @@ from duly.storage import interpreter
 from duly.storage.interpreter import Interpreter
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
-from duly.testing.sim.disk import SimLedger
+from duly.testing.sim.sim_ledger import SimLedger
 from duly.wire.session import Session
 from tests.testing.planting import breaks, planted
 
@@ -82,7 +82,7 @@ def no_floor(patch: Patch) -> None:
     patch.setattr(MemoryLedger, "prune", prune)
 
 
-@breaks("timely")
+@breaks("floor_not_ahead")
 def floor_follows_the_wall_clock(patch: Patch) -> None:
     """Pruning believes whatever the clock shows, also if that is wrong for half a minute."""
 
@@ -105,7 +105,7 @@ def wrong_scope(patch: Patch) -> None:
     patch.setattr(Interpreter, "_known", known)
 
 
-@breaks("outdone")
+@breaks("superseded_by_later")
 def clock_decides_order(patch: Patch) -> None:
     """The sender's clock, not its counter, says what is later."""
 
@@ -128,7 +128,7 @@ def lost_high_water_mark(patch: Patch) -> None:
     patch.setattr(Interpreter, "_raise_mark", forgetful)
 
 
-@breaks("explained")
+@breaks("refusals_explained")
 def no_fingerprint(patch: Patch) -> None:
     """Other content under a known id passes for a repeat."""
 
@@ -181,7 +181,7 @@ def run_again_after_crash(patch: Patch) -> None:
     patch.setattr(Outbox, "__init__", careless)
 
 
-@breaks("forward")
+@breaks("states_move_forward")
 def ends_may_change(patch: Patch) -> None:
     """A later answer overwrites an earlier one."""
     patch.setattr(interpreter, "SOURCES", {to: frozenset(State) for to in State})
@@ -208,7 +208,7 @@ def nothing_resumed(patch: Patch) -> None:
     patch.setattr(Outbox, "_resume", lambda self, item, known, now: [])
 
 
-@breaks("quiet")
+@breaks("done_without_faults")
 def gaps_do_not_wait(patch: Patch) -> None:
     """What arrives runs, whatever is still missing before it."""
 
@@ -259,7 +259,7 @@ def handlers_side_by_side(patch: Patch) -> None:
     )
 
 
-@breaks("explained")
+@breaks("refusals_explained")
 def refusals_not_recorded(patch: Patch) -> None:
     """What was refused is refused in silence."""
     patch.setattr(Interpreter, "_told", lambda self, message, verdict, at: verdict)
@@ -281,7 +281,7 @@ def held_is_forgotten(patch: Patch) -> None:
     patch.setattr(Inbox, "_admit", buffered)
 
 
-@breaks("outdone")
+@breaks("superseded_by_later")
 def superseded_by_what_only_waits(patch: Patch) -> None:
     """A late message is superseded by a later one that was not handed over yet."""
     start = Lanes._start
@@ -309,7 +309,7 @@ PLANTED = planted(
 # ── where there are several hubs ─────────────────────────────────────────────────────────────────
 
 
-@breaks("left_alone")
+@breaks("attempts_not_seized")
 def restores_what_is_others(patch: Patch) -> None:
     """A hub that starts goes on with everything, as if it were alone."""
 
@@ -319,13 +319,13 @@ def restores_what_is_others(patch: Patch) -> None:
     patch.setattr(GatewayRemoteHubs, "open_deliveries", everything)
 
 
-@breaks("awaited")
+@breaks("requests_answered")
 def follows_nothing(patch: Patch) -> None:
     """What was left to another hub is forgotten: its home is not rung, and its end not waited for."""
     patch.setattr(GatewayRemoteHubs, "follow", lambda self, message, verdict, origin: None)
 
 
-@breaks("awaited")
+@breaks("requests_answered")
 def only_apps_are_followed(patch: Patch) -> None:
     """A request that waits at another hub than the device's is not told how its command ended."""
     follow = GatewayRemoteHubs.follow
@@ -336,7 +336,7 @@ def only_apps_are_followed(patch: Patch) -> None:
     )
 
 
-@breaks("left_alone")
+@breaks("attempts_not_seized")
 def takes_what_is_others(patch: Patch) -> None:
     """A hub sees to devices that it does not have."""
 
@@ -347,7 +347,7 @@ def takes_what_is_others(patch: Patch) -> None:
     patch.setattr(SharedDeliveries, "take_over", greedy)
 
 
-@breaks("fenced")
+@breaks("attempts_fenced")
 def no_attempt_fence(patch: Patch) -> None:
     """A late attempt may end, or begin anew, what another hub has taken over."""
     fenced = Interpreter._fenced
@@ -367,12 +367,12 @@ def no_takeover(patch: Patch) -> None:
 
 
 @breaks("settled")
-def nobody_ever_dies(patch: Patch) -> None:
+def no_hub_ever_dies(patch: Patch) -> None:
     """A hub that says nothing any more is waited for."""
     patch.setattr(registry, "LAPSE", 1e9)
 
 
-@breaks("left_alone")
+@breaks("attempts_not_seized")
 def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
     """A hub that notices late that a device has left drops the home that it has remote."""
 
@@ -397,7 +397,7 @@ def a_late_goodbye_ends_the_next_session(patch: Patch) -> None:
     patch.setattr(registry.HubRegistry, "is_registered", lambda self, device: True)
 
 
-@breaks("by_whom_it_was")
+@breaks("given_up_by_its_hub")
 def silence_is_not_fenced(patch: Patch) -> None:
     """A hub that a device has left calls unanswered what the device is doing for another."""
     end = Outbox._end
@@ -415,13 +415,13 @@ def a_fenced_hub_does_not_let_go(patch: Patch) -> None:
     patch.setattr(Outbox, "_give_away", lambda self, entry, attempt, now: [])
 
 
-@breaks("awaited")
+@breaks("requests_answered")
 def rings_are_the_only_way(patch: Patch) -> None:
     """What a lost ring would have told is never found."""
     patch.setattr(GatewayRemoteHubs, "_refresh", lambda self: self.registry.refresh())
 
 
-@breaks("awaited")
+@breaks("requests_answered")
 def ends_are_not_looked_for(patch: Patch) -> None:
     """How a command has ended is known to the hub where it did."""
 
@@ -431,7 +431,7 @@ def ends_are_not_looked_for(patch: Patch) -> None:
     patch.setattr(FollowedCommands, "_learn", ignore)
 
 
-@breaks("shut_out")
+@breaks("revoked_is_refused")
 def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
     """A hub believes its own memory of grants, which is a second old."""
     patch.setattr(AccountDirectory, "proof", lambda self, principal, device="": ())
@@ -440,7 +440,7 @@ def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
 PLANTED_BETWEEN_HUBS = planted(
     restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
     no_attempt_fence, no_takeover,
-    nobody_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
+    no_hub_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
     silence_is_not_fenced,
     a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
     revoked_elsewhere_is_allowed_here,

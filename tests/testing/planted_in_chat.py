@@ -34,13 +34,13 @@ def admitted_and_stored_apart(patch: Patch) -> None:
     patch.setattr(conversations.Request, "writes", apart)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def told_only_if_here(patch: Patch) -> None:
     """Whoever is not connected just then never hears it."""
     patch.setattr(Subscriptions, "_read_on", lambda self, subscription: None)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def marked_as_read_when_sent(patch: Patch) -> None:
     """What was pushed counts as delivered (offline rows are marked completed at once)."""
     push_page = Subscriptions._push_page
@@ -52,7 +52,7 @@ def marked_as_read_when_sent(patch: Patch) -> None:
     patch.setattr(Subscriptions, "_push_page", hasty)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def client_does_not_look_at_numbers(patch: Patch) -> None:
     """What is told again is shown again."""
 
@@ -62,7 +62,7 @@ def client_does_not_look_at_numbers(patch: Patch) -> None:
     patch.setattr(ChatPositions, "arrived", arrived)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def several_lines_at_once(patch: Patch) -> None:
     """The next line goes out before the hub has taken the last."""
 
@@ -76,13 +76,13 @@ def several_lines_at_once(patch: Patch) -> None:
     patch.setattr(asyncio, "Lock", NoTurn)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def a_failed_commit_is_forgotten(patch: Patch) -> None:
     """What a commit that failed has stored all the same nobody is told."""
     patch.setattr(Subscriptions, "restored", lambda self: None)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def numbers_start_anew(patch: Patch) -> None:
     """A restarted hub counts its conversations in memory."""
     append = Interpreter._append
@@ -96,7 +96,7 @@ def numbers_start_anew(patch: Patch) -> None:
     patch.setattr(Interpreter, "_append", forgetful)
 
 
-@breaks("agreed")
+@breaks("views_agree")
 def acknowledged_before_stored(patch: Patch) -> None:
     """The sender is told a number before the line has it."""
     receive = Application.receive
@@ -118,7 +118,7 @@ def a_timer_is_set_without_waking(patch: Patch) -> None:
     patch.setattr(Engine, "nudge", lambda self: None)
 
 
-@breaks("told_again")
+@breaks("lines_sent_again")
 def nothing_is_told_again(patch: Patch) -> None:
     """The timers run, and nothing follows from them."""
 

@@ -20,7 +20,7 @@ from tests.testing.planting import breaks, planted
 Patch = pytest.MonkeyPatch
 
 
-@breaks("quiet")
+@breaks("done_without_faults")
 def a_window_never_opens_again(patch: Patch) -> None:
     """What was acknowledged still takes its place in the window."""
     patch.setattr(Outstanding, "release", lambda self, recipient, key: False)
@@ -41,7 +41,7 @@ def nothing_follows_an_acknowledgement(patch: Patch) -> None:
     patch.setattr(Lanes, "finished", idle)
 
 
-@breaks("kept")
+@breaks("pushes_kept")
 def a_push_is_stored_each_time(patch: Patch) -> None:
     """The hub does not look whether it has a push already."""
 
@@ -56,7 +56,7 @@ def a_push_is_stored_each_time(patch: Patch) -> None:
     patch.setattr(hub_pushes.PushService, "store_once", store)
 
 
-@breaks("kept")
+@breaks("pushes_kept")
 def a_push_is_sent_once(patch: Patch) -> None:
     """A device takes what it has sent for stored."""
     perform = device_pushes.PushOutbox._perform
@@ -69,7 +69,7 @@ def a_push_is_sent_once(patch: Patch) -> None:
     patch.setattr(device_pushes.PushOutbox, "_perform", hasty)
 
 
-@breaks("kept")
+@breaks("pushes_kept")
 def pushes_overtake_one_that_failed(patch: Patch) -> None:
     """After a push that could not be stored the next ones are taken."""
 
@@ -79,13 +79,13 @@ def pushes_overtake_one_that_failed(patch: Patch) -> None:
     patch.setattr(hub_pushes.PushService, "receive", receive)
 
 
-@breaks("kept")
+@breaks("pushes_kept")
 def restarts_sort_by_key(patch: Patch) -> None:
     """After a restart 10 comes before 9."""
     patch.setattr("duly.core.inbox.in_senders_order", list)
 
 
-@breaks("present")
+@breaks("presence_reported")
 def presence_is_not_remembered(patch: Patch) -> None:
     """A device that comes back after its hub died is told of again."""
 

@@ -26,14 +26,14 @@ from tests.testing.planting import breaks, planted
 Patch = pytest.MonkeyPatch
 
 
-@breaks("honest")
+@breaks("one_outcome")
 def any_device_may_answer(patch: Patch) -> None:
     """The device that answered is taken from the command, and not proven by the msg_id."""
     patch.setattr(TaskIds, "known", lambda self, task: True)
     patch.setattr(TaskIds, "fits", lambda self, task, device: True)
 
 
-@breaks("honest")
+@breaks("one_outcome")
 def an_ack_is_its_commands_device(patch: Patch) -> None:
     """Over WebSocket, too: the name of the account that sends an `ack` is not looked at."""
     take = DeviceAnswers.take
@@ -47,20 +47,20 @@ def an_ack_is_its_commands_device(patch: Patch) -> None:
     patch.setattr(DeviceAnswers, "take", believe)
 
 
-@breaks("wanted")
+@breaks("nothing_unwanted")
 def devices_may_command(patch: Patch) -> None:
     """The broker lets a device publish tasks, as it lets a node."""
     wider = (*acl.RULES[AccountClass.DEVICE], Rule(Act.PUBLISH, TopicOwner.ANY, PENDING))
     patch.setitem(acl.RULES, AccountClass.DEVICE, wider)
 
 
-@breaks("attentive")
+@breaks("hub_still_answers")
 def bad_input_ends_the_link(patch: Patch) -> None:
     """A message that cannot be read, or was not subscribed to, raises in the reader of the link."""
     patch.setattr(MqttDevices, "arrived", MqttDevices._sort)
 
 
-@breaks("attentive")
+@breaks("hub_still_answers")
 def bad_input_ends_a_reader(patch: Patch) -> None:
     """The task that handles what a device says dies of it, and what the device says next waits for ever."""
 
@@ -74,20 +74,20 @@ def bad_input_ends_a_reader(patch: Patch) -> None:
     patch.setattr(FairReader, "_serve", serve)
 
 
-@breaks("own_session")
+@breaks("foreign_subscriptions_removed")
 def foreign_subscriptions_stay(patch: Patch) -> None:
     """What others have subscribed in the hub's session is refused, message by message, and goes on."""
     patch.setattr(ForeignSubscriptions, "end", lambda self, topic: None)
 
 
-@breaks("missed")
+@breaks("offline_reported")
 def a_repeat_is_news(patch: Patch) -> None:
     """What the broker sends again after its death counts as a word of the device."""
     patch.setattr(MqttPresence, "is_repeat", lambda self, name, session: False)
     patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
 
 
-@breaks("missed")
+@breaks("offline_reported")
 def what_waited_in_the_broker_is_news(patch: Patch) -> None:
     """What a device had said before the broker died, and the hub had not heard, counts as said since."""
     patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
@@ -101,7 +101,7 @@ def what_the_broker_kept_is_news(patch: Patch) -> None:
     patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
 
 
-@breaks("missed")
+@breaks("offline_reported")
 def only_wills_are_heard(patch: Patch) -> None:
     """A device is gone when the broker says so, and a broker that dies says nothing."""
 
@@ -111,7 +111,7 @@ def only_wills_are_heard(patch: Patch) -> None:
     patch.setattr(MqttDevices, "sweep", idle)
 
 
-@breaks("seen")
+@breaks("online_reported")
 def retained_statuses_are_asked_for_once(patch: Patch) -> None:
     """What the broker answers to a subscription counts as the newest that it has."""
 
@@ -121,7 +121,7 @@ def retained_statuses_are_asked_for_once(patch: Patch) -> None:
     patch.setattr(MqttDevices, "_ask_again", idle)
 
 
-@breaks("kept")
+@breaks("pushes_kept")
 def pushes_go_out_at_once(patch: Patch) -> None:
     """A push that its timer repeats goes out before those that wait until the link is up."""
     patch.setattr(MqttDeviceLink, "connected", property(lambda self: True))

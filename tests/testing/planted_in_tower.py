@@ -34,19 +34,19 @@ def _forgetful(self: Attempts, item: QueuedDelivery, *_: Any) -> list[Todo]:
     return []
 
 
-@breaks("told_once")
+@breaks("notified_once")
 def sent_without_a_claim(patch: Patch) -> None:
     """An attempt is not noted before it is made, so a crash makes it again."""
     patch.setattr(Fanout, "_launch", _unclaimed)
 
 
-@breaks("told_once")
+@breaks("notified_once")
 def cut_off_is_not_sent(patch: Patch) -> None:
     """What a crash cut off counts as not sent."""
     patch.setattr(Attempts, "cut_off", _no_doubt)
 
 
-@breaks("all_told")
+@breaks("deliveries_ended")
 def what_failed_is_lost(patch: Patch) -> None:
     """What failed once is not tried again."""
     patch.setattr(Attempts, "_again", _forgetful)

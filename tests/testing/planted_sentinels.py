@@ -25,7 +25,7 @@ from tests.testing.planting import breaks, planted
 Patch = pytest.MonkeyPatch
 
 
-@breaks("arrived")
+@breaks("events_arrived")
 def queue_in_memory(patch: Patch) -> None:
     """What waits is not found again after a restart."""
     restore = Monitor.restore
@@ -36,19 +36,19 @@ def queue_in_memory(patch: Patch) -> None:
     patch.setattr(Monitor, "restore", forgetful)
 
 
-@breaks("corrected")
+@breaks("corrections_arrived")
 def limits_in_memory(patch: Patch) -> None:
     """Debounce, limit and cooldown begin anew at every start."""
     patch.setattr(MonitoredDevices, "remember", lambda self, bucket: None)
 
 
-@breaks("held_back")
+@breaks("repeats_held_back")
 def repeats_pass(patch: Patch) -> None:
     """Every repeat is an event of its own, however soon it comes."""
     patch.setattr(suppression, "_alive", lambda span, marks, now: {})
 
 
-@breaks("not_swallowed")
+@breaks("no_signal_lost")
 def limits_saved_apart(patch: Patch) -> None:
     """What is remembered of a device is never written down with what changed it."""
 
@@ -58,7 +58,7 @@ def limits_saved_apart(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "save", save)
 
 
-@breaks("arrived")
+@breaks("events_arrived")
 def id_worked_out_again(patch: Patch) -> None:
     """The id is made of the full minute (the seed's hour), not of the event."""
 
@@ -68,7 +68,7 @@ def id_worked_out_again(patch: Patch) -> None:
     patch.setattr(messages, "event_id", minted)
 
 
-@breaks("arrived")
+@breaks("events_arrived")
 def called_off_in_memory(patch: Patch) -> None:
     """A cancel is not stored: after a restart the event goes out all the same."""
     call_off = Monitor._call_off
@@ -79,7 +79,7 @@ def called_off_in_memory(patch: Patch) -> None:
     patch.setattr(Monitor, "_call_off", unstored)
 
 
-@breaks("arrived")
+@breaks("events_arrived")
 def given_up_when_lost(patch: Patch) -> None:
     """What goes out while there is no connection counts as sent."""
     reached = Outbox.reached
@@ -88,7 +88,7 @@ def given_up_when_lost(patch: Patch) -> None:
     patch.setattr(Transmissions, "repeat_later", lambda self, one, now: self.schedule(one, 1 << 60))
 
 
-@breaks("not_swallowed")
+@breaks("no_signal_lost")
 def forgotten_at_the_windows_end(patch: Patch) -> None:
     """What was held back is forgotten when its window ends, also if its cause still stands."""
     lapsed = MonitoredDevices.lapsed
@@ -100,7 +100,7 @@ def forgotten_at_the_windows_end(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "lapsed", forget)
 
 
-@breaks("not_swallowed")
+@breaks("no_signal_lost")
 def critical_ones_wait(patch: Patch) -> None:
     """The cooldown and the hourly limit hold critical signals back like any other."""
     signal = Suppressor.signal
@@ -119,7 +119,7 @@ def critical_ones_wait(patch: Patch) -> None:
     patch.setattr(Suppressor, "signal", equal)
 
 
-@breaks("not_swallowed")
+@breaks("no_signal_lost")
 def cooldown_swallows(patch: Patch) -> None:
     """What comes within the cooldown is ignored for ever."""
     hold = MonitoredDevices.hold
@@ -130,7 +130,7 @@ def cooldown_swallows(patch: Patch) -> None:
     patch.setattr(MonitoredDevices, "hold", ignore)
 
 
-@breaks("heard_again")
+@breaks("silence_taken_back")
 def return_not_told(patch: Patch) -> None:
     """A sentinel that is heard again goes on counting as silent."""
 

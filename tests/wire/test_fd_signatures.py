@@ -134,7 +134,7 @@ def test_a_status_with_anything_changed_is_refused(field: str) -> None:
         A.check(over_the_wire(signed), by="M")  # on M's topic
 
 
-def test_a_task_for_somebody_else_is_refused_even_if_its_receiver_is_left_out() -> None:
+def test_a_task_for_another_node_is_refused_even_if_its_receiver_is_left_out() -> None:
     text = json.loads(fd.encode(A.sign(TASK, to="B")))
     del text["receiver"]
     read = fd.decode_pending(json.dumps(text).encode())
@@ -201,7 +201,7 @@ def test_a_shared_secret_works_both_ways_and_cannot_be_reflected() -> None:
     assert a.sign(STATUS).sig == "", "a secret of two proves nothing to everybody"
 
 
-def test_who_has_no_key_for_a_reader_says_it_unsigned_if_nobody_demands_more() -> None:
+def test_without_a_key_for_a_reader_a_message_is_unsigned_unless_signing_is_required() -> None:
     assert FdSignatures(Keyring("A")).sign(TASK, to="B") == TASK
 
 

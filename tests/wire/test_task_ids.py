@@ -25,7 +25,7 @@ def test_it_can_be_taken_apart_and_fits_its_device_alone(seq_id: str) -> None:
 @pytest.mark.parametrize(
     "msg_id", ["phone:1_1", "phone:1_1:", "phone:1_1:" + "A" * 24, "phone:1_1:short", ":::"]
 )
-def test_what_was_not_minted_fits_nobody(msg_id: str) -> None:
+def test_what_was_not_minted_fits_no_device(msg_id: str) -> None:
     task = read_task_id(msg_id)
     assert not IDS.known(task)
     assert not IDS.fits(task, "lock")

@@ -1,4 +1,4 @@
-"""What the embedded broker keeps for clients that are away: their sessions, and the tasks of devices.
+"""Reads what the embedded broker keeps for offline clients: their sessions, and the tasks of devices.
 
 nats-server keeps both in streams, which the hub reads over its own connection (`duly.broker.callout`). The
 law: a task is deleted one by one, so that those beside it stay; a session is only read here, and ended by

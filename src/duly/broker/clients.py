@@ -1,6 +1,6 @@
 """The clients of the embedded broker: which of them are let in, and which are disconnected.
 
-A client is let in if `Users` accept its login, if its client id is its own (`duly.core.client_ids`), and
+A client is let in if `Users` accept its login, if its client id is its own (`duly.core.mqtt_client_ids`), and
 if its account does not connect too often. An account that publishes too fast (`publish_rates`) is
 disconnected and stays out for `BANISHED` seconds. Every refusal is reported. The sessions of a user who is
 gone are ended before its client ids are free again.
@@ -24,7 +24,7 @@ from duly.broker.broker_streams import BrokerStreams, KeptSession
 from duly.broker.callout import Callout, ConnectingClient
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
 from duly.core.acl import HUB
-from duly.core.client_ids import ClientIds
+from duly.core.mqtt_client_ids import ClientIds
 from duly.core.quota import Quota, Rate
 from duly.core.takeovers import WORD, Takeovers
 from duly.core.units import SECOND, seconds
@@ -60,7 +60,7 @@ class Users(Protocol):
     def has_left(self, name: str) -> bool:
         """Whether a user of this name is gone, also if there is another one by now."""
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
         """When a user was made; 0 if that is not known."""
 
     async def admit(self, username: str, password: str) -> BrokerUser:
@@ -81,7 +81,7 @@ class UserList(Users):
         """Whether the list does not name this user: it says nothing of earlier users."""
         return name not in self.users
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
         """0: a list does not say when."""
         return 0
 
@@ -188,7 +188,9 @@ class BrokerClients:
     def _is_left_over(self, session: KeptSession, gone: Collection[str]) -> bool:
         """Whether a session is that of a user who is gone, also if there is another of that name by now."""
         owner = self._client_ids.find(session.client_id, gone)
-        return owner in gone and (not self.users.exists(owner) or session.stored_at < self.users.born(owner))
+        return owner in gone and (
+            not self.users.exists(owner) or session.stored_at < self.users.created_at(owner)
+        )
 
     async def _end_inherited(self, client_id: str, account: str) -> None:
         """End the session that another account began under a client id before it was this account's."""

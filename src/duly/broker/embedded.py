@@ -24,8 +24,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
-import logging
 import os
 import re
 import shutil
@@ -35,8 +33,6 @@ import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from io import TextIOWrapper
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +40,7 @@ import msgspec
 
 from duly import extras
 from duly.broker.acl_dialects import BrokerUser, check_users, topic_of
+from duly.broker.broker_folder import STOP_WITHIN, BrokerFolder
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
 from duly.broker.nats_config import NatsServing, configuration
 from duly.core.quota import Quota, Rate
@@ -51,7 +48,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import BrokerError, DulyError, PortTaken
 from duly.runtime.backoff import Backoff
-from duly.runtime.files import PRIVATE_FILE, private_folder, write_private
+from duly.runtime.files import write_private
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import PATH
 
@@ -67,17 +64,12 @@ READY_WITHIN: Final = 10.0
 PORT_TRIES: Final = 5
 """Ports that are tried where any free one will do."""
 
-STOP_WITHIN: Final = 5.0
-"""Seconds within which the broker has to end by itself."""
-
 ACK_WAIT: Final = 3.0
 """Seconds after which an unacknowledged message is sent again. This happens on a live connection too, so
 it is longer than a commit takes; and never earlier, even to a client that has reconnected, so it is short."""
 
 LOGGED: Final = Rate(200, SECOND)
 """Lines about refused clients that are written to the log file."""
-
-CLIENT_IDS: Final = "client_ids.json"
 
 WATCH_EVERY: Final = 1.0
 """Seconds between two checks of how much each client publishes."""
@@ -99,9 +91,6 @@ _OWN_PORT: Final = "Listening for client connections on "
 _STUCK: Final = "ritical write error"
 """Text in the broker's log when it could not write; it then goes on without storing anything."""
 
-_PROC: Final = Path("/proc")
-"""Where Linux shows processes. macOS has no such folder, and `ps` is asked there."""
-
 _LAUNCHER: Final = """\
 import ctypes, os, signal, sys
 if sys.platform == "linux":
@@ -114,18 +103,6 @@ os.execv(sys.argv[2], sys.argv[2:])
 """A program that asks the kernel to end the broker with the hub, keeps the broker's files private and then
 becomes the broker. It is a program of its own, since code between fork and exec may deadlock in a process
 with threads."""
-
-
-class _LogFile(RotatingFileHandler):
-    """A log file that only its owner may read; a line that does not fit on a full disk is lost without an
-    error."""
-
-    def _open(self) -> TextIOWrapper:
-        fd = os.open(self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, PRIVATE_FILE)
-        return os.fdopen(fd, "a", encoding=self.encoding, errors=self.errors)
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Drop the line: a full disk must not end what is logged."""
 
 
 class EmbeddedBroker:
@@ -164,7 +141,7 @@ class EmbeddedBroker:
         self.restarts = 0
         self.problem: BrokerError | None = None
         """why the broker is not running; None while it runs"""
-        self._folder = Path(folder) / "broker"
+        self._folder = BrokerFolder(Path(folder) / "broker")
         self._sync = sync
         self._tls = (tls_cert, tls_key)
         self._ack_wait = ack_wait
@@ -176,8 +153,6 @@ class EmbeddedBroker:
         self._soon: SupervisedTask | None = None
         """a check of the rates that does not wait for the next regular one"""
         self._checking = asyncio.Lock()
-        self._lock: int | None = None
-        self._log: logging.Logger | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._ready: asyncio.Future[None] | None = None
         self._stopping = asyncio.Event()
@@ -210,16 +185,15 @@ class EmbeddedBroker:
         """Start the broker and wait until it accepts connections; raises `BrokerError` if it does not."""
         if self._watching is not None:
             raise BrokerError("this broker is already started")
-        private_folder(self._folder)
-        self._claim_folder()
+        self._folder.claim()
         try:
-            await self._end_leftover()
-            self.clients.restore(self._folder / CLIENT_IDS)
-            self._open_log()
+            await self._folder.end_leftover()
+            self.clients.restore(self._folder.client_ids)
+            self._folder.open_log()
             await self._launch_on_free_ports()
         except BaseException:
             await self._end_child()
-            self._release()
+            self._folder.release()
             raise
         self._stopping.clear()
         self._watching = self._tasks.spawn("broker", self._supervise)
@@ -240,8 +214,8 @@ class EmbeddedBroker:
             try:
                 await self._end_child()
             finally:
-                self.clients.keep(self._folder / CLIENT_IDS)
-                self._release()
+                self.clients.keep(self._folder.client_ids)
+                self._folder.release()
 
     @property
     def refused(self) -> Counter[str]:
@@ -276,7 +250,7 @@ class EmbeddedBroker:
                 with contextlib.suppress(DulyError, msgspec.DecodeError):  # the broker is restarting
                     await self.clients.check_rates()
                     await self.clients.clear()
-            self.clients.keep(self._folder / CLIENT_IDS)
+            self.clients.keep(self._folder.client_ids)
 
     # ── the child ────────────────────────────────────────────────────────────────────────────────
 
@@ -299,13 +273,13 @@ class EmbeddedBroker:
 
     async def _launch(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
-        started = [str(nats_server()), "-c", str(self._folder / "nats.conf")]
+        started = [str(nats_server()), "-c", str(self._folder.configuration)]
         null, pipe = asyncio.subprocess.DEVNULL, asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *started,
             stdin=null, stdout=null, stderr=pipe,
         )  # fmt: skip
-        self._note_pid(self._process.pid)
+        self._folder.note_pid(self._process.pid)
         process = self._process
         self._reading = self._tasks.spawn("broker log", lambda: self._read_log(process))
         try:
@@ -357,7 +331,7 @@ class EmbeddedBroker:
 
     async def _read_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
-        log, last = self._log, ""
+        log, last = self._folder.log, ""
         while True:
             try:
                 read = await process.stderr.readline()
@@ -422,88 +396,7 @@ class EmbeddedBroker:
                     await process.wait()
                 if self._reading is not None:
                     await self._reading.finish()
-            (self._folder / "nats.pid").unlink(missing_ok=True)
-
-    # ── the folder ───────────────────────────────────────────────────────────────────────────────
-
-    def _claim_folder(self) -> None:
-        held = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(held)
-            raise BrokerError(
-                f"another duly runs its broker in {self._folder}; stop it, or use another data folder"
-            ) from None
-        self._lock = held
-
-    def _release(self) -> None:
-        if self._log is not None:
-            for handler in list(self._log.handlers):
-                self._log.removeHandler(handler)
-                handler.close()
-            self._log = None
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _note_pid(self, pid: int) -> None:
-        """Write the pid file in place: a full disk has no room for a second file."""
-        fd = os.open(self._folder / "nats.pid", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, PRIVATE_FILE)
-        with os.fdopen(fd, "w") as file:
-            file.write(f"{pid}\n")
-
-    async def _end_leftover(self) -> None:
-        """End a broker that still runs in this folder: the folder is locked by us, so its hub was killed."""
-        path = self._folder / "nats.pid"
-        try:
-            pid = int(path.read_text())
-        except (OSError, ValueError):
-            return
-        for how in (signal.SIGTERM, signal.SIGKILL):
-            if not await self._is_ours(pid):
-                break
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, how)
-            await self._wait_for_end(pid)
-        path.unlink(missing_ok=True)
-
-    async def _is_ours(self, pid: int) -> bool:
-        """Whether a process runs our configuration; another program may have got the same pid."""
-        configuration = os.fsencode(str(self._folder / "nats.conf"))
-        if (_PROC / "self").exists():
-            try:
-                return configuration in (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                return False
-        ps = await asyncio.create_subprocess_exec(
-            "ps", "-ww", "-o", "command=", "-p", str(pid), stdout=asyncio.subprocess.PIPE
-        )
-        said, _ = await ps.communicate()
-        return configuration in said
-
-    async def _wait_for_end(self, pid: int) -> None:
-        """Wait until a process has ended, but no longer than a broker needs for that."""
-        try:
-            pidfd = os.pidfd_open(pid)
-        except (OSError, AttributeError):
-            return
-        ended, loop = asyncio.Event(), asyncio.get_running_loop()
-        loop.add_reader(pidfd, ended.set)
-        try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STOP_WITHIN):
-                    await ended.wait()
-        finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
-
-    def _open_log(self) -> None:
-        handler = _LogFile(
-            self._folder / "nats.log", maxBytes=4 << 20, backupCount=2, encoding="utf-8", errors="replace"
-        )
-        self._log = logging.Logger("duly.broker.embedded", logging.INFO)  # not a child of the root logger
-        self._log.addHandler(handler)
+            self._folder.forget_pid()
 
     def _write_config(self) -> None:
         serving = NatsServing(
@@ -515,15 +408,15 @@ class EmbeddedBroker:
             tls_key=self._tls[1],
         )
         text = configuration(
-            self._folder / "store",
+            self._folder.path / "store",
             serving,
             sync=self._sync,
             ack_wait=self._ack_wait,
             password=self.clients.callout.password,
             issuer=self.clients.callout.issuer.name,
         )
-        (self._folder / "users.conf").unlink(missing_ok=True)  # a file of an older duly
-        write_private(self._folder / "nats.conf", text)
+        (self._folder.path / "users.conf").unlink(missing_ok=True)  # a file of an older duly
+        write_private(self._folder.configuration, text)
 
 
 def nats_server() -> Path:

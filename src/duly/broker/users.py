@@ -39,13 +39,16 @@ class HubUsers(Users):
         self.hub_password = secrets.token_urlsafe(32)
 
     def exists(self, name: str) -> bool:
+        """Whether the name is the hub's own or that of a stored device or node."""
         return name == HUB or self._accounts.stored_role(name) in (Role.DEVICE, Role.NODE)
 
     def has_left(self, name: str) -> bool:
-        return self._accounts.stored_role(name) is None or self._accounts.predecessor(name) > 0
+        """Whether the account was removed, or the name now belongs to a newer account."""
+        return self._accounts.stored_role(name) is None or self._accounts.freed_at(name) > 0
 
-    def born(self, name: str) -> int:
-        return self._accounts.born(name)
+    def created_at(self, name: str) -> int:
+        """When the account was made, in microseconds; 0 if that is not known."""
+        return self._accounts.created_at(name)
 
     async def admit(self, username: str, password: str) -> BrokerUser:
         """The user with this name and token, by what the ledger holds now."""

@@ -47,7 +47,7 @@ class BrokerLogin(Struct, frozen=True):
 
 
 class Finding(Struct, frozen=True):
-    """One operation that was tried: what the rules say, and what happened."""
+    """The result of one operation that was tried, beside what the rules say."""
 
     user: str
     act: str

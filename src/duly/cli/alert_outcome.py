@@ -1,4 +1,4 @@
-"""Whether people were told of an alert, as the verbs that report one say it.
+"""Finds out whether the recipients of an alert were notified, for the verbs that report alerts.
 
 A critical alert that no recipient was told of is a failure, and the exit code says so.
 """

@@ -94,7 +94,7 @@ def _me(by: str | None) -> str:
 
 @dataclass(frozen=True)
 class AlertOptions:
-    """What an alert says."""
+    """The options that describe an alert."""
 
     profile: Annotated[
         str, typer.Option("--profile", metavar="NAME", help="The profile that says who is told.")
@@ -296,7 +296,7 @@ def _show(one: JsonObject, json: bool) -> None:
 
 @dataclass(frozen=True)
 class DecisionOptions:
-    """Who decides about an alert, and why."""
+    """The options of a decision about an alert: the person who decides, and the reason."""
 
     by: By = None
     note: Note = None

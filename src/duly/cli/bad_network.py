@@ -30,7 +30,7 @@ CUT_AFTER: Final = (4, 14)
 
 
 class Damage(Struct):
-    """What the network did, on all connections together."""
+    """Counts of the faults that the network has made, on all connections together."""
 
     frames: int = 0
     dropped: int = 0

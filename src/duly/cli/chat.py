@@ -163,12 +163,54 @@ async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, jso
         return talk.taken or isinstance(typed, _Terminal)
 
 
+class _Printer:
+    """Prints lines of conversations, and what the program says about them."""
+
+    def __init__(self, out: Callable[[str], None], *, json: bool) -> None:
+        self._out = out
+        self._json = json
+
+    def show(self, line: Line, where: str = "") -> None:
+        """Print a line of a conversation; `where` names the conversation, if it is not the current one."""
+        data: JsonObject = line.data if isinstance(line.data, dict) else {}
+        who, about = line.sender, {name: data.get(name, "") for name in ("n", "name", "group", "user")}
+        match line.type:
+            case "one_chat" | "group_chat":
+                what = f"{who}: {line.text}" + (" (edited)" if line.edited else "")
+            case "edit" if "data" not in data:
+                what = f"{who} said line {about['n']} differently, and it is gone since"
+            case "edit":
+                said = data.get("data")
+                text = said.get("text", said) if isinstance(said, dict) else said
+                what = f"{who} says line {about['n']} differently: {text}"
+            case "deleted" | "expired":
+                what = f"{who}: ({line.type})"
+            case "group_role":
+                what = f"{who} has made {about['user']} {RANKS.get(data.get('role', ''), 'something else')}"
+            case _:
+                what = NEWS.get(line.type, "{who}: {type}").format(who=who, type=line.type, **about)
+        number = "" if line.conv.startswith("~") else f"  ·{line.n}"
+        self.tell(f"{clock(line.time)[:5]} {where}{what}{number}")
+
+    def tell(self, *lines: str) -> None:
+        """Print lines; with --json to stderr, for people."""
+        if self._json:
+            note(*lines)
+        else:
+            for line in lines:
+                self._out(line)
+
+    def dim(self, text: str) -> None:
+        """Print a line that only comments on others."""
+        self.tell(style(text, "dim"))
+
+
 class _Talk:
     """One conversation at a terminal: typed lines and verbs, and what arrives."""
 
     def __init__(self, client: Chat, out: Callable[[str], None], *, json: bool) -> None:
         self._chat = client
-        self._out = out
+        self._print = _Printer(out, json=json)
         self._json = json
         self._names: dict[str, str] = {}
         self._shown: set[tuple[str, int]] = set()
@@ -203,68 +245,68 @@ class _Talk:
 
     @property
     def prompt(self) -> str:
-        """Return what stands before the cursor: the name of the conversation."""
+        """Return the prompt: the name of the conversation."""
         return f"{self._names.get(self.to, self.to)}> "
 
     # ── typing ───────────────────────────────────────────────────────────────────────────────────
 
     async def take(self, line: str) -> bool:
-        """One typed line; whether to go on."""
+        """Carry out one typed line; return whether to read another."""
         if line in ("/quit", "/exit", "/q"):
             return False
         if line.startswith("/"):
             verb, *words = line[1:].split()
             await self._do(verb, words)
         elif line and not self.to:
-            self._tell("to whom? /to NAME")
+            self._print.tell("to whom? /to NAME")
         elif line:
             # Not waited for: who types goes on typing. The client keeps the order.
             task = asyncio.create_task(self._say(self.to, line))
             self._saying.add(task)
             task.add_done_callback(self._saying.discard)
             if self._chat.denied:
-                self._tell(f"(you were logged out: {self._chat.denied}; /quit, and come again)")
+                self._print.tell(f"(you were logged out: {self._chat.denied}; /quit, and come again)")
             elif not self._chat.connected:
-                self._tell("(no connection; it goes out as soon as the hub is back)")
+                self._print.tell("(no connection; it goes out as soon as the hub is back)")
         return True
 
     async def _do(self, verb: str, words: list[str]) -> None:
         do = self._verbs.get(verb)
         if do is None:
-            self._tell(f"there is no /{verb}; /help shows what there is")
+            self._print.tell(f"there is no /{verb}; /help shows what there is")
             return
         try:
             await do(words)
         except (IndexError, ValueError):
-            self._tell(f"/{verb} needs something else; see /help")
+            self._print.tell(f"/{verb} needs something else; see /help")
             self.taken = False
         except DulyError as problem:
-            self._tell(str(problem))
+            self._print.tell(str(problem))
             self.taken = False
 
     async def _did(self, doing: Awaitable[object]) -> None:
         await doing
         if not self._json:
-            self._dim("  · done")
+            self._print.dim("  · done")
 
     async def _say(self, to: str, text: str) -> None:
         try:
             sent = await self._chat.send(to, text)
         except DulyError as problem:
-            self._tell(f"{problem}: {text[:60]}")
+            self._print.tell(f"{problem}: {text[:60]}")
             self.taken = False
             return
         if self._json:
             print_json({"sent": {"conv": sent.conv, "n": sent.n, "to": to, "text": text}})
         else:
-            self._dim(f"  · {sent.n} stored")
+            self._print.dim(f"  · {sent.n} stored")
 
     async def finish(self, *, patient: bool) -> None:
-        """Until everything is said. A script waits for a hub that is away, a person does not."""
+        """Wait until every typed line is sent. A script waits for a hub that is away, a person does not."""
         while self._saying:
             await asyncio.wait(self._saying, timeout=1)
             if self._saying and (self._chat.denied or not (patient or self._chat.connected)):
-                self._tell(
+                self._print.tell(
                     f"not sent: {len(self._saying)} of your lines; {self._chat.denied or 'no connection'}"
                 )
                 self.taken = False
@@ -301,13 +343,13 @@ class _Talk:
         group = await self._chat.create_group(name, *people)
         self._names[group] = name
         self.to = group
-        self._tell(f"{name} is {group}")
+        self._print.tell(f"{name} is {group}")
 
     async def _leave(self) -> None:
         group = self._group()
         await self._chat.leave(group)
         self.to = ""
-        self._tell(f"you have left {self._names.get(group, group)}")
+        self._print.tell(f"you have left {self._names.get(group, group)}")
 
     async def _join(self, group: str) -> None:
         await self._chat.join(group)
@@ -316,10 +358,10 @@ class _Talk:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
     async def _history(self, count: int) -> int | None:
-        """Show the last lines; the number of the very last, if there is one."""
+        """Show the last lines; return the number of the very last, if there is one."""
         lines = await self._chat.history(self._conv(), limit=min(max(count, 1), 200))
         for line in lines:
-            await self._show(line, old=True)
+            self._print.show(line)
             self._shown.add((line.conv, line.n))
         return lines[-1].n if lines else None
 
@@ -329,34 +371,26 @@ class _Talk:
                 one["name"] = self._names[one["conv"]] = printable(one["name"])
             unread = one.get("unread", 0)
             where = f"{one['name']} ({one['conv']})" if "name" in one else one["with"]
-            self._tell(f"  {where}, {one['last']} lines" + (f", {unread} unread" if unread > 0 else ""))
+            self._print.tell(f"  {where}, {one['last']} lines" + (f", {unread} unread" if unread > 0 else ""))
 
     async def _receipts(self, n: int) -> None:
         found = await self._chat.receipts(self._conv(), n)
         has = f" ({', '.join(found.delivered_to)})" if found.delivered_to else ""
         read = f" ({', '.join(found.read_by)})" if found.read_by else ""
-        self._tell(f"  line {n} is {found.state}: {found.delivered} of {found.of} have it{has}, "
+        self._print.tell(f"  line {n} is {found.state}: {found.delivered} of {found.of} have it{has}, "
                    f"{found.read} of {found.of} have read it{read}")  # fmt: skip
 
     async def _members(self) -> None:
         for name, rank in (await self._chat.group(self._group()))["members"].items():
-            self._tell(f"  {name}" + ("" if rank == "member" else f", {rank}"))
+            self._print.tell(f"  {name}" + ("" if rank == "member" else f", {rank}"))
 
     async def _friends(self) -> None:
         for what, names in (await self._chat.friends()).items():
             if names:
-                self._tell(f"  {what}: {', '.join(names)}")
+                self._print.tell(f"  {what}: {', '.join(names)}")
 
     async def _help(self) -> None:
-        self._tell(*HELP.split("\n"))
-
-    async def _name(self, conv: str) -> str:
-        if conv.startswith("#") and conv not in self._names:
-            try:
-                self._names[conv] = printable((await self._chat.group(conv))["name"])
-            except DulyError:
-                return conv
-        return self._names.get(conv, conv)
+        self._print.tell(*HELP.split("\n"))
 
     # ── hearing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -376,44 +410,31 @@ class _Talk:
         match news:
             case Line():
                 if (news.conv, news.n) not in self._shown:
-                    await self._show(news)
+                    here = bool(self.to) and news.conv == self._conv()
+                    self._print.show(news, "" if here else await self._place(news))
                 if self.to and news.conv == self._conv():
                     self._chat.read(news.conv, news.n)
             case Receipt() if self.to and news.conv == self._conv() and news.reader != self._chat.name:
                 mark = "✓✓" if news.state == "read" else "✓"
-                self._dim(f"  {mark} {news.reader} has {'read ' if news.state == 'read' else ''}{news.n}")
+                self._print.dim(
+                    f"  {mark} {news.reader} has {'read ' if news.state == 'read' else ''}{news.n}"
+                )
             case Presence():
-                here = isinstance(news.data, dict) and news.data.get("online")
-                self._dim(f"  {news.sender} {'is here' if here else 'has left'}")
+                online = isinstance(news.data, dict) and news.data.get("online")
+                self._print.dim(f"  {news.sender} {'is here' if online else 'has left'}")
             case _:
                 pass
 
-    async def _show(self, line: Line, *, old: bool = False) -> None:
-        where = ""
-        if not old and not (self.to and line.conv == self._conv()):
-            where = await self._place(line)
-        data: JsonObject = line.data if isinstance(line.data, dict) else {}
-        who, about = line.sender, {name: data.get(name, "") for name in ("n", "name", "group", "user")}
-        match line.type:
-            case "one_chat" | "group_chat":
-                what = f"{who}: {line.text}" + (" (edited)" if line.edited else "")
-            case "edit" if "data" not in data:
-                what = f"{who} said line {about['n']} differently, and it is gone since"
-            case "edit":
-                said = data.get("data")
-                text = said.get("text", said) if isinstance(said, dict) else said
-                what = f"{who} says line {about['n']} differently: {text}"
-            case "deleted" | "expired":
-                what = f"{who}: ({line.type})"
-            case "group_role":
-                what = f"{who} has made {about['user']} {RANKS.get(data.get('role', ''), 'something else')}"
-            case _:
-                what = NEWS.get(line.type, "{who}: {type}").format(who=who, type=line.type, **about)
-        number = "" if line.conv.startswith("~") else f"  ·{line.n}"
-        self._tell(f"{clock(line.time)[:5]} {where}{what}{number}")
+    async def _name(self, conv: str) -> str:
+        if conv.startswith("#") and conv not in self._names:
+            try:
+                self._names[conv] = printable((await self._chat.group(conv))["name"])
+            except DulyError:
+                return conv
+        return self._names.get(conv, conv)
 
     async def _place(self, line: Line) -> str:
-        """Where something is said that is not said where we are."""
+        """Returns the prefix that names the conversation of a line, if it is not the current one."""
         from duly.apps.chat.conversations import pair_in
 
         if line.conv.startswith("#"):
@@ -422,16 +443,6 @@ class _Talk:
             return ""
         to = next((name for name in pair_in(line.conv) if name != line.sender), line.sender)
         return "[to you] " if to == self._chat.name else f"[to {to}] "
-
-    def _tell(self, *lines: str) -> None:
-        if self._json:
-            note(*lines)
-        else:
-            for line in lines:
-                self._out(line)
-
-    def _dim(self, text: str) -> None:
-        self._tell(style(text, "dim"))
 
 
 def _rank(word: str) -> Any:
@@ -464,7 +475,7 @@ class _Pipe:
 
 
 class _Terminal:
-    """Lines from a person, who may be in the middle of one when something is said."""
+    """Lines that a person types; what arrives meanwhile is printed above the unfinished line."""
 
     def printing(self) -> AbstractContextManager[Callable[[str], None]]:
         """Return a context in which lines are printed above the prompt."""

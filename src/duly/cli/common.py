@@ -1,4 +1,4 @@
-"""What every verb needs: which hub or ledger is meant, how to ask it, how to report a failure.
+"""Shared by all verbs: finds the hub or ledger that is meant, asks it, and reports failures.
 
 The law: a verb either does what it was asked, or says in one sentence why not and what to do, on stderr, with
 an exit code that a script can act on; with --json that sentence is JSON, on stdout, as the last line. A hub
@@ -229,7 +229,7 @@ class HubClient:
             raise HubUnreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
-        """Fails with `HubUnreachable` if no hub listens there; a client would try for ever."""
+        """Raises `HubUnreachable` if no hub listens there: a client would try again for ever."""
         import socket
         from urllib.parse import urlsplit
 

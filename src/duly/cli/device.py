@@ -44,7 +44,7 @@ FIRST_SECONDS = 10.0
 
 
 class DeviceKind(StrEnum):
-    """What can be simulated."""
+    """The kinds of devices that can be simulated."""
 
     LOCK = "lock"
     LAMP = "lamp"

@@ -48,7 +48,7 @@ _MARKS: Final = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗",
 
 
 class _Findings:
-    """What was found, in order."""
+    """The findings of a check, in order."""
 
     def __init__(self) -> None:
         self.all: list[dict[str, str]] = []
@@ -124,7 +124,7 @@ def _hub(found: _Findings, hub: HubClient) -> bool:
 
 
 def _ask(hub: HubClient) -> JsonObject:
-    """What the hub tells an admin; nothing, if we are none."""
+    """Returns the answer of the hub to an admin; nothing if the token is not an admin's."""
     try:
         told: JsonObject = hub.ask("/v1/admin/doctor", {})
     except CommandFailed as problem:
@@ -191,7 +191,7 @@ def _limits(found: _Findings, limits: JsonObject | None, free: int) -> None:
 
 
 def _settings(settings: JsonObject) -> str:
-    """What is not as it is by default, in the words of `duly.toml`."""
+    """Returns the settings that differ from their defaults, as `duly.toml` writes them."""
     from duly.settings import Settings
 
     usual = msgspec.to_builtins(Settings()) | {"ledger": settings["ledger"]}

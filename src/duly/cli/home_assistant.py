@@ -39,7 +39,7 @@ class HomeAssistantSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class HomeAssistantOptions:
-    """What appears in Home Assistant, and where."""
+    """The options of the bridge: its devices, and the broker of Home Assistant."""
 
     mqtt: Annotated[
         str | None,

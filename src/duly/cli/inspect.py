@@ -300,7 +300,7 @@ def _how(ack: JsonObject | None) -> str:
 
 
 def _result(record: JsonObject) -> str:
-    """What a message has brought about: of a line of chat its number, of any other the data of its answer."""
+    """The result of a message: the number of a chat line, or the data of the answer to any other."""
     ack = record.get("ack") or {}
     data = ack.get("data")
     if record["type"] in CHAT_LINES and isinstance(data, int):
@@ -316,7 +316,7 @@ def _data(ack: JsonObject) -> str:
 
 
 def _lines(record: JsonObject, steps: list[TimelineStep]) -> list[str]:
-    """What happened when, in order, and what the ledger knows besides."""
+    """The timeline of a message in order, followed by what only the ledger knows."""
     accepted, hops = record["accepted_at"], record.get("hops", [])
     lines: list[str] = []
     for step in steps:
@@ -335,7 +335,7 @@ def _lines(record: JsonObject, steps: list[TimelineStep]) -> list[str]:
 
 
 def _delivery(delivery: JsonObject, record: JsonObject, hops: list[JsonObject]) -> Iterator[str]:
-    """What the ledger says of a delivery, as far as the hops have not."""
+    """The state of a delivery in the ledger, where the timeline does not show it."""
     to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
     if tries > len({hop["attempt"] for hop in hops if hop["what"] in ATTEMPTS}):
         times = "once" if tries == 1 else f"{tries} times"
@@ -370,7 +370,7 @@ def _line(line: JsonObject) -> Iterator[str]:
 
 
 def _sentence(step: TimelineStep, record: JsonObject) -> str:
-    """What a step says."""
+    """A step of the timeline as a sentence."""
     detail, attempt, scope = step.detail, step.attempt, record["scope"]
     because = f": {detail}" if detail else ""
     if step.what == record["state"] and step.what not in ("accepted", "sent", "delivered"):

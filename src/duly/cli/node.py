@@ -36,7 +36,7 @@ SILENCE = 0.7
 
 
 class EffectOption(StrEnum):
-    """What a crash in the middle of a task means."""
+    """The declared effect of a task: whether a task that a crash cut off runs again."""
 
     AT_MOST_ONCE = "at_most_once"
     AT_LEAST_ONCE = "at_least_once"

@@ -156,7 +156,7 @@ def _frame(
 
 
 class _Log:
-    """What came back, and when, counted from the first sending."""
+    """The frames that answered the command, with their times since it was first sent."""
 
     def __init__(self, device: str, json: bool) -> None:
         self._device = device

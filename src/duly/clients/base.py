@@ -1,4 +1,4 @@
-"""What the clients share: a connection, an engine over a local ledger, a lifecycle, and waiting for answers.
+"""The base of all clients: a connection, an engine over a local ledger, a lifecycle, and waiting for answers.
 
 The laws. A client stops its parts in the reverse order of their start, also when a start fails half way.
 What it has taken in is stored before it stops, and every caller that still waits for an answer then hears
@@ -68,7 +68,7 @@ class HubLink(Protocol):
 
 
 class Chores:
-    """Small background jobs of one kind, under the supervisor of their owner. A ledger or a connection that
+    """Short background jobs of one kind, run by the supervisor of their owner. A ledger or a connection that
     fails, or is closed, is no bug: what was not stored comes again."""
 
     def __init__(self, name: str, tasks: Supervisor) -> None:
@@ -149,8 +149,8 @@ class Client(Lifecycle):
         self._url, self._token, self._store = url, token, store
         self._access = access or Access()
         self.tasks = Supervisor()
-        self._traces = ClientTraces()
         """what runs in the background, since the last start"""
+        self._traces = ClientTraces()
         self._saving: asyncio.Task[None] | None = None
         self._running: AsyncExitStack | None = None
         """what has been started, in order"""

@@ -1,4 +1,4 @@
-"""How far a person has read each conversation, and what of it the hub has been told.
+"""Read positions: how far a person has read each conversation, and what of it the hub knows.
 
 The laws. A line counts as read when the program asks for the next one, so that a crash in between brings it
 again. The first line is acknowledged at once; of many in a row only the last is, every 50 ms and every 200

@@ -1,4 +1,4 @@
-"""What chat is about: lines, receipts, and who is typing or online.
+"""The values of `duly.Chat`: lines, receipts, typing and presence.
 
 The law: these are values; nothing here talks to a hub.
 """

@@ -134,7 +134,7 @@ def _messages(url: str) -> str:
 
 
 def _ms(date: str) -> int | None:
-    """HTTP's clock has no fractions: half a second more is right on average."""
+    """Milliseconds of an HTTP `Date`, plus half a second: the header has no fractions."""
     try:
         return round(parsedate_to_datetime(date).timestamp() * 1000) + 500
     except ValueError:

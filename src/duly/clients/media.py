@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 class Media(Struct, frozen=True):
-    """What a device says of a file.
+    """The description of a file that a device serves.
 
     >>> Media("clip.mp4", size=200_000, sha256="…", chunk=98_304).chunks
     3
@@ -55,7 +55,7 @@ class Media(Struct, frozen=True):
 
 
 class MediaAnswer(Protocol):
-    """What a download reads of an answer."""
+    """The part of an answer that a download reads."""
 
     @property
     def done(self) -> bool:
@@ -79,7 +79,7 @@ class MediaAnswer(Protocol):
 
 
 class Asker(Protocol):
-    """What a download needs of an app."""
+    """The part of an app that a download uses."""
 
     def send(self, device: str, type: str, data: object = None) -> Awaitable[MediaAnswer]:
         """Send a command to a device; its answer can be awaited."""
@@ -87,7 +87,7 @@ class Asker(Protocol):
 
 
 class Question(Protocol):
-    """What a device's store reads of a command."""
+    """The part of a command that a device's store reads."""
 
     @property
     def data(self) -> Any:

@@ -18,9 +18,10 @@ from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from duly.clients.base import Client, HubLink, fail, settle
+from duly.clients.base import Client, HubLink
 from duly.clients.http_link import HttpLink
 from duly.clients.sentinel_alerts import Alert, SentinelAlerts, SentinelNews
+from duly.clients.sentinel_heartbeat import NOT_TOLD, SentinelHeartbeat
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, key_of
@@ -29,7 +30,6 @@ from duly.core.monitor.machine import SELF, Monitor
 from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     DISCONNECT,
-    HEARTBEAT,
     SUMMARY,
     CancelRequest,
     CancelResult,
@@ -59,17 +59,11 @@ from duly.core.steps import (
     Unreachable,
 )
 from duly.core.units import MS, SECOND, seconds
-from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Stopped, TooLarge
+from duly.errors import ConnectionLost, Malformed, Stopped, TooLarge
 from duly.runtime.engine import Engine
-from duly.runtime.tasks import SupervisedTask
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
 
-HELD_SECONDS: Final = 1.0
-"""How soon the tower is told that signals were held back; what happens meanwhile is told with it."""
-STAND_DOWN: Final = "stand-down"
-"""The id of the heartbeat that takes the promise back."""
-NOT_TOLD: Final = "the tower cannot be reached; it expects the heartbeat until it is told"
 HALF: Final = len(r"\ud83d")
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of `meta`, and of `location`, that the tower takes."""
@@ -119,14 +113,12 @@ class Sentinel(Client):
             self.policy = structs.replace(self.policy, heartbeat=heartbeat)
         self._alerts = SentinelAlerts(self._now)
         self.counts = self._alerts.counts
+        self._heartbeat = SentinelHeartbeat(
+            lambda: self._link, lambda: self.tasks, self._alerts, self._profile,
+            round(self.policy.heartbeat * 1000),
+        )  # fmt: skip
         self._less = asyncio.Event()
         self._last = 0
-        self._run = secrets.token_hex(8)
-        self._telling: SupervisedTask | None = None
-        self._stood_down: asyncio.Future[None] | None = None
-        """done when the tower knows that the promise of a heartbeat was taken back; None: it was not"""
-        self._told: dict[str, int] = {}
-        """what the tower was told of held back signals"""
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -241,10 +233,7 @@ class Sentinel(Client):
         if not self._link.connected:
             raise ConnectionLost(NOT_TOLD)
         self._tell(StopHeartbeat())
-        if self._stood_down is None or self._stood_down.done():
-            self._stood_down = asyncio.get_running_loop().create_future()
-        self._beat(0, STAND_DOWN)
-        return self._stood_down
+        return self._heartbeat.stand_down()
 
     def news(self) -> AsyncIterator[SentinelNews]:
         """Yield what the sentinel does, as it happens, until it is closed."""
@@ -292,14 +281,13 @@ class Sentinel(Client):
                 self._alerts.ended(key, state, answer)
             case MachineEffect(what=SignalRuling() as ruled):
                 self._alerts.ruled(ruled)
-                self._tell_held_back()
+                self._heartbeat.report_held_back()
             case MachineEffect(what=UnstoredEvent() as event):
                 self._hand_over(event)
             case MachineEffect(what=EventQueued(event=event, device=device, reason=reason)):
                 self._alerts.say("queued", device, reason, event)
             case MachineEffect(what=HeartbeatDue()):
-                if self._stood_down is None:
-                    self._beat(round(self.policy.heartbeat * 1000))
+                self._heartbeat.beat()
             case MachineEffect(what=NothingToChange(event=event)):
                 self._alerts.say("nothing to update", event=event)
             case MachineEffect(what=CancelResult() as called):
@@ -321,23 +309,6 @@ class Sentinel(Client):
             events.sent(message)
             self._perform(Transmit(message, 1))
 
-    def _tell_held_back(self) -> None:
-        """Tell the tower soon how many signals were held back, if that is news."""
-        if self._telling is None and self._link.connected and self._told != self.counts.held_back:
-            self._telling = self.tasks.after("telling what was held back", HELD_SECONDS, self._send_held_back)
-
-    async def _send_held_back(self) -> None:
-        self._telling = None
-        self._beat(None)
-
-    def _beat(self, every: int | None, id_: str | None = None) -> None:
-        """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back, None
-        leaves it as it is. One with an id is answered."""
-        held = self._told = self.counts.held_back
-        reported = {"run": self._run, "held": held} if held else {}
-        beat = frames.dump({"profile_id": self._profile, "every": every} | reported)
-        self._link.send(frames.encode(Frame(HEARTBEAT, id_, data=frames.raw(beat))))
-
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def _up(self, welcome: Frame) -> None:
@@ -346,8 +317,7 @@ class Sentinel(Client):
         self._offer(Reachable(""))
         self._engine.hurry()
         self._alerts.say("online")
-        self._told = {}
-        self._tell_held_back()
+        self._heartbeat.connected()
 
     def _measure(self, frame: Frame) -> None:
         """Measure how far the tower's clock is ahead of ours, if a frame says what it shows."""
@@ -355,25 +325,14 @@ class Sentinel(Client):
             self._offer(MachineEvent(ClockOffset(frame.time * MS - self._now())))
 
     def _down(self) -> None:
-        if self._stood_down is not None:
-            fail(self._stood_down, ConnectionLost(NOT_TOLD))
+        self._heartbeat.disconnected()
         self._offer(Unreachable(""))
         self._alerts.say("offline")
 
     def _heard(self, frame: Frame) -> None:
-        if frame.type != "server_ack":
+        if frame.type != "server_ack" or self._heartbeat.answered(frame):
             return
-        if frame.seq_id is None:  # it answers a heartbeat
-            if frame.error:
-                self._alerts.say("refused", detail=f"the heartbeat: {frame.error}: {frame.detail or ''}")
-            return
-        if frame.seq_id == STAND_DOWN and self._stood_down is not None:
-            if frame.error:
-                fail(self._stood_down, ConnectionRefused(f"the tower did not take it: {frame.detail}"))
-            else:
-                settle(self._stood_down, None)
-                self._alerts.say("stood down", detail="the tower expects no heartbeat")
-            return
+        assert frame.seq_id is not None  # only heartbeats have none
         self._measure(frame)
         key = key_of(SCOPE, frame.seq_id)
         match frame.code:

@@ -1,4 +1,4 @@
-"""What becomes of a sentinel's alerts: each alert hears its own end, and the sentinel's user the news.
+"""Tracks the alerts of a sentinel: tells each alert how it ended, and the program what the sentinel does.
 
 The law: every signal is counted and told of, whether it passed or was held back, and so is every end.
 """
@@ -64,7 +64,7 @@ class SentinelNews(Struct, frozen=True, omit_defaults=True):
 
 
 class SentinelCounts(Struct):
-    """What a sentinel has done since it was started."""
+    """Counts of what a sentinel has done since it was started."""
 
     signals: int = 0
     debounced: int = 0
@@ -113,7 +113,7 @@ class NewsFeed:
 
 
 class AlertOwner(Protocol):
-    """What an alert needs of its sentinel."""
+    """The part of a sentinel that an alert uses."""
 
     def cancel(self, device: str, event: str = "") -> None:
         """Call off an event."""

@@ -30,7 +30,7 @@ UNSENT: Final = 10_000
 
 
 class HintSender(Protocol):
-    """What an application needs of a notifier."""
+    """The part of a notifier that applications use."""
 
     def hint(self, about: str, name: str = "") -> None:
         """Tell the other hubs to look: `about` is what kind of thing, `name` which one."""

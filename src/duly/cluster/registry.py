@@ -130,7 +130,7 @@ class HubRegistry:
         self._heartbeats.setdefault(_hub_of(holder), (b"", asyncio.get_running_loop().time()))
 
     async def meet(self, hubs: Collection[str]) -> None:
-        """Look whether hubs that are not known here have begun since the last refresh: such a one lives."""
+        """Read which hubs have started since the last refresh; a hub that has just started is alive."""
         for hub in hubs:
             if hub not in self._heartbeats:
                 beat = await self._ledger.item(self._hubs, hub)

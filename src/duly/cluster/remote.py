@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class RemoteHubs(Protocol):
-    """What every application needs of the other hubs; each adds verbs of its own."""
+    """The interface of every application to the other hubs; each application adds verbs of its own."""
 
     trouble: LedgerError | None
     """why the last refresh failed; None when all is well"""
@@ -84,7 +84,7 @@ class PolledRemoteHubs(ABC):
 
 
 class CoalescedTask(Generic[T]):
-    """Works on things as they are asked for: all that have gathered at once, one batch at a time."""
+    """Runs one job for all names that were asked for meanwhile, one batch at a time."""
 
     def __init__(self, work: Callable[[list[T]], Awaitable[None]], tasks: Supervisor) -> None:
         self._work = work

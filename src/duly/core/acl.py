@@ -1,4 +1,4 @@
-"""Who may publish and subscribe to what at an MQTT broker, as data.
+"""The access rules of an MQTT broker as data: which account may publish and subscribe to which topics.
 
 The law: the tables below are all there is; what they do not allow is denied. Everything else is made from
 them: the rules for each kind of broker, the users of the embedded one, and the questions `duly acl test`
@@ -48,7 +48,7 @@ HUB: Final = "hub"
 
 
 class Act(Enum):
-    """What an account wants to do with a topic."""
+    """The two acts that rules allow: publish and subscribe."""
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"

@@ -29,7 +29,7 @@ V = TypeVar("V")
 
 
 class Seen(Enum):
-    """What a window knows of an id."""
+    """The answer of a window about an id."""
 
     FRESH = "fresh"
     """Never seen: it may run."""

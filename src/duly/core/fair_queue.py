@@ -20,7 +20,7 @@ NO_SENDER: Final = ""
 
 
 class _Share(Generic[T]):
-    """What one sender has in the queue: items with their sizes, and the sum of the sizes."""
+    """The items of one sender in the queue with their sizes, and the sum of the sizes."""
 
     __slots__ = ("items", "sender", "size")
 

@@ -1,4 +1,4 @@
-"""Marks: how far each sender has come in each lane, and what that would be without what failed.
+"""High-water marks: the newest message of each sender in each lane that was handed over and did not fail.
 
 The law: a mark is raised when a message is handed over, so what only waits does not count. A message that
 fails takes its mark down again, to the newest one before it that is done, under way or unknown: an older
@@ -98,7 +98,7 @@ class HighWaterMarks:
         return one
 
     def without(self, mark: str, key: bytes) -> tuple[int, int] | None:
-        """Where the ledger's mark belongs if this message fails; None if it stays where it is.
+        """The position to which the ledger's mark is lowered if this message fails; None if it stays.
 
         A later time than anything before lets the ledger take a lower number for later, as it does for a
         sender that counts anew. Of two with one number, which only their times set apart, it takes one lower.

@@ -42,6 +42,6 @@ class IdBudget:
         return True
 
     def save(self, bucket: str) -> list[PutItem]:
-        """What has changed since the last time, to be stored."""
+        """Return the counts that have changed since the last call, to be stored."""
         changed, self._changed = self._changed, set()
         return [PutItem(bucket, name, msgspec.json.encode(self._used[name])) for name in sorted(changed)]

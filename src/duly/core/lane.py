@@ -1,4 +1,4 @@
-"""Lane: what is under way to one recipient under one order key, and what waits there for its turn.
+"""A lane: the messages to one recipient under one order key that are under way, and those queued behind them.
 
 The law: what waits stands in its sender's order, also what comes late; senders stand in order of arrival.
 What has ended while it waited is passed over, and supersedes nothing.

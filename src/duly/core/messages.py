@@ -1,4 +1,4 @@
-"""What a sender wants to happen, and how it ended.
+"""Messages, answers and verdicts: what a sender wants to happen, and how it ended.
 
 A message that exists is valid. It is checked once, when it is made, and carries its own key and fingerprint,
 so no code downstream asks again. The body is bytes: the kernel never reads it.

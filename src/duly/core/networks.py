@@ -1,4 +1,4 @@
-"""Networks: what counts as one address.
+"""The network under which an address is counted and limited.
 
 The law: an IPv6 subscriber has 2^64 addresses, so a /64 counts as one; an IPv4 address counts for itself,
 also where it is written as an IPv6 one.

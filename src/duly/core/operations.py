@@ -353,11 +353,6 @@ class Results(Struct, gc=False):
                 return result
         return None
 
-    def add(self, operation: Write, result: Result) -> None:
-        """Note that an operation was carried out, and what it did."""
-        self.operations.append(operation)
-        self.values.append(result)
-
 
 BRANCHING: Final[frozenset[type[Write]]] = frozenset({Admit, Finish, RaiseMark, PutNewItem, CheckItem})
 """The operations with `then` and `otherwise`."""

@@ -1,4 +1,4 @@
-"""Foreign text, made fit to be shown: what a stranger wrote must not steer the terminal of its reader.
+"""Makes text of other people safe to print: it must not control the terminal of its reader.
 
 The law: what comes out has no control character (C0, DEL, C1), so no escape sequence, nothing that turns the
 direction of writing or hides characters, no half of a surrogate pair, and is one line. Letters, signs and

@@ -1,4 +1,4 @@
-"""Rates: how much of something each account or address may do in a time.
+"""Rate limits: how much each account or address may do in a given time.
 
 The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the
 count of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A
@@ -26,7 +26,7 @@ _REST: Final = ""
 
 
 class Rate(Struct, frozen=True):
-    """So many in so long, of which `burst` may come at once.
+    """A rate: `amount` in `per` microseconds, of which `burst` may come at once.
 
     >>> Rate(100, SECOND).interval
     10000

@@ -1,4 +1,4 @@
-"""Retry: when to try again, as one value.
+"""Retry policies: when to try again, and when to give up.
 
 The law: **the next attempt's time is worked out here and stored in the ledger**; no other code has a
 timer or a backoff loop of its own. Jitter only ever shortens a delay, so that ``span`` is a true upper

@@ -1,4 +1,4 @@
-"""Chains: the numbers of each sender, in what order they may be let go, and how long a gap is waited for.
+"""Gaps in the numbers of each sender: messages behind a gap are held, for a limited time, until it is filled.
 
 The laws. A message whose number follows on is let go at once. One behind a gap is held, at most for the
 window; after that the missing numbers are given up. A lower number that was made later than anything before

@@ -1,4 +1,4 @@
-"""Who really wrote something: canonical bytes, signatures over them, and whose keys are believed.
+"""Signatures: canonical bytes of a message, signatures over them, and keys trusted for a user.
 
 The laws. What is signed is the meaning, field by field, each led by its length: no two different messages
 have the same canonical bytes, and no JSON library has to write anything the same way twice. A key is believed

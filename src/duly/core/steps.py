@@ -1,4 +1,4 @@
-"""What goes into a machine and what comes out of it.
+"""The events that go into a machine, and the steps and effects that come out of it.
 
 The law: a machine is handed events and the time, and returns what to commit and what to do. A `Step` is
 committed first; only then is its `done` asked what follows, given what the commit really did. So nothing

@@ -1,4 +1,4 @@
-"""Whose word the hub takes for the address of a client.
+"""The proxies whose `X-Forwarded-For` header the hub believes, and the client's address by that header.
 
 The law: only the proxies that are listed are believed. Each proxy adds the address from which it was reached
 at the end of `X-Forwarded-For`, so the list is read from the right: the first address that is no listed proxy

@@ -36,7 +36,7 @@ YOUNG: Final = YEAR
 
 
 class Floor(Struct, frozen=True):
-    """What a ledger may have forgotten, and the time that it trusts (µs)."""
+    """The floor of a ledger: until when ids may have been forgotten, and the time that it trusts (µs)."""
 
     until: int = 0
     """messages that could be accepted until then, or before, may have been forgotten"""
@@ -98,8 +98,7 @@ class Floor(Struct, frozen=True):
 
 
 class TrustedClock:
-    """What one process has seen of its clocks since it opened a ledger: the wall clock (`now`) and the
-    monotonic one (`steady`)."""
+    """Judges by a process's monotonic clock (`steady`) how far its wall clock (`now`) can be trusted."""
 
     def __init__(self, now: int, steady: int, confirm: int = CONFIRM) -> None:
         self._confirm = confirm

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from hashlib import sha256
 from typing import Final
 
 from msgspec import Struct
@@ -137,3 +138,9 @@ class AccountBook:
         left = {grant for grant in self.dangling if name in grant}
         left |= {(name, device) for device in self.granted.get(name, NO_NAMES)}
         return left | {(app, name) for app in self.apps_of.get(name, NO_NAMES)}
+
+
+def digest(token: str) -> bytes:
+    """The SHA-256 of a token, which is all that is kept of it."""
+    # A stranger may send any text, also text that UTF-8 cannot carry.
+    return sha256(token.encode(errors="surrogatepass")).digest()

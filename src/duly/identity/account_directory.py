@@ -1,4 +1,4 @@
-"""Answers questions about accounts and grants: who a caller is, and what it may do.
+"""The accounts and grants of a ledger: who a caller is, and what it may do, at every hub that writes it.
 
 A hub that is the only writer of its ledger answers every question from memory. Where several hubs write
 the ledger, memory alone never lets a caller in: a caller that connects is confirmed by a read (`identify`,
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from hashlib import sha256
 from typing import Final
 
 import msgspec
@@ -19,8 +18,9 @@ import msgspec
 from duly.core.operations import CheckItem
 from duly.core.quota import Quota, Rate
 from duly.errors import NotAuthenticated
-from duly.identity.account_book import NO_NAMES, AccountBook, Principal, Role, StoredAccount
+from duly.identity.account_book import AccountBook, Principal, Role, StoredAccount, digest
 from duly.identity.account_names import NAME
+from duly.identity.known_accounts import KnownAccounts
 from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
 
@@ -40,15 +40,15 @@ MISSES: Final = Rate(20)
 decode_account: Final = msgspec.json.Decoder(StoredAccount).decode
 
 
-class AccountDirectory:
+class AccountDirectory(KnownAccounts):
     """The accounts and grants of one ledger, for reading; it knows nothing before `refresh` was called
     once."""
 
     def __init__(self, ledger: Ledger) -> None:
+        super().__init__()
         self._ledger = ledger
         self.items = ItemLoader(ledger)
         self._misses = Quota(MISSES)
-        self._book = AccountBook()
         self._loaded = False
         self.version: bytes | None = None
         """changes with every change of an account or a grant, at whichever hub it is made"""
@@ -56,27 +56,7 @@ class AccountDirectory:
         """accounts that were valid and no longer are, until `refresh` or `catch_up` reports them"""
         self._changing = asyncio.Lock()  # a refresh must not bring back what a change has just removed
 
-    # ── from memory ──────────────────────────────────────────────────────────────────────────────
-
-    def authenticate(self, token: str) -> Principal | None:
-        """The owner of a token. It is found by its hash, so the time this takes reveals nothing about
-        tokens."""
-        return self._book.by_token.get(digest(token))
-
-    def may(self, principal: Principal, device: str) -> bool:
-        """Whether the principal may command the device. A connection can outlive its account: a principal
-        whose account was removed or disabled since may do nothing."""
-        book, name = self._book, principal.name
-        if device not in book.granted.get(name, NO_NAMES) and principal.role is not Role.ADMIN:
-            return False
-        return book.standing.get(name) is principal or self.stands(principal)
-
-    def stands(self, principal: Principal) -> bool:
-        """Whether the principal's account still is the one it logged in to."""
-        standing = self._book.standing.get(principal.name)
-        if standing is None or standing.role is not principal.role:
-            return False
-        return principal.epoch in (0, standing.epoch)
+    # ── checks for a transaction ─────────────────────────────────────────────────────────────────
 
     def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
         """The checks that the ledger has to pass for the principal to be valid and, if it is an app, to
@@ -97,63 +77,6 @@ class AccountDirectory:
     def unchanged(self, name: str) -> CheckItem:
         """The check that an account in the ledger is what it is in memory."""
         return CheckItem(PRINCIPALS, name, self._book.bodies.get(name, b""))
-
-    def epoch(self, name: str) -> int:
-        """The epoch of an account; 0 if there is no such account."""
-        one = self._book.stored.get(name)
-        return 0 if one is None else one.epoch
-
-    def born(self, name: str) -> int:
-        """The time at which an account was made; 0 if there is no such account."""
-        one = self._book.stored.get(name)
-        return 0 if one is None else one.created
-
-    def predecessor(self, name: str) -> int:
-        """The time at which an earlier account of this name was removed; 0 if there was none."""
-        return self._book.after.get(name, 0)
-
-    def is_anothers(self, name: str, at: int) -> bool:
-        """Whether what this name did at this time was done by an earlier account of the name."""
-        return self.predecessor(name) > 0 and at < self.born(name)
-
-    def allows(self, sender: str, device: str) -> bool:
-        """Whether the device exists and the sender of a command may still command it."""
-        book = self._book
-        standing = book.standing.get(sender)
-        if standing is None or device not in book.stored:
-            return False
-        return standing.role is Role.ADMIN or device in book.granted.get(sender, NO_NAMES)
-
-    def granted(self, app: str) -> frozenset[str]:
-        """The devices that this app may command."""
-        return self._book.granted.get(app, NO_NAMES)
-
-    def apps_of(self, device: str) -> frozenset[str]:
-        """The apps that may command this device, and so receive what it pushes."""
-        return self._book.apps_of.get(device, NO_NAMES)
-
-    def is_sent_once(self, device: str) -> bool:
-        """Whether a device has no memory of its own, so that each command is sent to it once."""
-        return device in self._book.once
-
-    def role_of(self, name: str) -> Role | None:
-        """The role of an account; None if there is no such account or it is disabled."""
-        one = self._book.stored.get(name)
-        return None if one is None or one.disabled else one.role
-
-    def stored_role(self, name: str) -> Role | None:
-        """The role of an account, also of a disabled one; None if there is no such account."""
-        one = self._book.stored.get(name)
-        return None if one is None else one.role
-
-    async def removed_names(self) -> set[str]:
-        """The names whose last account, or one before it, was removed."""
-        return set(await self._ledger.bucket(REMOVED))
-
-    def key_of(self, name: str) -> str:
-        """The key of a device as the ledger keeps it; empty if the device need not sign."""
-        one = self._book.stored.get(name)
-        return "" if one is None else one.key
 
     # ── from the ledger, where other hubs write it too ───────────────────────────────────────────
 
@@ -204,8 +127,12 @@ class AccountDirectory:
             await self.confirmed(principal.name)
             if principal.login:
                 (login,) = await self.items.get((sessions(principal.name), principal.login))
-        if login is None or not self.stands(principal):
+        if login is None or not self.is_current(principal):
             raise NotAuthenticated("your login is no longer valid; log in again")
+
+    async def removed_names(self) -> set[str]:
+        """The names whose last account, or one before it, was removed."""
+        return set(await self._ledger.bucket(REMOVED))
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
         """The role of an account, also of one that another hub has just made. `asker` is the account that
@@ -294,9 +221,3 @@ def sessions(name: str) -> str:
 def grant_name(app: str, device: str) -> str:
     """The name of a grant in its bucket; the name of an account has no slash."""
     return f"{app}/{device}"
-
-
-def digest(token: str) -> bytes:
-    """The SHA-256 of a token, which is all that is kept of it."""
-    # A stranger may send any text, also text that UTF-8 cannot carry.
-    return sha256(token.encode(errors="surrogatepass")).digest()

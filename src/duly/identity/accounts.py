@@ -9,8 +9,8 @@ The ledger is the truth; `AccountDirectory` says when memory may answer for it.
 An account has an epoch. It changes when the account's token or password does, and when all its logins are
 ended; what was shown before is void from then on. The name of a removed account is free again, except
 where a person has left lines behind (see `LEAVING` and `FORMER`). A name that is given again is another
-account: `born` bounds what it may read, and ids made before its predecessor was removed are not its own
-(`predecessor`).
+account: `created_at` bounds what it may read, and ids made before its predecessor was removed are not its own
+(`freed_at`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from msgspec.structs import replace as changed
 from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem, Write
 from duly.core.signing import Algorithm, read_stored_key
 from duly.errors import Conflict, Malformed
-from duly.identity.account_book import AccountBook, Principal, Role, StoredAccount
+from duly.identity.account_book import AccountBook, Principal, Role, StoredAccount, digest
 from duly.identity.account_directory import (
     ACCOUNTS_VERSION,
     GRANTS,
@@ -36,7 +36,6 @@ from duly.identity.account_directory import (
     TOKENS,
     VERSIONS,
     AccountDirectory,
-    digest,
     grant_name,
     sessions,
 )

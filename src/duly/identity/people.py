@@ -182,7 +182,7 @@ class People:
     # ── by token ─────────────────────────────────────────────────────────────────────────────────
 
     def has_seen(self, token: str) -> bool:
-        """Whether this session was shown here before."""
+        """Whether this session's token has been used at this hub before."""
         return digest(token) in self._known
 
     async def recognise(self, token: str) -> Principal | None:
@@ -196,7 +196,7 @@ class People:
             read = self._accounts.items.get((sessions(name), key.hex()))
             (body,), _ = await asyncio.gather(read, self._accounts.confirmed(name))
             who = self._owner(name, key, body)
-        if who is None or not self._accounts.stands(who):
+        if who is None or not self._accounts.is_current(who):
             self._known.pop(key, None)
             return None
         self._known[key] = who
@@ -205,7 +205,7 @@ class People:
     def _owner(self, name: str, key: bytes, body: bytes | None) -> Principal | None:
         if body is None:
             return None
-        epoch = msgspec.json.decode(body, type=LoginSession).epoch or self._accounts.born(name)
+        epoch = msgspec.json.decode(body, type=LoginSession).epoch or self._accounts.created_at(name)
         return Principal(name, Role.USER, _device(key.hex()), epoch, key.hex())
 
     async def log_out(self, token: str) -> bool:
@@ -244,7 +244,7 @@ class People:
         ended = [
             (key, who)
             for (key, who), login in zip(known, found, strict=True)
-            if login is None or not self._accounts.stands(who)
+            if login is None or not self._accounts.is_current(who)
         ]
         for key, _ in ended:
             self._known.pop(key, None)

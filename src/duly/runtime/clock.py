@@ -27,9 +27,11 @@ class SystemClock(Clock):
     """The clock of the machine."""
 
     def now(self) -> int:
+        """The time of the operating system, which may be set back or ahead."""
         return time.time_ns() // 1_000
 
     def steady(self) -> int:
+        """The time since the machine started, which only goes forward."""
         return time.clock_gettime_ns(_STEADY) // 1_000
 
 

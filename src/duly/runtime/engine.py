@@ -293,7 +293,7 @@ class Engine:
         return self._idle and not self._news.is_set() and self._timer.rings_too_late
 
     async def wait(self) -> None:
-        """Until the engine ends; raises what ended it, if that was a bug: who runs an engine watches it."""
+        """Wait until the engine ends; raises what ended it, if that was a bug."""
         if self._task is not None:
             await asyncio.shield(self._task)
 

@@ -51,7 +51,7 @@ class JsonLogFormatter(logging.Formatter):
         self._hub = hub
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record as one line."""
         shown: dict[str, object] = {
             "time": _time(record),
             "level": record.levelname.lower(),
@@ -69,7 +69,7 @@ class HumanLogFormatter(logging.Formatter):
     """Writes a record as one line for people; a traceback follows in lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and those of a traceback."""
+        """Format a record as one line, followed by those of its traceback."""
         fields = _fields(record)
         scope, id_ = fields.pop("scope", ""), fields.pop("id", "")
         text = printable(without_secrets(record.getMessage()))

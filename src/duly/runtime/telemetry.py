@@ -374,7 +374,7 @@ class Telemetry:
         return TelemetrySnapshot(self._clock.now() // MS, self.hub, self.started // MS, self.rates(), found)
 
     def rates(self) -> dict[str, float]:
-        """What happened per second in the last seconds, and the percentiles of that time."""
+        """The rates per second over the last seconds, and the percentiles of that time."""
         point = self.series.recent(RATE_SECONDS)
         if point is None:
             return {}

@@ -53,7 +53,7 @@ class ChartPoint(Struct, frozen=True):
 
 
 class _CounterReading(Struct, frozen=True):
-    """What the counters said at one moment."""
+    """The values of the counters at one moment."""
 
     time: int
     counts: list[int]

@@ -19,7 +19,7 @@ CLOCK_STEP: Final = SECOND
 
 
 class TimedMachine(Protocol):
-    """What of a machine its timer needs."""
+    """The part of a machine that its timer uses."""
 
     def next_wake(self) -> int | None:
         """Return when something is due next."""

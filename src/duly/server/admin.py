@@ -68,9 +68,11 @@ class Admin:
                 found = await diagnostics.examine(hub.settings, policy, hub.ledger, hub.notifier)
                 return hub.state() | judged | found
             case "prune" if "dry" in wanted:
-                return await retention.would_prune(hub.ledger, hub.archive, deliveries_kept(hub.settings))
+                return await retention.would_prune(
+                    hub.ledger, hub.maintenance.archive, deliveries_kept(hub.settings)
+                )
             case "prune":
-                return await hub.prune()
+                return await hub.maintenance.prune()
             case _ if verb.startswith(("dashboard.", "audit.")):
                 page = hub.dashboard
                 base = hub.settings.public_url or hub.url

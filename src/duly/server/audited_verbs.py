@@ -1,4 +1,4 @@
-"""Which verbs of the command line are recorded in the audit chain, and what is recorded of each.
+"""The verbs of the command line that the audit chain records, and what it records of each.
 
 Everything that changes something is recorded, with the names it is about and never with a secret: neither the
 address of a recipient nor a password.
@@ -34,7 +34,7 @@ _NAMES: Final = (
 
 
 class AuditedVerb(NamedTuple):
-    """What is recorded of a verb."""
+    """The entry of a verb in the audit chain."""
 
     action: str
     target: str

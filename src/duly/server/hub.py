@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from duly.apps.alerts import operations, retention
+from duly.apps.alerts import operations
 from duly.apps.alerts import verbs as alert_verbs
 from duly.apps.alerts.heartbeats import CHECK_SECONDS as HEARTBEAT_SECONDS
 from duly.apps.alerts.service import AlertService
@@ -42,10 +42,9 @@ from duly.server.admin import Admin
 from duly.server.dashboard.service import Dashboard
 from duly.server.floor_watch import FloorWatch
 from duly.server.listener import Listener
+from duly.server.maintenance import Maintenance
 from duly.server.metrics import HubMetrics
 from duly.server.policies import (
-    archive_of,
-    deliveries_kept,
     fanout_policy,
     floor_tolerance,
     gateway_policy,
@@ -70,9 +69,6 @@ if TYPE_CHECKING:
     from duly.server.mqtt_service import MqttService
 
 LOG: Final = logging.getLogger("duly.server")
-
-PRUNE_SECONDS: Final = 30.0
-REFRESH_SECONDS: Final = 5.0
 
 SWITCH_SECONDS: Final = 0.001
 """How long the event loop may keep the ledger's thread waiting for the interpreter. With Python's default
@@ -103,16 +99,13 @@ class Hub:
         self._shutdown = Shutdown()
         self.admin = Admin(self)
         self.revocation = Revocation(self)
+        self.maintenance = Maintenance(self)
         self.name = ""
         """made once and kept in the data folder"""
         self.url = ""
         self.mqtt_url = ""
         self.mqtt_websocket_url = ""
         self.mqtt: MqttService | None = None
-        self._prune_problem: str | None = None
-        """why the last pruning failed; None if it succeeded"""
-        self._others: frozenset[str] = frozenset()
-        """the other hubs on this ledger that were alive at the last refresh"""
 
     # ── starting and stopping ────────────────────────────────────────────────────────────────────
 
@@ -159,7 +152,10 @@ class Hub:
         self.url, self.visitors = listener.url, listener.connections
         if self.alerts.links is not None:
             self.alerts.links.lead_to(settings.public_url or self.url)
-        self._start_periodic()
+        self.maintenance.start()
+        self.revocation.start()
+        self.metrics.start()
+        self.dashboard.start()
         shutdown.add("periodic work", self.tasks.stop_periodic)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
         shutdown.call("the run file", partial(runfile.remove, self._folder))
@@ -201,7 +197,6 @@ class Hub:
             ledger, activity, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
             data=self._folder, known=self._may_report, trail=trail, limits=limits,
         )  # fmt: skip
-        self.archive = archive_of(settings)
         self.applications = (self.gateway, self.chat, self.alerts)
         self.router = Router(activity, self.applications)
         self._shutdown.add("the router", self.router.stop)
@@ -217,13 +212,6 @@ class Hub:
             remote = application.remote
             remote.poll(self.tasks, f"{application.name}'s look at other hubs", remote.refresh)
         self.tasks.every("check of sentinels' heartbeats", HEARTBEAT_SECONDS, self.alerts.heartbeats.check)
-
-    def _start_periodic(self) -> None:
-        self.tasks.every("pruning", PRUNE_SECONDS, self._prune)
-        self.tasks.every("refreshing accounts", REFRESH_SECONDS, self._refresh)
-        self.revocation.start()
-        self.metrics.start()
-        self.dashboard.start()
 
     async def _open_notifier(self) -> Notifier | None:
         """The notifier, where other hubs may use the same ledger."""
@@ -248,41 +236,12 @@ class Hub:
         """Wait until a needed part has failed for good, such as an engine that fails again and again."""
         await self.tasks.ended()
 
-    # ── periodic work ────────────────────────────────────────────────────────────────────────────
-
-    async def _prune(self) -> None:
-        try:
-            await self.prune()
-            await self.floor.refresh()
-            self._prune_problem = None
-        except (LedgerError, OSError) as problem:  # the next run tries again
-            self._prune_problem = str(problem)
-        with contextlib.suppress(DulyError):
-            await self.alerts.adopt(self.gateway.remote.hubs)
-
-    async def prune(self) -> dict[str, object]:
-        """Forget what the ledger has kept for long enough; returns what was forgotten."""
-        kept = deliveries_kept(self.settings)
-        return await retention.prune(self.ledger, self.alerts.operations, self.archive, kept)
-
-    async def _refresh(self) -> None:
-        with contextlib.suppress(LedgerError):
-            await self.chat.remove_from_chat()
-        if not self.ledger.sole:
-            with contextlib.suppress(LedgerError):
-                await self.revocation.disconnect(frozenset(), await self.people.refresh())
-                await self.alerts.configuration.refresh()
-            before, self._others = self._others, self.gateway.remote.hubs
-            if before - self._others:  # a hub has died: its work is taken over now
-                with contextlib.suppress(DulyError):
-                    await self.alerts.adopt(self._others)
-
     # ── what the transports ask for ──────────────────────────────────────────────────────────────
 
-    def born(self, who: Principal) -> int:
+    def sees_from(self, who: Principal) -> int:
         """The time before which a caller sees nothing: an earlier account of that name was another one. It
         is 0 for an admin."""
-        return 0 if who.role is Role.ADMIN else self.accounts.born(who.name)
+        return 0 if who.role is Role.ADMIN else self.accounts.created_at(who.name)
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         """Greet a session that has logged in. If the ledger cannot be read, it is told so like any other
@@ -294,7 +253,7 @@ class Hub:
             session.close(f"try again soon: {problem}")
 
     def receiver(self, session: Session, who: Principal) -> Callable[[bytes], bool | Awaitable[bool]]:
-        """What handles the frames of a session, and returns what has to be awaited before the next one."""
+        """The function that handles a session's frames; it returns what to await before the next one."""
         return self.router.receiver(session, who)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
@@ -395,7 +354,7 @@ class Hub:
             "mqtt": None if self.mqtt is None else self.mqtt.state(),
             "conflicts": self.gateway.conflicts() + ([] if self.mqtt is None else self.mqtt.conflicts()),
             "alerts": self.alerts.state(),
-            "unforgotten": self._prune_problem,
+            "unforgotten": self.maintenance.problem,
             "problems": self.problems,
             "failures": dict(self.tasks.failures),
             "floor": self.floor.state(),

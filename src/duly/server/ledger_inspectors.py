@@ -1,4 +1,4 @@
-"""What a hub keeps in the items and streams of its ledger, and how that is checked.
+"""Inspectors of the items and streams in a ledger, for `duly check`.
 
 Each inspector belongs to one part of the hub, and knows the form in which that part stores things.
 """

@@ -394,7 +394,7 @@ class Handler(RequestHandler):
 
 
 def visitor_of(request: web.Request) -> ClientConnection | None:
-    """Whose request this is."""
+    """The connection that a request came over."""
     return getattr(cast("Any", request.protocol), "visitor", None)
 
 

@@ -35,7 +35,7 @@ class Reading:
 
 
 class _Owner:
-    """What one client holds."""
+    """The memory that one client holds."""
 
     __slots__ = ("size", "unfinished", "unfinished_size")
 

@@ -48,10 +48,10 @@ WRITE_BYTES: Final = 64 * 1024
 
 
 class WebSocketBackend(Protocol):
-    """What a WebSocket needs of its hub."""
+    """The part of a hub that a WebSocket uses."""
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """Whose token this is; raises `NotAuthenticated`."""
+        """The owner of a token; raises `NotAuthenticated`."""
         ...
 
     async def connected(

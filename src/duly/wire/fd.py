@@ -81,7 +81,7 @@ class FdPending(Struct, frozen=True, gc=False):
 
 
 class FdAck(Struct, frozen=True, gc=False):
-    """The task is durably received. It may come again, and then with word of how far the task is."""
+    """The task is durably received. It may be sent again while the task runs, with its progress."""
 
     msg_id: str
     sig: str = ""
@@ -121,8 +121,8 @@ class FdFailed(Struct, frozen=True, gc=False):
 
 
 class FdStatus(Struct, frozen=True):
-    """How a node is. `session` tells a late will from the news of a newer connection, `heartbeat` when the
-    next word of it is due."""
+    """The status of a node. By `session` a late will is told apart from the status of a newer connection;
+    `heartbeat` says when the next status is due."""
 
     time: int = 0
     online: bool | None = None
@@ -144,7 +144,7 @@ _QUESTION: Final = "who."
 
 
 def question(token: str) -> str:
-    """The session of a status that says nothing and asks the process in that name to report now.
+    """The `session` of a status message that asks the node of that name to report its status now.
 
     Status is the one topic that every account may write in its own name and read, devices included.
     """
@@ -152,7 +152,7 @@ def question(token: str) -> str:
 
 
 def is_question(status: FdStatus) -> bool:
-    """Whether this status says nothing and asks for one: it is no news of its node."""
+    """Whether this status message is only a request for a status, and says nothing about the node."""
     return status.session.startswith(_QUESTION)
 
 
@@ -441,7 +441,7 @@ def check_username(name: str, field: str = "username") -> str:
 
 
 def check_prefix(prefix: str) -> str:
-    """One or more levels before the usernames."""
+    """Return the prefix if it is one or more valid topic levels; raise `Malformed` otherwise."""
     for level in prefix.split("/"):
         check_username(level, "a level of the prefix")
     return prefix

@@ -119,7 +119,7 @@ def _spells_json(text: bytes) -> bool:
 
 
 def form_mark(raw: bytes, form: Form) -> str | None:
-    """Only base64 can be taken for something else."""
+    """The `enc` field for a content: "base64" for a string in base64, which a reader could take for text."""
     return _BASE64 if form is Form.BASE64 and raw[:1] == b'"' else None
 
 

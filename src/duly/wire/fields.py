@@ -1,4 +1,4 @@
-"""Fields: what a frame carries beside what the protocol knows, kept with its data.
+"""Fields of a frame that the protocol does not define, kept together with its `data`.
 
 The law: such fields are passed on as they came, and belong to what was said: they are part of the body, so of
 the fingerprint, and of the stored answer. A body of `data` alone is that JSON; one with more begins with a

@@ -365,7 +365,8 @@ _ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED,
 
 
 def answer_of(frame: Frame) -> tuple[State, Answer]:
-    """How a command ended, by the device's word. A device that orders for itself says so in `state`."""
+    """How a command ended, as its device says in an `ack`. A device that sorts commands by itself says in
+    `state` that one was superseded."""
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
     state = _ENDS.get(frame.state or "", _FAILED) if frame.code else _DONE

@@ -1,4 +1,4 @@
-"""Limits: what every dialect refuses before it decodes a text: too large, too deep, not UTF-8."""
+"""The limits of every dialect, checked before a text is decoded: its size, its nesting, and UTF-8."""
 
 from __future__ import annotations
 

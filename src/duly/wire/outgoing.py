@@ -86,7 +86,7 @@ class PushFrame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=T
 
 
 class GapFrame(Struct, frozen=True, tag_field="type", tag="gap", gc=False):
-    """That a device's pushes between `after` and `first` are no longer kept."""
+    """Tells an app that the pushes of a device between `after` and `first` are no longer kept."""
 
     from_: str = msgspec.field(name="from")
     after: int
@@ -129,7 +129,7 @@ class ReceiptFrame(Struct, frozen=True, tag_field="type", tag="receipt"):
 
 
 class TypingFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="typing", gc=False):
-    """That a person is writing in a conversation."""
+    """Tells the members of a conversation that a person is typing."""
 
     from_: str = msgspec.field(name="from")
     conv: str
@@ -137,7 +137,7 @@ class TypingFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag
 
 
 class PresenceFrame(Struct, frozen=True, tag_field="type", tag="presence", gc=False):
-    """How a friend is, in their own words or the hub's: `{"online": true}`."""
+    """The presence of a friend, as the friend or the hub sets it: `{"online": true}`."""
 
     from_: str = msgspec.field(name="from")
     data: Raw
@@ -300,8 +300,8 @@ def server_ack(seq_id: str | float | None, verdict: Verdict) -> ServerAck:
 def trouble(
     seq_id: str | float | None, code: ServerCode, error: str, detail: str, wait: int = 0
 ) -> ServerAck:
-    """That a frame was not taken; `wait` (µs) is how long to wait before the next try, 0 if that is not
-    known."""
+    """A `server_ack` for a frame that was not accepted; `wait` (µs) is how long to wait before the next try,
+    0 if that is not known."""
     return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
 
 
@@ -325,7 +325,7 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> AckFrame | Fr
 
 
 def working(seq_id: str, device: str, progress: Raw, more: Fields) -> AckFrame | FrameWithFields[AckFrame]:
-    """That a device is at work on a command, and how far it is, for its app."""
+    """The progress of a command that its device is working on, for its app."""
     frame = AckFrame(seq_id, device, state=State.DELIVERED.word, progress=progress)
     return FrameWithFields(frame, more) if more else frame
 

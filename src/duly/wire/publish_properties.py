@@ -1,4 +1,4 @@
-"""What a broker that speaks MQTT 5 is told of a message besides its topic and payload.
+"""The MQTT 5 properties of a published message: expiry, response topic, correlation data, user properties.
 
 The law: nothing depends on it. Everything that a receiver must know is in the payload as well, since a broker
 or a receiver that speaks MQTT 3.1.1 sees nothing else.

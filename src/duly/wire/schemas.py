@@ -21,7 +21,7 @@ JsonSchema: TypeAlias = dict[str, object]
 
 
 class Party(Enum):
-    """Who sends a frame."""
+    """The parties that send and receive frames."""
 
     APP = "app"
     DEVICE = "device"

@@ -1,4 +1,4 @@
-"""What applications and transports know of each other: sessions of clients, and links to brokers.
+"""The interfaces between applications and transports: `Session` of a client, and `Link` to a broker.
 
 The laws of every transport. Nothing that arrives is acknowledged before its handler says that it is
 committed, and acknowledgements go out in the order of arrival. Nothing counts as sent before the receiver has

@@ -44,7 +44,7 @@ async def test_an_event_is_stored_acknowledged_and_told_once(tower: Tower, hook:
     assert [(one["state"], one["attempts"]) for one in shown["deliveries"]] == [("done", 1)]
 
 
-async def test_the_same_event_again_gets_its_state_and_nobody_is_told_again(
+async def test_the_same_event_again_gets_its_state_and_no_recipient_is_told_again(
     tower: Tower, hook: Receiver
 ) -> None:
     await tower.profile("home", hook.url)
@@ -245,7 +245,7 @@ async def test_a_list_that_cannot_be_had_says_why(tower: Tower, query: str) -> N
 # ── people ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_nobody_else_is_woken_once_somebody_takes_care(tower: Tower, hook: Receiver) -> None:
+async def test_no_further_recipient_is_woken_after_an_acknowledgement(tower: Tower, hook: Receiver) -> None:
     await tower.profile("home", hook.url, escalate=((0.2, hook.url + "/boss"), (60, hook.url + "/ceo")))
     await tower.post(event())
     await hook.got(2)
@@ -305,7 +305,7 @@ async def test_who_falls_back_is_known_before_its_people_are_told(tower: Tower, 
     hook.released.set()
 
 
-async def test_an_update_is_seen_by_whoever_is_told_later(tower: Tower, hook: Receiver) -> None:
+async def test_an_update_is_seen_by_recipients_that_are_told_later(tower: Tower, hook: Receiver) -> None:
     await tower.profile("home", escalate=((0.2, hook.url),))
     await tower.post(event(location={"lat": 1}))
     update = {"type": "alert_update", "seq_id": "u1", "data": {"event": "event-1", "location": {"lat": 2}}}
@@ -353,7 +353,7 @@ async def test_what_waits_for_the_end_of_quiet_hours_goes_out_when_it_becomes_cr
     assert [json.loads(body)["data"]["severity"] for _, body in hook.requests] == ["critical", "critical"]
 
 
-async def test_whoever_takes_care_hears_that_it_becomes_critical_and_of_what_is_over_nobody_does(
+async def test_who_acknowledged_hears_that_it_becomes_critical_and_of_a_resolved_one_no_recipient_does(
     tower: Tower, hook: Receiver
 ) -> None:
     await tower.profile("home", hook.url)
@@ -407,7 +407,7 @@ async def test_a_cancel_while_it_is_on_its_way_is_followed_by_a_correction(
     assert [json.loads(body)["type"] for _, body in hook.requests] == ["alert.event", "alert.cancelled"]
 
 
-async def test_nobody_cancels_another_sentinels_alert(tower: Tower) -> None:
+async def test_no_sentinel_cancels_anothers_alert(tower: Tower) -> None:
     await tower.profile("home")
     await tower.post(event())
     cancel = {"type": "alert_cancel", "seq_id": "c1", "data": {"event": "event-1"}}
@@ -416,7 +416,7 @@ async def test_nobody_cancels_another_sentinels_alert(tower: Tower) -> None:
     assert (await tower.show("event-1"))["status"] == "open"
 
 
-async def test_what_is_silenced_is_listed_and_nobody_is_told(tower: Tower, hook: Receiver) -> None:
+async def test_a_silenced_alert_is_listed_and_no_recipient_is_told(tower: Tower, hook: Receiver) -> None:
     await tower.profile("home", hook.url)
     made = await tower.do("alert.silence", device="AA:*", lasts="60", by="ann")
     _, said = await tower.post(event("event-1"), query="?wait=2")

@@ -12,7 +12,7 @@ from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver
 
 
-async def test_trying_again_wakes_nobody_whose_time_has_not_come(tower: Tower, hook: Receiver) -> None:
+async def test_trying_again_wakes_no_recipient_whose_time_has_not_come(tower: Tower, hook: Receiver) -> None:
     await tower.profile("home", hook.url, escalate=((3_600, hook.url + "/boss"),))
     hook.words = ["500"]
     tower.hub.alerts._fanout.policy = FanoutPolicy("alert")

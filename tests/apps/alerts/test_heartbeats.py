@@ -213,7 +213,7 @@ async def test_several_hubs_tell_of_one_silence_once(hubs: list[Tower], hook: Re
     await hubs[0].profile("home", hook.url, grace=0.5)
     hubs[1].tokens = hubs[0].tokens
     for hub in hubs:
-        await hub.hub._refresh()
+        await hub.hub.maintenance.refresh()
     await hubs[0].post(beat())
     await hook.got(1, patience=CHECK_SECONDS * 10)
     for hub in hubs:

@@ -53,7 +53,7 @@ async def test_who_acknowledged_is_the_account_and_not_what_its_client_says(towe
 # ── once somebody takes care ─────────────────────────────────────────────────────────────────────
 
 
-async def test_after_an_acknowledgement_nobody_is_told_who_was_not_reached_yet(
+async def test_after_an_acknowledgement_recipients_that_were_not_reached_are_not_told(
     tower: Tower, hook: Receiver
 ) -> None:
     tower.hub.alerts._fanout.policy = type(tower.hub.alerts._fanout.policy)("alert")  # retries after 5 s
@@ -295,7 +295,7 @@ async def test_a_profile_and_a_silence_made_at_one_hub_count_at_another_at_once(
 ) -> None:
     await hubs[0].add(Role.SENTINEL, "gate")
     hubs[1].tokens = hubs[0].tokens
-    await hubs[1].hub._refresh()
+    await hubs[1].hub.maintenance.refresh()
     for n in range(20):
         await hubs[0].profile(f"home-{n}", hook.url, most=0)
         _, said = await hubs[1].post(event(f"event-{n}", profile_id=f"home-{n}"), query="?wait=5")

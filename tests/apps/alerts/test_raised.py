@@ -53,7 +53,7 @@ async def test_one_that_could_not_be_told(tower: Tower, hook: Receiver, refuses:
     assert {json.loads(body)["data"]["severity"] for _, body in hook.requests[-1:]} == {"critical"}
 
 
-async def test_one_that_nobody_can_be_told_of_is_recorded(tower: Tower) -> None:
+async def test_an_alert_without_recipients_is_recorded(tower: Tower) -> None:
     await tower.post(event())
     await tower.post(worse())
     assert [one.word for one in await tower.hub.ledger.refusals(10)] == ["untold"]

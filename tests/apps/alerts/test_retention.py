@@ -282,18 +282,18 @@ async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: P
         clock.advance(2 * 86_400)
         folder = tmp_path / "hub" / "archive"
         folder.write_text("somebody's file")
-        await tower.hub._prune()
+        await tower.hub.maintenance.run()
         assert "nothing was forgotten" in str(tower.hub.state()["unforgotten"])
         assert await ledger.find(message.key) is not None
         folder.unlink()
-        await tower.hub._prune()
+        await tower.hub.maintenance.run()
         assert tower.hub.state()["unforgotten"] is None
         assert await ledger.find(message.key) is None
     finally:
         await tower.stop()
 
 
-async def test_whoever_wants_no_archive_has_none(tmp_path: Path) -> None:
+async def test_without_an_archive_nothing_is_archived(tmp_path: Path) -> None:
     office = Office(tmp_path, keep=0)
     await office.alert(1)
     office.clock.advance(91 * 86_400)

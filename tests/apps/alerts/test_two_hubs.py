@@ -16,7 +16,7 @@ async def test_two_hubs_on_one_postgres_are_one_tower(hubs: list[Tower], hook: R
     await hubs[0].profile("home", hook.url, most=0)
     for hub in hubs:
         hub.tokens = hubs[0].tokens
-        await hub.hub._refresh()
+        await hub.hub.maintenance.refresh()
     events = [event(f"event-{n}") for n in range(20)]
     answers = await asyncio.gather(*(hub.post(one) for one in events for hub in hubs))
     assert sorted(said["code"] for _, said in answers) == [0] * 20 + [5] * 20
@@ -84,7 +84,7 @@ async def test_what_was_told_at_one_hub_while_it_was_cancelled_at_another_is_cor
     await hubs[0].add(Role.SENTINEL, "gate")
     await hubs[0].profile("home", hook.url, escalate=((2.0, hook.url + "/boss"),))
     hubs[1].tokens = hubs[0].tokens
-    await hubs[1].hub._refresh()
+    await hubs[1].hub.maintenance.refresh()
     hook.words = ["hang after"]
     await hubs[0].post(event())
     await hook.got(1)
@@ -129,7 +129,7 @@ async def test_a_critical_alert_whose_recipients_two_hubs_have_tried_in_vain_is_
         dead.words = ["503"] * 1_000
         await hubs[0].profile("home", dead.url, dead.url + "/second", tries=6)
         await hubs[0].profile("default", hook.url)
-        await hubs[1].hub._refresh()
+        await hubs[1].hub.maintenance.refresh()
         for id_ in events:
             assert (await hubs[0].post(event(id_, severity="critical")))[1]["code"] == 0
         both = {hub.hub.ledger.worker for hub in hubs}

@@ -169,7 +169,7 @@ async def test_who_does_not_acknowledge_for_a_second_is_noted_until_they_do(room
     assert await room.noted() is None
 
 
-async def test_in_a_lively_talk_nobody_is_noted(room: Room) -> None:
+async def test_in_a_lively_conversation_no_reader_is_noted(room: Room) -> None:
     for n in range(1, 40):
         await room.say()
         await room.wait(0.3)

@@ -141,9 +141,7 @@ NONSENSE = [
 ]  # fmt: skip
 
 
-async def test_nonsense_on_every_topic_is_counted_and_recorded_and_harms_nobody(
-    at: Brokered, tmp_path: Path
-) -> None:
+async def test_nonsense_on_every_topic_is_counted_recorded_and_harmless(at: Brokered, tmp_path: Path) -> None:
     async with echo(at, store=str(tmp_path / "b.db")) as b, at.peer(at.a) as peer:
         for kind in ("pending", "ack", "complete", "failed"):
             for text in NONSENSE:

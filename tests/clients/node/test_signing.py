@@ -291,7 +291,7 @@ async def test_of_two_processes_of_one_signed_node_one_stands_by(people: People)
     assert len(people.ran) == 1
 
 
-async def test_a_forged_rival_keeps_nobody_from_his_mailbox(people: People) -> None:
+async def test_a_forged_rival_keeps_no_node_from_its_mailbox(people: People) -> None:
     at = people.at
     async with at.peer(people.m) as liar, people.node(at.a) as a:
         liar.say(at.b, "status", {"time": 1, "online": True, "session": "rival.1"}, retain=True)

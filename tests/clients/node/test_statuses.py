@@ -102,7 +102,7 @@ async def test_it_is_renewed_with_every_heartbeat(at_mosquitto: Brokered) -> Non
     assert count == 4
 
 
-async def test_a_status_that_is_none_is_recorded_and_harms_nobody(at_mosquitto: Brokered) -> None:
+async def test_a_malformed_status_is_recorded_and_harmless(at_mosquitto: Brokered) -> None:
     at = at_mosquitto
     async with at.node(at.a) as a, at.peer(at.b) as peer:
         peer.say(at.b, "status", b"[]", retain=True)

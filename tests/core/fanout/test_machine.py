@@ -142,7 +142,7 @@ def verdicts(effects: list[Effect]) -> list[str]:
     return [reply.verdict.kind.value for reply in only(Reply, effects)]
 
 
-def test_an_event_and_its_deliveries_are_stored_before_anybody_is_told() -> None:
+def test_an_event_and_its_deliveries_are_stored_before_a_recipient_is_told() -> None:
     tower = FanoutTower("mail", "hook")
     effects = tower.report()
     assert verdicts(effects) == ["fresh"]
@@ -180,7 +180,7 @@ def test_repeats_that_come_while_the_first_is_being_stored_hear_with_it() -> Non
     assert len(batches(tower.driver.effects)) == 1
 
 
-def test_it_is_done_when_everybody_was_told_and_whoever_asked_hears_it() -> None:
+def test_it_is_done_when_every_recipient_was_told_and_its_senders_hear_it() -> None:
     tower = FanoutTower("mail", "hook")
     one, other = batches(tower.report())
     assert only(ReportOutcome, tower.went(one)) == []
@@ -311,7 +311,7 @@ def test_an_escalation_is_a_delivery_that_is_due_later() -> None:
     assert (second.recipient, second.items[0].ref.round) == ("boss", 1)
 
 
-def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
+def test_a_delivery_that_was_removed_from_the_ledger_does_not_go_out() -> None:
     tower = FanoutTower("mail")
     tower.later = (("boss", 10 * MINUTE),)
     tower.report()
@@ -321,7 +321,7 @@ def test_what_somebody_took_off_the_ledger_does_not_go_out() -> None:
     assert batches(tower.driver.wait(3_600)) == []
 
 
-def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
+def test_what_is_no_longer_wanted_is_not_tried_again() -> None:
     tower = FanoutTower("hook", "mail")
     hook, mail = batches(tower.report())
     tower.went(mail, AttemptResult.NOT_SENT, "down")
@@ -334,7 +334,7 @@ def test_what_nobody_wants_any_more_is_not_tried_again() -> None:
     assert (tower.state(), tower.driver.wait(3_600)) == ("cancelled", [])
 
 
-def test_a_delivery_that_somebody_added_goes_out() -> None:
+def test_a_delivery_that_was_added_to_the_ledger_goes_out() -> None:
     tower = FanoutTower("mail")
     (batch,) = batches(tower.report())
     tower.went(batch)
@@ -389,7 +389,7 @@ def test_a_message_about_what_has_changed_meanwhile_changes_nothing_and_may_be_t
     assert alerts == {"x": b"new"}
 
 
-def test_an_event_for_nobody_ends_at_once_with_its_reason() -> None:
+def test_an_event_without_recipients_ends_at_once_with_its_reason() -> None:
     tower = FanoutTower()
     tower.end = (State.FAILED, Answer(2, b"", "there is no such profile"))
     (report,) = only(ReportOutcome, tower.report())
@@ -586,3 +586,30 @@ def test_who_asks_nothing_wants_every_delivery_and_cancels_none() -> None:
     )
     assert asks.wanted(DeliveryRef(b"key", "alert", "mail"))
     assert not asks.cancelled(b"key")
+
+
+def test_the_fanout_says_which_messages_have_open_deliveries() -> None:
+    tower = FanoutTower("mail")
+    (batch,) = batches(tower.report())
+    key = tower.event().key
+    assert (tower.fanout.live, tower.fanout.is_live(key)) == (1, True)
+    tower.went(batch)
+    assert (tower.fanout.live, tower.fanout.is_live(key)) == (0, False)
+
+
+def test_two_repeats_that_reach_the_ledger_one_after_the_other_are_both_answered() -> None:
+    one = FanoutTower("mail", sole=False)
+    one.report()
+    other = FanoutTower("mail", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    other.fanout._active.begin_anew()  # it has not found the message in the ledger yet
+    event = Arrived(other.event(), "first")
+    first = other.fanout.handle(event, other.clock.now())
+    other.fanout._active.begin_anew()  # a failed commit lets it begin anew meanwhile
+    second = other.fanout.handle(Arrived(other.event(), "second"), other.clock.now())
+    other.driver.carry_out(second)
+    other.driver.carry_out(first)
+    replies = only(Reply, other.driver.effects)
+    assert [(reply.origin, reply.verdict.kind) for reply in replies] == [
+        ("second", VerdictKind.DUPLICATE),
+        ("first", VerdictKind.DUPLICATE),
+    ]

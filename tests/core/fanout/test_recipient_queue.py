@@ -111,7 +111,7 @@ def test_two_failures_in_a_row_close_the_way_and_then_one_at_a_time_asks() -> No
     assert sizes(route.collect(NOW + 5 * SECOND)) == [1, 1, 1]
 
 
-def test_when_the_way_is_open_again_nobody_waits_for_his_next_attempt() -> None:
+def test_when_a_recipient_is_reached_again_no_delivery_waits_for_its_next_attempt() -> None:
     route = RecipientQueue(RecipientPolicy(most=0))
     tried, planned = item(1, due=NOW + 60 * MINUTE, attempt=3), item(2, due=NOW + 30 * MINUTE)
     route.add(tried)
@@ -188,3 +188,12 @@ def test_as_many_first_urgent_deliveries_are_under_way_as_there_is_room_for() ->
     route.failed(NOW + HOUR)
     assert route.next_wake() == NOW
     assert len(route.collect(NOW)) == 1
+
+
+def test_an_urgent_delivery_that_is_under_way_already_does_not_go_out_twice() -> None:
+    queue = RecipientQueue(RecipientPolicy(most=5).urgent, urgent=True)
+    first, second = item(0), item(1)
+    for one in (first, second):
+        queue.add(one)
+    first.under_way = True
+    assert queue.collect(NOW) == [[second]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from duly.core.fanout.plan import AttemptResult, DoubtPolicy, MessageUnsettled
+from duly.core.lifecycle import State
+from duly.core.messages import Answer
 from duly.core.steps import Effect, MachineEffect, ReportOutcome
 from duly.core.units import MINUTE
 from tests.core.driving import only
@@ -124,3 +126,24 @@ def test_what_a_living_worker_gives_back_is_known_to_the_others_when_they_look()
     assert one.states() == {("pager", 0): "accepted"}
     (again,) = batches(other.driver.wait(5))
     assert again.items[0].attempt == 2
+
+
+def test_a_delivery_that_another_worker_gives_back_and_that_is_no_longer_wanted_is_cancelled() -> None:
+    towers = TwoTowers()
+    towers.one.driver.wait(0)
+    towers.other.went(towers.hook, NOT_SENT, "no")
+    towers.one.unwanted.add(towers.hook.items[0].ref)
+    towers.one.look()
+    assert towers.one.states()["hook", 0] == "cancelled"
+
+
+def test_a_delivery_whose_message_is_not_known_here_any_more_is_dropped_and_ended_quietly() -> None:
+    tower = FanoutTower("hook", sole=False)
+    (batch,) = batches(tower.report())
+    item = tower.fanout._active.items[batch.items[0].ref]
+    attempts = tower.fanout._attempts
+    assert attempts.lose(item, tower.clock.now()) != [], "the ledger is asked whether the message is over"
+    assert attempts.lose(item, tower.clock.now()) == [], "its message is gone here"
+    ends = attempts.end_all([(item, State.FAILED, Answer())], tower.clock.now())
+    tower.driver.carry_out(ends)
+    assert tower.states() == {("hook", 0): "failed"}

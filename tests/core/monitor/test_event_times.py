@@ -9,7 +9,8 @@ import pytest
 
 from duly.core.lifecycle import State
 from duly.core.messages import Message
-from duly.core.monitor.signals import ClockOffset, DeviceBack, SentinelPolicy, Severity
+from duly.core.monitor.event_times import dated_again
+from duly.core.monitor.signals import ClockOffset, DeviceBack, EventData, SentinelPolicy, Severity
 from duly.core.steps import MachineEvent, Reachable, ReportOutcome
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.testing import ManualClock
@@ -172,3 +173,18 @@ def test_an_event_goes_on_in_its_own_run_after_a_ledger_that_failed() -> None:
     connect(watch, RIGHT)
     (event,) = watch.sent()
     assert happened(event) == RIGHT
+
+
+def event_at(timestamp: int, **more: Any) -> EventData:
+    return EventData("home", "fall", "band", "night", timestamp, Severity.WARNING, 0, **more)
+
+
+def test_an_event_of_an_earlier_run_that_says_itself_that_it_is_undated_stays_so() -> None:
+    undated = event_at(5, undated=True)
+    assert dated_again(undated, 0, RIGHT, DAY) is undated
+
+
+def test_an_offset_of_an_earlier_run_that_cannot_be_right_makes_an_event_undated() -> None:
+    told = dated_again(event_at(RIGHT // MS, offset_ms=DAY // MS), 0, RIGHT, DAY)
+    assert told is not None
+    assert told.undated, "it would happen tomorrow"

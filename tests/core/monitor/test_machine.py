@@ -599,3 +599,37 @@ def test_an_offset_that_is_measured_again_does_not_change_what_carries_one() -> 
     watch.give(Reachable(""))
     (event,) = watch.sent()
     assert json.loads(event.body)["offset_ms"] == 5_000
+
+
+def test_a_held_disconnect_is_dropped_if_another_event_reports_it_by_then() -> None:
+    watch = Watch(SentinelPolicy(countdown=0, debounce=30, cooldown=300))
+    watch.take(watch.sent()[0]) if watch.signal().decision.passes else None
+    watch.call_off()
+    watch.wait(1)
+    assert watch.signal().decision.ruling is Ruling.COOLING
+    watch.give(MachineEvent(DeviceBack("band", watch.clock.now())))
+    before = len(watch.sent())
+    watch.wait(600)
+    assert len(watch.sent()) == before, "it is back"
+
+
+def test_an_update_that_waits_has_no_time_to_be_measured() -> None:
+    watch = Watch(AT_ONCE)
+    event = watch.signal().event
+    (sent,) = watch.sent()
+    watch.give(MachineEvent(EventChange(event, watch.clock.now(), location=b'{"lat":1}')))
+    watch.give(MachineEvent(ClockOffset(5 * SECOND)))
+    watch.take(sent)
+    assert [one.kind for one in watch.sent()] == ["alert_event", "alert_update"]
+
+
+def test_what_follows_an_event_that_the_tower_took_waits_for_the_connection() -> None:
+    watch = Watch(AT_ONCE)
+    event = watch.signal().event
+    (sent,) = watch.sent()
+    watch.give(MachineEvent(EventChange(event, watch.clock.now(), location=b'{"lat":1}')))
+    watch.give(Unreachable(""))
+    watch.take(sent)
+    assert len(watch.sent()) == 1
+    watch.give(Reachable(""))
+    assert [one.kind for one in watch.sent()] == ["alert_event", "alert_update"]

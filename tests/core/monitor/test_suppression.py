@@ -346,3 +346,12 @@ class SuppressorMachine(RuleBasedStateMachine):
 
 TestSuppressorMachine = SuppressorMachine.TestCase
 TestSuppressorMachine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+
+
+def test_a_signal_that_the_limit_did_not_hold_back_leaves_the_summary_as_it_is() -> None:
+    suppressor = Suppressor(SuppressPolicy())
+    suppressor.told_apart("never seen", "fall")
+    suppressor = exhausted()
+    before = suppressor.snapshot()
+    suppressor.told_apart("band", "another reason")
+    assert suppressor.snapshot() == before

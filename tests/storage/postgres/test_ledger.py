@@ -293,7 +293,7 @@ async def test_waiting_on_one_hub_is_woken_by_an_end_on_the_other(hubs: Hubs) ->
     await asyncio.wait([still])
 
 
-async def test_whoever_waits_hears_of_the_closing_even_if_it_takes_long(url: str) -> None:
+async def test_waiting_callers_hear_of_the_closing_even_if_it_takes_long(url: str) -> None:
     ledger = await PostgresLedger.open(url)
     await ledger.write(admit(message()))
     waiting = asyncio.ensure_future(ledger.wait(message().key))
@@ -410,7 +410,7 @@ async def test_a_newer_schema_is_refused(url: str) -> None:
         await open_ledger(url)
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_no_server_there_is_unavailable() -> None:
     with pytest.raises(LedgerUnavailable, match="cannot be used now"):
         await open_ledger(f"postgresql://duly@127.0.0.1:{servers.free_port()}/x")
 

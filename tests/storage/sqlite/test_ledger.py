@@ -199,7 +199,7 @@ def flipped(path: Path) -> None:
     path.write_bytes(raw)
 
 
-def somebody_elses(path: Path) -> None:
+def another_programs(path: Path) -> None:
     path.unlink()
     db = apsw.Connection(str(path))
     db.execute("CREATE TABLE recipes (name)")
@@ -219,7 +219,7 @@ def newer(path: Path) -> None:
         (garbage, LedgerDamaged, "does not start like a SQLite file"),
         (truncated, LedgerDamaged, "damaged"),
         (flipped, LedgerDamaged, "damaged"),
-        (somebody_elses, LedgerError, "somebody else's"),
+        (another_programs, LedgerError, "somebody else's"),
         (newer, LedgerTooNew, "upgrade duly"),
     ],
 )

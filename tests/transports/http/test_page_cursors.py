@@ -33,7 +33,7 @@ def test_what_was_made_up_is_refused(text: str) -> None:
         CURSORS.decrypt("ann", text)
 
 
-def test_a_cursor_of_somebody_else_or_of_another_list_is_refused() -> None:
+def test_a_cursor_of_another_caller_or_of_another_list_is_refused() -> None:
     sealed = CURSORS.encrypt("messages/ann", b"place")
     for reader in ("messages/bob", "alerts/ann"):
         with pytest.raises(Malformed):

@@ -199,7 +199,7 @@ class ChatService:
             subscriber = self.connections.of_session(session)
             if subscriber is not None and self.subscriptions.acknowledge(subscriber, frame.conv, frame.n):
                 return False
-        if who.role is not Role.USER or not self._accounts.stands(who):
+        if who.role is not Role.USER or not self._accounts.is_current(who):
             raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
         if frame.type not in UNLIMITED:
             refusal = self._limit.excess(who.name, len(frame.data), self._ledger.clock.now())

@@ -81,7 +81,7 @@ class CommandAdmission:
 
     def check(self, who: Principal, frame: Frame, message: Message) -> Message:
         """The message to be admitted. Raises if a command of this form cannot be taken."""
-        if message.made and message.made <= self._accounts.predecessor(who.name):
+        if message.made and message.made <= self._accounts.freed_at(who.name):
             raise Stale(
                 f"this id is older than the account {who.name}, whose name was another's before; "
                 "send it again with a new id, and check the clock"
@@ -135,7 +135,7 @@ class CommandAdmission:
 
     def may_repeat(self, message: Message) -> bool:
         """Whether a command may be handed over again: it is allowed, and neither name is another's by now."""
-        removed = max(map(self._accounts.predecessor, (message.scope, message.recipient)))
+        removed = max(map(self._accounts.freed_at, (message.scope, message.recipient)))
         return self.forbidden(message) is None and (not removed or message.made > removed)
 
 

@@ -145,7 +145,7 @@ class CommandEffects:
 
     def _asked(self, scope: str, key: bytes) -> bool:
         """Whether the app that has this name now asked for a command, not an earlier one of the name."""
-        before = self._accounts.predecessor(scope)
+        before = self._accounts.freed_at(scope)
         return not before or int.from_bytes(key[:6], "big") * MS > before
 
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:

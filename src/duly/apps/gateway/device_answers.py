@@ -44,7 +44,7 @@ class DeviceAnswers:
         inbox: Inbox,
         engine: Engine,
         ledger: Ledger,
-        is_anothers: Callable[[str, int], bool],
+        was_another: Callable[[str, int], bool],
         remote: GatewayRemote,
         tell_progress: TellProgress,
         unaddressed: UnaddressedAcks,
@@ -52,7 +52,7 @@ class DeviceAnswers:
         self._inbox = inbox
         self._engine = engine
         self._ledger = ledger
-        self._is_anothers = is_anothers
+        self._was_another = was_another
         self._remote = remote
         self.tell_progress = tell_progress
         """tells an app how far a device is with its command"""
@@ -132,4 +132,4 @@ class DeviceAnswers:
 
     def _is_strangers(self, record: Record) -> bool:
         """Whether a command was for an earlier account of its device's name."""
-        return self._is_anothers(record.message.recipient, record.accepted_at)
+        return self._was_another(record.message.recipient, record.accepted_at)

@@ -60,7 +60,7 @@ class DeviceList:
         for name in names:
             if name in self._heard:
                 heard[name] = max(heard.get(name, 0), self._heard[name] // MS)
-        return {name: at for name, at in heard.items() if at >= self._accounts.born(name) // MS}
+        return {name: at for name, at in heard.items() if at >= self._accounts.created_at(name) // MS}
 
     def _seen_by(self, who: Principal) -> list[str]:
         match who.role:

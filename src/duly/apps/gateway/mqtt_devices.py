@@ -121,7 +121,7 @@ class MqttDevices:
         self.refusals = RefusalTally(activity, self._tasks)
         self._reader: FairReader[HeardMessage] = FairReader(self._handle, self._failed, RECOVERY, self._tasks)
         self.presence = MqttPresence()
-        self._absences = MqttAbsences(gateway.ledger, accounts.born)
+        self._absences = MqttAbsences(gateway.ledger, accounts.created_at)
         self.reported = ReportedStatuses(gateway.clock)
         self._signatures = DeviceSignatures(accounts, prefix)
         self._task_answers = MqttAnswers(
@@ -261,7 +261,7 @@ class MqttDevices:
             app = read_task_id(answered_id(payload)).app
         except SenderError:
             return True  # it is no task of ours
-        strangers = (self._accounts.is_anothers(name, sent_at) for name in (app, device))
+        strangers = (self._accounts.was_another(name, sent_at) for name in (app, device))
         return self._accounts.allows(app, device) and not any(strangers)
 
     async def dismiss(self, name: str) -> None:

@@ -59,7 +59,7 @@ class RevokedCommands:
 
     async def end_predecessors(self, device: str) -> None:
         """End what is left here for an earlier account of a device's name."""
-        if self._accounts.predecessor(device):
+        if self._accounts.freed_at(device):
             waiting = [one for one in self._inbox.waiting() if one.recipient == device]
             await self._end([*waiting, *self._under_way(device)])
 
@@ -74,9 +74,9 @@ class RevokedCommands:
 
     async def _stranger(self, message: Message) -> str | None:
         """Why a command is not that of the accounts that have its names now; None if it is."""
-        names = [name for name in (message.scope, message.recipient) if self._accounts.predecessor(name)]
+        names = [name for name in (message.scope, message.recipient) if self._accounts.freed_at(name)]
         record = await self._ledger.find(message.key) if names else None
         for name in names:
-            if record is not None and self._accounts.is_anothers(name, record.accepted_at):
+            if record is not None and self._accounts.was_another(name, record.accepted_at):
                 return f"{name} was removed, and the name is another account's now"
         return None

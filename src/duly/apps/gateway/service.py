@@ -107,7 +107,7 @@ class GatewayService:
         self._inbox = _inbox_of(self.policy, ledger, accounts, self._admission, shared=notifier is not None)
         self.devices = DeviceList(ledger, accounts, self.online)
         self.pushes = PushService(
-            ledger, activity, self.sessions.listeners, self._stored, accounts.born,
+            ledger, activity, self.sessions.listeners, self._stored, accounts.created_at,
             reserved=self.policy.commands, limit=limits.pushes,
         )  # fmt: skip
         channel = self._inbox.channel
@@ -124,7 +124,7 @@ class GatewayService:
         )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
-            self._inbox, self.engine, ledger, accounts.is_anothers, self.remote, self._effects.tell_progress,
+            self._inbox, self.engine, ledger, accounts.was_another, self.remote, self._effects.tell_progress,
             unaddressed,
         )  # fmt: skip
         self._revoked = RevokedCommands(

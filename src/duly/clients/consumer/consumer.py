@@ -1,4 +1,4 @@
-"""`duly.Consumer`: what stands between an at-least-once queue and a handler that must run once, and in order.
+"""`duly.Consumer`: takes messages from an at-least-once queue, and runs a handler once for each, in order.
 
 The laws. A message is stored before `accept` returns, and has ended before `handle` returns; only then is it
 acknowledged to the queue, so no crash loses it. A repeat never runs: it gets the outcome of the first. The

@@ -63,7 +63,7 @@ class ConsumerGroup(PolledRemoteHubs):
         return frozenset(self._held)
 
     async def ours(self) -> list[OpenDelivery]:
-        """What the engine goes on with when it starts."""
+        """The open deliveries with which the engine goes on when it starts."""
         return await self._strays([*self._held, self._everywhere], "-")
 
     async def start(self, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""What a queue hands over, and how it ended: the values of `duly.Consumer`.
+"""The values of `duly.Consumer`: a message of a queue, and its outcome.
 
 The law: a message of a queue is the kernel's message under another name, and is rebuilt from it after a
 restart. Its scope is the consumer's name and the sender, so that consumers of different names on one ledger

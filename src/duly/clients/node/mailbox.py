@@ -25,7 +25,7 @@ from duly.runtime.clock import Clock
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
-from duly.transports.mqtt.session import Done
+from duly.transports.mqtt.outgoing_publishes import Done
 from duly.wire import fd
 from duly.wire.fd import FdKind, FdStatus
 from duly.wire.fd_signatures import FdSignatures

@@ -8,7 +8,7 @@ from duly.cluster.notifier import Notifier
 
 
 class LocalBus:
-    """The notifiers of one process, which hear each other."""
+    """Connects the notifiers of one process to each other."""
 
     def __init__(self) -> None:
         self.notifiers: list[LocalNotifier] = []

@@ -1,4 +1,4 @@
-"""What a fanout has under way: by message, by delivery and by recipient queue, and when each expires.
+"""The messages and deliveries that a fanout has under way, and when each expires.
 
 This is memory. The truth is in the ledger; after a restart everything here is read from there again.
 """

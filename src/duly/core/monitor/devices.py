@@ -1,5 +1,4 @@
-"""What a sentinel remembers of each device it monitors: limits, cancels, which events may be called off, and
-which signals are held back.
+"""The devices that a sentinel monitors: limits, cancels, events to call off, and signals held back.
 
 The laws. Memory mirrors the ledger's bucket: a change is committed with `save`, in the same step as what it
 is about. A signal that is held back is remembered until its window ends; then it is judged again.

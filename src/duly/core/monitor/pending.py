@@ -1,4 +1,4 @@
-"""What a sentinel has stored and not sent: in its countdown, offline, or behind the event it belongs to.
+"""The stored events that a sentinel has not sent: in their countdown, offline, or behind another event.
 
 The law: a message that waits here is in the ledger as a delivery without an attempt. Timers measure lengths:
 when the wall clock is set, they move with it, and a restart under a clock that was set back makes no message

@@ -25,7 +25,7 @@ from duly.core.units import FOREVER
 
 
 class EventSender:
-    """What one sentinel sends: what is `pending`, and what the outbox has under way."""
+    """The messages of one sentinel: those that are `pending`, and those that its outbox has under way."""
 
     def __init__(self, outbox: Outbox, unstored: UnstoredEvents, keep: int) -> None:
         self.outbox = outbox

@@ -138,7 +138,7 @@ class DeviceViews:
         if not last:
             return found
         entries = await self._hub.ledger.entries(stream_of(device), max(0, last - PUSHES_READ), PUSHES_READ)
-        born = self._hub.accounts.born(device)
+        born = self._hub.accounts.created_at(device)
         for entry in entries:
             if entry.at < born:
                 continue  # an earlier device of this name
@@ -178,7 +178,7 @@ class DeviceViews:
         return shown | {"pushes": await self._pushes(name), "types": sorted(COMMANDS)}
 
     async def _pushes(self, device: str) -> list[dict[str, object]]:
-        stream, born = stream_of(device), self._hub.accounts.born(device)
+        stream, born = stream_of(device), self._hub.accounts.created_at(device)
         last = (await self._hub.ledger.extent(stream)).last
         entries = await self._hub.ledger.entries(stream, max(0, last - PUSHES_SHOWN), PUSHES_SHOWN)
         shown: list[dict[str, object]] = []

@@ -1,4 +1,4 @@
-"""The other side of MQTT: a hub as a device sees it, or other nodes as a node sees them."""
+"""Plays the peer of an MQTT client: the hub of a device, or the other nodes of a node."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class FdPeer:
                 return HeardAnswer(sender, id_, code if isinstance(code, int) and code else 3, why, fields)
 
     def _addressed(self, user: str, msg_id: str) -> tuple[str, str]:
-        """Whom an answer is for, and the id of the task."""
+        """The node that an answer is addressed to, and the id of the task."""
         if not self._is_hub:
             return user, msg_id
         if user == HUB and (known := self._published.get(msg_id)) is not None:

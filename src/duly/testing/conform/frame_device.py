@@ -1,4 +1,4 @@
-"""A hub as a device sees it over WebSocket."""
+"""Plays the hub of a device over WebSocket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node does with tasks that it sends itself.
+"""Checks how a node sends tasks of its own.
 
 Its action `relay` sends `count` to the node `peer`, and its result says how that ended:
 `{"state": "done", "value": {"count": N}}`.

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 
 class Noun(StrEnum):
-    """What a client is."""
+    """The kinds of clients that can be tested."""
 
     DEVICE = "device"
     APP = "app"

@@ -1,4 +1,4 @@
-"""What goes wrong in one run of a test's programs.
+"""The faults of one run of a test's programs.
 
 The law: a run follows from its faults alone. They have a short name, which is printed with a failure and
 replays it: `calm`, `crash@7` (one crash, at the seventh moment around a commit), `17` (everything drawn from

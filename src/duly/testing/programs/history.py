@@ -1,4 +1,4 @@
-"""What an observer outside saw of a run, and the checkers that judge it.
+"""The history of a run, as an outside observer records it, and the checkers that judge it.
 
 The law: a checker reads the history alone, never the programs. It is a function that takes a `History` and
 yields a sentence for everything that is wrong; a test adds its own to those here.

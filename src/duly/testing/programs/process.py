@@ -1,4 +1,4 @@
-"""What a test's program sees of its process: a transport, a memory, and the production clients.
+"""The process in which a test's program runs: its transport, its memory, and the production clients.
 
 The laws. A process dies with everything that it has begun, and is started again from its memory: its program
 is called anew. What a dead one still tries to do has no effect. A program that returns is over.

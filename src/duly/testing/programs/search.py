@@ -41,7 +41,7 @@ class PromiseBroken(AssertionError):
 
 
 class RunReport(Struct, frozen=True):
-    """What one run came to."""
+    """The result of one run."""
 
     faults: Faults
     happened: int

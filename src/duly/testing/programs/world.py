@@ -51,12 +51,15 @@ class ProgramAccounts(OpenAccounts):
         return frozenset(name for name, its in self._roles.items() if its is role)
 
     def granted(self, app: str) -> frozenset[str]:
+        """All devices: every app may command every device."""
         return self._of(Role.DEVICE)
 
     def apps_of(self, device: str) -> frozenset[str]:
+        """All apps: every app may command every device."""
         return self._of(Role.APP)
 
     def role_of(self, name: str) -> Role | None:
+        """The role that the generated program gave the account."""
         return self._roles.get(name)
 
 
@@ -93,6 +96,7 @@ class ProgramHub(GatewayHub):
         Context().run(super().spawn, program)
 
     def principal(self, name: str) -> Principal:
+        """The client with the role that the generated program gave it."""
         return Principal(name, self.world.roles.get(name, Role.APP))
 
 

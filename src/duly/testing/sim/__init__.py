@@ -2,7 +2,7 @@
 
 plan.py           what a seed means: how many processes and messages, and how many faults
 network.py        a network that loses, repeats and delays packets, and whose links are cut
-disk.py           a ledger whose process may die around every commit
+sim_ledger.py     a ledger whose process may die around every commit
 nodes.py          processes with the production machines and engine, connected by the network
 world.py          one run: faults, then calm, then replays of old frames; and its log
 checkers.py       what must hold, judged by the log alone

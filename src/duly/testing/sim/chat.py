@@ -56,18 +56,23 @@ class _OpenChatAccounts(Accounts):
         self._names = frozenset(names)
 
     def role_of(self, name: str) -> Role | None:
+        """A person for every name of the world; none for an unknown name."""
         return Role.USER if name in self._names else None
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
+        """The same as `role_of`: no other hub could know more."""
         return self.role_of(name)
 
-    def stands(self, principal: Principal) -> bool:
+    def is_current(self, principal: Principal) -> bool:
+        """Whether the account has the role that the principal was given."""
         return self.role_of(principal.name) is principal.role
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
+        """Nothing to check at the commit, since no account is removed."""
         return ()
 
     async def confirm(self, principal: Principal) -> None:
+        """Does nothing, since no account is removed."""
         pass
 
 
@@ -86,6 +91,7 @@ class ChatHub(GatewayHub):
     """A hub with the production chat."""
 
     async def begin(self) -> None:
+        """Starts the chat service with one group of which every person is a member."""
         self.wires = []
         self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
@@ -103,9 +109,11 @@ class ChatHub(GatewayHub):
         await self.chat.start()
 
     def principal(self, name: str) -> Principal:
+        """A person's account."""
         return Principal(name, Role.USER)
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
+        """Handles a frame; now and then it loses an acknowledgement of a reader."""
         world = self.world
         assert isinstance(world, ChatWorld)
         frame = frames.decode(raw)
@@ -117,12 +125,14 @@ class ChatHub(GatewayHub):
         super().hear(session, name, raw)
 
     def lost(self, session: Session, name: str) -> None:
+        """Forgets what was shown over the connection."""
         world = self.world
         assert isinstance(world, ChatWorld)
         world.talks.pop(session, None)
         super().lost(session, name)
 
     def die(self) -> None:
+        """Ends the chat service at once, with all connections."""
         super().die()
         world = self.world
         assert isinstance(world, ChatWorld)
@@ -165,6 +175,7 @@ class Person(SimProcess):
     """A person with the production chat client."""
 
     async def begin(self) -> None:
+        """Connects the chat client and reads what it is shown."""
         self.chat = chat = _SimChat(self)
         await chat.__aenter__()
         if self.chat is chat:
@@ -172,6 +183,7 @@ class Person(SimProcess):
             self.spawn(self._listen())
 
     def die(self) -> None:
+        """Ends the chat client without a goodbye."""
         end_client(self.chat)
 
     async def _listen(self) -> None:
@@ -179,6 +191,7 @@ class Person(SimProcess):
             self.world.log.saw(self, line.conv, line.n, line.sender, line.id)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        """Sends a line to another person or to the group."""
         to = GROUP if kind == IN_GROUP else recipient
         try:
             sent = await self.chat.send(to, "wanted", expires=lasts / SECOND if lasts else None)
@@ -218,6 +231,7 @@ class ChatWorld(GatewayWorld):
         """(person, conversation, number) of lines that were not sent again"""
 
     def pushed(self, client: str, session: object, frame: bytes) -> None:
+        """Notes which line a reader was shown, and judges a repeat of it a little later."""
         shown = frames.decode(frame)
         if shown.conv is None or shown.n is None or shown.type in ("server_ack", "receipt"):
             return
@@ -243,6 +257,7 @@ class ChatWorld(GatewayWorld):
             self.forgotten.append((talk.who, conv, talk.acked + 1))
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Counts a line that was stored in its conversation as the effect of its message."""
         super().committed(node, disk, write, result)
         if isinstance(write, w.AppendEntry) and write.ends:
             want = self.log.wanted[write.key]
@@ -263,11 +278,11 @@ class ChatWorld(GatewayWorld):
         return found
 
 
-def told_again(world: World) -> Iterator[Finding]:
+def lines_sent_again(world: World) -> Iterator[Finding]:
     """A line that is not acknowledged is sent again, even if no client connects and no line is written."""
     assert isinstance(world, ChatWorld)
     for who, conv, n in world.forgotten:
         yield f"{who} has not acknowledged {conv} {n}, and was not told it again", b""
 
 
-CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, told_again)
+CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, lines_sent_again)

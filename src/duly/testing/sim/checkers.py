@@ -1,4 +1,4 @@
-"""What must hold in every world, judged by what devices did, what senders learned and what was committed.
+"""The checkers of every world: they judge what devices did, what senders learned and what was committed.
 
 Each checker yields sentences; a sentence is a violation. Checkers do not know machines or engines, so a
 bug there cannot hide itself here. The promises that they stand for are in brackets.
@@ -44,7 +44,7 @@ def once(world: World) -> Iterator[Finding]:
             yield f"its effect was committed {count} times", key
 
 
-def wanted(world: World) -> Iterator[Finding]:
+def nothing_unwanted(world: World) -> Iterator[Finding]:
     """[P2] Only what a sender wanted takes effect, and only at its recipient."""
     for effect in world.log.effects:
         want = world.log.wanted.get(effect.message.key)
@@ -76,7 +76,7 @@ def admitted_once(world: World) -> Iterator[Finding]:
                 admitted.discard((name, key))
 
 
-def forward(world: World) -> Iterator[Finding]:
+def states_move_forward(world: World) -> Iterator[Finding]:
     """[P5] States move along the table, and ends do not change."""
     states: dict[tuple[str, bytes], State] = {}
     for name, write, result in world.log.commits:
@@ -90,7 +90,7 @@ def forward(world: World) -> Iterator[Finding]:
                 states[name, key] = to
 
 
-def fenced(world: World) -> Iterator[Finding]:
+def attempts_fenced(world: World) -> Iterator[Finding]:
     """[P3] An attempt begins once, and only the newest one ends or postpones a delivery."""
     newest: dict[tuple[str, w.DeliveryRef], int] = {}
     for name, write, result in world.log.commits:
@@ -149,7 +149,7 @@ def settled(world: World) -> Iterator[Finding]:
             yield f"{name} still holds {left} messages in memory", b""
 
 
-def honest(world: World) -> Iterator[Finding]:
+def one_outcome(world: World) -> Iterator[Finding]:
     """[P2, P5] A message has one outcome: what its sender learned is what the hub has stored, and it is
     true."""
     happened = {effect.message.key for effect in world.log.effects} | set(_ledger_effects(world))
@@ -194,7 +194,7 @@ def informed(world: World) -> Iterator[Finding]:
                 yield "its sender gave up, though the hub knew that it is done", key
 
 
-def explained(world: World) -> Iterator[Finding]:
+def refusals_explained(world: World) -> Iterator[Finding]:
     """[P5] Every refusal is recorded with its reason; no message is superseded without a later one."""
     recorded = {
         (name, refusal.scope, refusal.id, refusal.word)
@@ -219,7 +219,7 @@ def explained(world: World) -> Iterator[Finding]:
             yield "was superseded, though nothing came that could", key
 
 
-def outdone(world: World) -> Iterator[Finding]:
+def superseded_by_later(world: World) -> Iterator[Finding]:
     """[P4] A message is superseded only by one that was handed over and has not failed. An attempt that
     was under way when its process restarted counts as handed over, whatever becomes of it."""
     handed: dict[str, dict[bytes, State]] = {}
@@ -262,7 +262,7 @@ def _level(name: str) -> str:
 _WITHOUT_EFFECT: Final = {State.FAILED, State.EXPIRED, State.CANCELLED, State.SUPERSEDED}
 
 
-def agreed(world: World) -> Iterator[Finding]:
+def views_agree(world: World) -> Iterator[Finding]:
     """[P1, P4] The view of each person of every conversation is the hub's: complete, in order, without
     repeats."""
     streams = _hub(world).streams
@@ -299,7 +299,7 @@ def agreed(world: World) -> Iterator[Finding]:
             yield f"{name} was told that its line is {conv} {n}, and it is not", stored_keys.get(n, b"")
 
 
-def quiet(world: World) -> Iterator[Finding]:
+def done_without_faults(world: World) -> Iterator[Finding]:
     """In a world without faults every message is done, or superseded where only the latest counts."""
     if not world.plan.faultless:
         return
@@ -311,7 +311,7 @@ def quiet(world: World) -> Iterator[Finding]:
             yield f"nothing went wrong, and yet it is {told[-1][0].word if told else 'open'}", key
 
 
-def timely(world: World) -> Iterator[Finding]:
+def floor_not_ahead(world: World) -> Iterator[Finding]:
     """A ledger never has a floor in the future, whatever its clocks have shown."""
     now = LoopClock(world.loop).now()
     for name, node in world.nodes.items():
@@ -321,9 +321,22 @@ def timely(world: World) -> Iterator[Finding]:
 
 
 CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    once, wanted, stored, admitted_once, forward, fenced, ordered, settled, honest, informed, explained,
-    outdone, agreed, quiet, timely,
-)  # fmt: skip
+    once,
+    nothing_unwanted,
+    stored,
+    admitted_once,
+    states_move_forward,
+    attempts_fenced,
+    ordered,
+    settled,
+    one_outcome,
+    informed,
+    refusals_explained,
+    superseded_by_later,
+    views_agree,
+    done_without_faults,
+    floor_not_ahead,
+)
 
 
 def _hub(world: World) -> Disk:

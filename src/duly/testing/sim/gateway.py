@@ -241,39 +241,51 @@ class OpenAccounts(Accounts):
         self._people = frozenset(apps)
 
     def may(self, principal: Principal, device: str) -> bool:
+        """Always: permissions are tested in the world with guests."""
         return True
 
     def allows(self, sender: str, device: str) -> bool:
+        """Always: permissions are tested in the world with guests."""
         return True
 
     def granted(self, app: str) -> frozenset[str]:
+        """All devices of the world."""
         return self._devices
 
     def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
+        """Nothing to check at the commit, since every permission holds for ever."""
         return ()
 
-    def born(self, name: str) -> int:
+    def created_at(self, name: str) -> int:
+        """0: no account is ever made anew."""
         return 0
 
-    def predecessor(self, name: str) -> int:
+    def freed_at(self, name: str) -> int:
+        """0: no account takes over another one's name."""
         return 0
 
     def apps_of(self, device: str) -> frozenset[str]:
+        """All apps of the world."""
         return self._people
 
     def is_sent_once(self, device: str) -> bool:
+        """Never: every device of the world recognises repeats."""
         return False
 
     def role_of(self, name: str) -> Role | None:
+        """Device or app by the name's list; none for an unknown name."""
         return Role.DEVICE if name in self._devices else Role.APP if name in self._people else None
 
     def stored_role(self, name: str) -> Role | None:
+        """The same as `role_of`: nothing is stored."""
         return self.role_of(name)
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
+        """The same as `role_of`: no other hub could know more."""
         return self.role_of(name)
 
     def key_of(self, name: str) -> str:
+        """Empty: no device of the world signs."""
         return ""
 
 
@@ -283,6 +295,7 @@ class SeenGateway(GatewayService):
     node: SimProcess
 
     def performers(self) -> Performers:
+        """The gateway's own performers, each of which notes its effect for the checkers first."""
         return {kind: partial(self._note, perform) for kind, perform in super().performers().items()}
 
     def _note(self, perform: Callable[..., None], effect: Effect) -> None:
@@ -300,6 +313,7 @@ class GatewayHub(SimProcess):
     recorded: list[tuple[str, bytes]]
 
     async def begin(self) -> None:
+        """Starts the gateway on this process's ledger, and routes frames to it."""
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         self.greeting: dict[Session, asyncio.Event] = {}
@@ -326,6 +340,7 @@ class GatewayHub(SimProcess):
         return None
 
     def die(self) -> None:
+        """Ends the gateway at once, and breaks every connection."""
         super().die()
         if hasattr(self, "gateway"):
             self.gateway.tasks.kill()
@@ -356,6 +371,17 @@ class GatewayHub(SimProcess):
     def record(self, name: str, frame: bytes) -> None:
         """Keep a frame that a client has sent, for replays."""
         self.recorded.append((name, frame))
+
+    def replay(self, count: int, prefix: str = "") -> None:
+        """Receive recorded frames again, with the credentials of their senders, whose names begin so."""
+        if not self.ready:
+            return
+        world, recorded = self.world, self.recorded
+        chosen = list(recorded) if count >= len(recorded) else world.rng.sample(recorded, count)
+        for name, frame in chosen:
+            if name.startswith(prefix):
+                world.faults += 1
+                self.hear(HubSession(Wire(world, "thief"), lambda raw: None), name, frame)
 
     def lost(self, session: Session, name: str) -> None:
         """Forget a connection that broke: after it was greeted, as the WebSocket server does."""
@@ -422,15 +448,18 @@ class GatewayApp(SimProcess):
     """An app with the production client."""
 
     async def begin(self) -> None:
+        """Connects the app."""
         self.app = app = _SimApp(self)
         await app.__aenter__()
         if self.app is app:
             self.engine = app._engine
 
     def die(self) -> None:
+        """Ends the app without a goodbye."""
         end_client(self.app)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        """Posts a command and notes it for the checkers."""
         minted = self.app._ids.next(self.clock.now())
         lane: str | Literal[False] = False if order is None else order.key
         latest = order is not None and order.mode is Mode.LATEST
@@ -482,6 +511,7 @@ class GatewayDevice(SimProcess):
         await device.__aenter__()
 
     async def begin(self) -> None:
+        """Connects the device with one handler for each kind of effect."""
         self.device = device = self.client()
         device.on(LOCK, effect="at_most_once")(self._handle)
         device.on(LAMP, effect="at_least_once")(self._handle)
@@ -501,6 +531,7 @@ class GatewayDevice(SimProcess):
                     device.push("event_report", "told")
 
     def die(self) -> None:
+        """Ends the device without a goodbye."""
         end_client(self.device)
 
     async def _handle(self, command: Command) -> object:
@@ -530,14 +561,7 @@ class GatewayWorld(World):
         """Send recorded frames of apps again, with their credentials."""
         hub = self.nodes["hub"]
         assert isinstance(hub, GatewayHub)
-        if not hub.ready:
-            return
-        recorded = hub.recorded
-        chosen = list(recorded) if count >= len(recorded) else self.rng.sample(recorded, count)
-        for name, frame in chosen:
-            if name.startswith("app"):
-                self.faults += 1
-                hub.hear(HubSession(Wire(self, "thief"), lambda raw: None), name, frame)
+        hub.replay(count, "app")
 
     def _lie(self) -> None:
         hub = self.nodes["hub"]

@@ -46,18 +46,23 @@ class GuestAccounts(OpenAccounts):
         self.shared = Accounts(ledger)
 
     def may(self, principal: Principal, device: str) -> bool:
+        """Whether the guest's stored grant allows it; other accounts always may."""
         return principal.name != GUEST or self.shared.may(principal, device)
 
     def allows(self, sender: str, device: str) -> bool:
+        """Whether the guest's stored grant allows it; other senders are always allowed."""
         return sender != GUEST or self.shared.allows(sender, device)
 
     def stored_role(self, name: str) -> Role | None:
+        """The guest's role as the ledger has it; those of the others are fixed."""
         return self.shared.stored_role(name) if name == GUEST else super().stored_role(name)
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
+        """What a commit checks of the guest's grant; nothing for the others."""
         return self.shared.proof(principal, device) if principal.name == GUEST else ()
 
     async def find_grant(self, principal: Principal, device: str) -> bool:
+        """Looks the guest's grant up in the ledger; other accounts always have one."""
         return principal.name != GUEST or await self.shared.find_grant(principal, device)
 
 
@@ -117,7 +122,7 @@ async def _revoke(accounts: GuestAccounts) -> None:
         await accounts.shared.revoke(GUEST, DEVICE)
 
 
-def shut_out(world: World) -> Iterator[Finding]:
+def revoked_is_refused(world: World) -> Iterator[Finding]:
     """After a grant was revoked at one hub, no hub admits a command that needs it. A device may still get
     what was handed over before."""
     revoked = False

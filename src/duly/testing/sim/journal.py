@@ -27,7 +27,7 @@ from duly.testing.sim.journal_ledger import (
 )
 from duly.testing.sim.nodes import SimHub, SimProcess, SimReceiver, SimSender
 from duly.testing.sim.plan import SimPlan
-from duly.testing.sim.sectors import SectorDisk
+from duly.testing.sim.sector_disk import SectorDisk
 from duly.testing.sim.world import World
 
 WRITES_A_FLUSH: Final = 6
@@ -55,6 +55,7 @@ class JournalProcess(SimProcess):
         self._loop.call_soon(self.crash)
 
     def open_ledger(self) -> JournalLedger:
+        """A real SQLite ledger on simulated sectors that may fail at any write."""
         world = self.world
         return JournalLedger(
             self.clock, self.files, f"{self.name}#{self.incarnation}",
@@ -63,6 +64,7 @@ class JournalProcess(SimProcess):
         )  # fmt: skip
 
     async def begin(self) -> None:
+        """Checks what the crash left on the disk, opens the ledger, and starts the machine."""
         ledger = self.ledger
         assert isinstance(ledger, JournalLedger)
         if self.world.faulty and self.world.rng.random() < TORN:
@@ -84,6 +86,7 @@ class JournalProcess(SimProcess):
                 await super()._prune()
 
     def examine(self) -> None:
+        """Reads what the files hold, journal included, for the checkers."""
         self.left = 0
         try:
             self.disk = contents(self.files)
@@ -92,6 +95,7 @@ class JournalProcess(SimProcess):
             self.world.bugs.append(problem)
 
     def erase(self) -> None:
+        """Deletes the files as well."""
         super().erase()
         self.files.erase()
 
@@ -125,6 +129,7 @@ class JournalWorld(World):
         """how often a torn row of the journal was taken for a sound one"""
 
     def run(self) -> None:
+        """Runs the world in a folder of its own, which is deleted at the end."""
         self.root = Path(mkdtemp(prefix="duly-sim-", dir=MEMORY if MEMORY.is_dir() else None))
         try:
             with _quiet_about_disks():
@@ -135,6 +140,7 @@ class JournalWorld(World):
             rmtree(self.root)
 
     def fault(self, node: SimProcess, moment: str) -> str:
+        """Draws whether the disk fails, or its process crashes, at this moment."""
         if not self.faulty:
             return ""
         draw, many = self.rng.random(), 1 if moment == "after" else WRITES_A_FLUSH

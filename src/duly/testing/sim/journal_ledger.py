@@ -37,7 +37,7 @@ from duly.storage.sqlite.replay import replay
 from duly.storage.sqlite.session import SqliteSession
 from duly.storage.sqlite.tables import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
-from duly.testing.sim.sectors import MOMENT, SectorDisk, SectorFile
+from duly.testing.sim.sector_disk import MOMENT, SectorDisk, SectorFile
 
 P = ParamSpec("P")
 T = TypeVar("T")

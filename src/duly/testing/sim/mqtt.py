@@ -92,6 +92,7 @@ class MqttHub(GatewayHub):
     """its broker accepts all connections"""
 
     async def begin(self) -> None:
+        """Starts the gateway with its MQTT devices and connects it to the simulated broker."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         self.supervisor = tasks = Supervisor()
@@ -135,6 +136,7 @@ class MqttHub(GatewayHub):
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
+        """Ends the hub at once; the embedded broker, its child, starts anew with it."""
         self.serves_broker = self.admits_all = False
         super().die()
         self.supervisor.kill()
@@ -159,14 +161,17 @@ class BrokeredDevice(GatewayDevice):
     world: MqttWorld
 
     def client(self) -> Device:
+        """A device that speaks MQTT."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         return _MqttDevice(self)
 
     async def connect(self, device: Device) -> None:
+        """Starts the device, which connects to the broker by itself."""
         await device.start()
 
     def die(self) -> None:
+        """Ends the device and its connection to the broker at once."""
         end_client(self.device)
         link = getattr(self.device, "_link", None)
         if isinstance(link, MqttDeviceLink):
@@ -203,6 +208,7 @@ class MqttLog(WorldLog):
         """when the hub last heard something on each topic"""
 
     def submitted(self, sender: SimProcess, message: Message, minted: SeqId) -> None:
+        """Notes the command, and lets the world attack it."""
         super().submitted(sender, message, minted)
         if asyncio.get_running_loop().time() >= LATE:
             self.last.add(message.key)
@@ -244,6 +250,7 @@ class MqttWorld(GatewayWorld):
             hub.devices.connections(client, connected)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Notes when a device's presence was stored, and as what."""
         super().committed(node, disk, write, result)
         if isinstance(write, w.AppendEntry) and write.stream.startswith("push/") and is_presence(write.body):
             online = frames.load(frames.decode(write.body).data)["online"]
@@ -394,7 +401,7 @@ def _may_publish(client: str, topic: str) -> bool:
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def attentive(world: World) -> Iterator[Finding]:
+def hub_still_answers(world: World) -> Iterator[Finding]:
     """[P5] Whatever was said to the hub before, after the calm every command is done."""
     assert isinstance(world, MqttWorld)
     for key in sorted(world.mqtt_log.last):
@@ -403,7 +410,7 @@ def attentive(world: World) -> Iterator[Finding]:
             yield f"was sent long after the calm, and is {told[-1][0].word if told else 'open'}", key
 
 
-def own_session(world: World) -> Iterator[Finding]:
+def foreign_subscriptions_removed(world: World) -> Iterator[Finding]:
     """What others have subscribed in the hub's sessions is unsubscribed when something is heard by it. Before
     the calm, that may be lost with the connection."""
     assert isinstance(world, MqttWorld)
@@ -415,7 +422,7 @@ def own_session(world: World) -> Iterator[Finding]:
             yield f"the hub still hears {topic}", b""
 
 
-def missed(world: World) -> Iterator[Finding]:
+def offline_reported(world: World) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device has died with the broker, and not that it is back. This does not
     hold if the hub died since, nor if its disk had failed just before: it may not have known the last
     connection of the device."""
@@ -448,7 +455,7 @@ def stays_offline(world: World) -> Iterator[Finding]:
             yield f"{lost.device} is gone for good, and apps were told that it is back", b""
 
 
-def seen(world: World) -> Iterator[Finding]:
+def online_reported(world: World) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device is online, also if it reported while the hub subscribed."""
     assert isinstance(world, MqttWorld)
     until = FORGOTTEN + SEEN_WITHIN
@@ -459,5 +466,10 @@ def seen(world: World) -> Iterator[Finding]:
 
 
 MQTT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *GATEWAY_CHECKERS, attentive, own_session, missed, stays_offline, seen,
-)  # fmt: skip
+    *GATEWAY_CHECKERS,
+    hub_still_answers,
+    foreign_subscriptions_removed,
+    offline_reported,
+    stays_offline,
+    online_reported,
+)

@@ -29,10 +29,10 @@ from duly.errors import DulyError
 from duly.storage.memory import Disk
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld, OpenAccounts
-from duly.testing.sim.guests import GuestAccounts, GuestVisit, admit_guest, shut_out
+from duly.testing.sim.guests import GuestAccounts, GuestVisit, admit_guest, revoked_is_refused
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
-from duly.testing.sim.push_checkers import kept
+from duly.testing.sim.push_checkers import pushes_kept
 from duly.testing.sim.world import BUSY, World, WorldLog
 from duly.transports.http.frame_batches import FrameBatch, WaitingRequest
 from duly.wire import frames
@@ -68,6 +68,7 @@ class LossyNotifier(LocalNotifier):
                 loop.call_later(world.rng.random() * min(world.network.slow, 0.5), notifier.receive, note)
 
     def receive(self, note: bytes | str) -> None:
+        """Hands a notification on only while its hub lives."""
         if self._node.alive and self._node.ledger.worker == self._me:
             super().receive(note)
 
@@ -117,6 +118,7 @@ class MultiHubLog(WorldLog):
         self.requests: list[OutcomeRequest] = []
 
     def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
+        """Notes a refusal as "offline" with its time, to compare it with where the device was."""
         super().replied(node, message, verdict)
         if verdict.cause == "offline" and isinstance(node, MultiHub):
             self.offline.append((asyncio.get_running_loop().time(), node, message))
@@ -132,17 +134,20 @@ class MultiHub(GatewayHub):
         self._hung: list[tuple[float, float]] = []
 
     async def begin(self) -> None:
+        """Starts a hub that shares its ledger, and polls it."""
         self.ledger.sole = False
         await super().begin()
         self.spawn(self._poll())
 
     async def open_accounts(self, devices: list[str], apps: list[str]) -> OpenAccounts:
+        """Accounts with one guest, whose grant other hubs may revoke."""
         admit_guest(self.disk)
         self.guests = GuestAccounts(devices, apps, self.ledger)
         await self.guests.shared.refresh()
         return self.guests
 
     def notifier(self) -> Notifier:
+        """A notifier that loses some notifications."""
         notifier = LossyNotifier(self, self.world.bus)
         self.world.bus.notifiers.append(notifier)
         return notifier
@@ -158,6 +163,7 @@ class MultiHub(GatewayHub):
                     await self.gateway.review()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
+        """Greets a client, and notes from when on a device is at this hub."""
         stays = self.world.hubs_log.stays
         if name.startswith("dev"):
             stays[session] = stay = DeviceStay(name, self, self.incarnation, float("inf"))
@@ -167,6 +173,7 @@ class MultiHub(GatewayHub):
             stay.until = max(stay.since, stay.until)
 
     def lost(self, session: Session, name: str) -> None:
+        """Notes when a device's connection ended; the hub notices it later now and then."""
         loop, world = asyncio.get_running_loop(), self.world
         if session in world.hubs_log.stays:
             world.hubs_log.stays[session].until = loop.time()
@@ -174,6 +181,7 @@ class MultiHub(GatewayHub):
         loop.call_later(world.rng.random() ** 2 * NOTICED if late else 0, super().lost, session, name)
 
     def record(self, name: str, frame: bytes) -> None:
+        """Records the frame; some commands are repeated at a random hub by a request that waits."""
         super().record(name, frame)
         self.world.ask(name, frame)
 
@@ -242,10 +250,12 @@ class MultiHubWorld(GatewayWorld):
         return [node for node in self.nodes.values() if isinstance(node, MultiHub)]
 
     def hub_for(self, client: str, tries: int) -> GatewayHub:
+        """The next hub in turn for each try."""
         hubs = self.hubs()
         return hubs[(int(client[3:]) + client.startswith("dev") + tries) % len(hubs)]
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Notes who holds a delivery and which hub a device is registered at."""
         log = self.hubs_log
         if isinstance(write, w.Take) and result is True and self._is_seizure(node, write):
             log.seized.append(write.ref.key)
@@ -337,21 +347,21 @@ def registered(world: World) -> Iterator[Finding]:
             yield f"{stay.device} is connected to {stay.hub.name}, and registered at no hub", b""
 
 
-def by_whom_it_was(world: World) -> Iterator[Finding]:
+def given_up_by_its_hub(world: World) -> Iterator[Finding]:
     """[P5] Only the hub that made the newest attempt may give it up as unanswered."""
     assert isinstance(world, MultiHubWorld)
     for key in world.hubs_log.usurped:
         yield "was given up by a hub that no longer had it", key
 
 
-def left_alone(world: World) -> Iterator[Finding]:
+def attempts_not_seized(world: World) -> Iterator[Finding]:
     """[P3] A hub that lives keeps its attempts until the device is at another hub."""
     assert isinstance(world, MultiHubWorld)
     for key in world.hubs_log.seized:
         yield "was taken from a living hub by one that does not have its device", key
 
 
-def awaited(world: World) -> Iterator[Finding]:
+def requests_answered(world: World) -> Iterator[Finding]:
     """[P5] A request that waits for the outcome of a command is told it, at whichever hub that happens."""
     assert isinstance(world, MultiHubWorld)
     for request in world.hubs_log.requests:
@@ -363,5 +373,12 @@ def awaited(world: World) -> Iterator[Finding]:
 
 
 MULTI_HUB_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    *CHECKERS, kept, reachable, registered, by_whom_it_was, left_alone, awaited, shut_out,
-)  # fmt: skip
+    *CHECKERS,
+    pushes_kept,
+    reachable,
+    registered,
+    given_up_by_its_hub,
+    attempts_not_seized,
+    requests_answered,
+    revoked_is_refused,
+)

@@ -27,8 +27,8 @@ from duly.errors import Stopped
 from duly.runtime.engine import Engine, Machine
 from duly.storage.memory import Disk
 from duly.testing.loops import LoopClock
-from duly.testing.sim.disk import SimLedger
 from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
+from duly.testing.sim.sim_ledger import SimLedger
 
 if TYPE_CHECKING:
     from duly.testing.sim.journal_ledger import JournalLedger
@@ -175,13 +175,16 @@ class SimSender(SimProcess):
     """An app: mints ids, sends messages through the hub, and learns how they ended."""
 
     def machine(self, worker: str) -> Machine:
+        """An outbox that resends with growing pauses."""
         resend = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
         return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker, minted=MINTED)
 
     async def started(self) -> None:
+        """Goes on minting ids after the last one that was stored."""
         self.ids = await minted_ids(self.ledger)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        """Mints an id, notes the message for the checkers, and hands it to the outbox."""
         now = self.clock.now()
         minted = self.ids.next(now)
         if order is not None:
@@ -199,6 +202,7 @@ class SimSender(SimProcess):
         await self.take(Arrived(message))
 
     def perform(self, effect: Effect) -> None:
+        """Sends a message to the hub, or notes how one ended."""
         match effect:
             case Transmit(message=message):
                 self.world.network.send(self.name, "hub", SimCommand(message))
@@ -208,6 +212,7 @@ class SimSender(SimProcess):
                 pass
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
+        """What the hub says about a message."""
         return self.answer_of(packet)
 
 
@@ -215,6 +220,7 @@ class SimHub(SimProcess):
     """A hub: stores and orders messages, passes them on, and passes the answers back."""
 
     def machine(self, worker: str) -> Machine:
+        """An inbox that passes messages on to devices, with six resends."""
         resend = RetryPolicy.fixed(3 * SECOND, tries=6)
         return Inbox(
             OutboxPolicy("device", resend, patience=30 * SECOND), worker,
@@ -222,6 +228,7 @@ class SimHub(SimProcess):
         )  # fmt: skip
 
     def perform(self, effect: Effect) -> None:
+        """Sends a message to its device, or a reply or an outcome to its sender."""
         network = self.world.network
         match effect:
             case Transmit(message=message, after=after):
@@ -236,6 +243,7 @@ class SimHub(SimProcess):
                 network.send("hub", names_in(key)[0], SimOutcome(key, state, answer))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
+        """A command of a sender, or what a device says about one."""
         if isinstance(packet, SimCommand):
             return Arrived(packet.message, source)
         return self.answer_of(packet)
@@ -245,6 +253,7 @@ class SimReceiver(SimProcess):
     """A device: runs handlers whose effects cannot be undone."""
 
     def machine(self, worker: str) -> Machine:
+        """An inbox that runs one message at a time."""
         policy = OutboxPolicy(
             "run", resend=None, patience=FOREVER,
             retry=RetryPolicy.exponential(SECOND, 5 * SECOND, tries=3),
@@ -255,6 +264,7 @@ class SimReceiver(SimProcess):
         )  # fmt: skip
 
     def perform(self, effect: Effect) -> None:
+        """Runs the handler, or sends a reply or an outcome to the hub."""
         match effect:
             case Transmit(message=message, attempt=attempt):
                 self.spawn(self._handle(message, attempt))
@@ -280,6 +290,7 @@ class SimReceiver(SimProcess):
         await self.take(done)
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
+        """A command of the hub; nothing else concerns a device."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 

@@ -70,6 +70,7 @@ class SimPeer(SimProcess):
     world: NodesWorld
 
     async def begin(self) -> None:
+        """Starts the node and connects it to the simulated broker."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         self.peer = peer = _SimNode(self)
@@ -89,6 +90,7 @@ class SimPeer(SimProcess):
         """Called after the node has started or restarted."""
 
     def die(self) -> None:
+        """Ends the node and its connection to the broker at once."""
         peer = getattr(self, "peer", None)
         if peer is not None:
             end_node(peer)
@@ -101,6 +103,7 @@ class AskingPeer(SimPeer):
     """A node that sends tasks."""
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
+        """Begins a task and waits for its end."""
         until = self.clock.now() + lasts if lasts else 0
         try:
             sent = self.peer._outgoing.begin(recipient, kind, "wanted", lasts / SECOND if lasts else LASTS)
@@ -111,6 +114,7 @@ class AskingPeer(SimPeer):
         self.spawn(self._watch(sent))
 
     async def resumed(self, peer: _SimNode) -> None:
+        """Waits again for every task that had not ended before the crash."""
         for record in list(self.disk.messages.values()):
             if not record.state.terminal:
                 self.spawn(self._watch(await peer.find(record.message.id)))
@@ -150,6 +154,7 @@ class DoingPeer(SimPeer):
     serves = True
 
     def prepare(self, peer: _SimNode) -> None:
+        """Registers one handler for each kind of effect."""
         peer.task(ONCE, effect="at_most_once")(self._handle)
         peer.task(AGAIN, effect="at_least_once")(self._handle)
 

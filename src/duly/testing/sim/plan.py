@@ -1,4 +1,4 @@
-"""What a seed means: how many processes and messages there are, and how many faults.
+"""The plan of a world, drawn from its seed: the numbers of processes, messages and faults.
 
 Everything else is drawn from the seed while the world runs, so a plan can be made milder, to shrink a
 failure, without becoming another world.

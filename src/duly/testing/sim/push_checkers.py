@@ -18,7 +18,7 @@ from duly.wire import frames
 from duly.wire.frames import DEVICE_STATUS
 
 
-def kept(world: World) -> Iterator[Finding]:
+def pushes_kept(world: World) -> Iterator[Finding]:
     """[P1, P2, P4] The pushes that a device has stored are in its stream at the hub: none is lost or
     repeated, and they are in the order in which they were pushed."""
     hub = world.settled_disks["hub"]
@@ -43,7 +43,7 @@ def kept(world: World) -> Iterator[Finding]:
             yield f"the pushes of {name} were stored out of order", b""
 
 
-def present(world: World) -> Iterator[Finding]:
+def presence_reported(world: World) -> Iterator[Finding]:
     """[P5] Apps are told in turn that a device has come and gone, and what they were told last is true."""
     hub = world.settled_disks["hub"]
     for name in world.nodes:
@@ -65,4 +65,8 @@ def is_presence(body: bytes) -> bool:
     return frames.decode(body).type == DEVICE_STATUS
 
 
-GATEWAY_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, kept, present)
+GATEWAY_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+    *CHECKERS,
+    pushes_kept,
+    presence_reported,
+)

@@ -46,7 +46,7 @@ from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
-from duly.testing.sim.checkers import Finding, admitted_once, forward
+from duly.testing.sim.checkers import Finding, admitted_once, states_move_forward
 from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire, break_link
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, WantedMessage, World
@@ -87,6 +87,7 @@ class SentinelTower(GatewayHub):
     """A hub with the production alerts."""
 
     async def begin(self) -> None:
+        """Starts the alert service with one profile, and checks heartbeats."""
         self.wires = []
         self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
@@ -105,6 +106,7 @@ class SentinelTower(GatewayHub):
             await alerts.heartbeats.check()
 
     def principal(self, name: str) -> Principal:
+        """A sentinel's account."""
         return Principal(name, Role.SENTINEL)
 
 
@@ -158,12 +160,14 @@ class SimWatcher(SimProcess):
         return key_of(self.name, event)
 
     async def begin(self) -> None:
+        """Connects the sentinel."""
         self.sentinel = sentinel = _SimSentinel(self)
         await sentinel.__aenter__()
         if self.sentinel is sentinel:
             self.engine = sentinel._engine
 
     def die(self) -> None:
+        """Ends the sentinel and its connection without a goodbye."""
         super().die()
         break_link(self.sentinel)
 
@@ -194,6 +198,7 @@ class NoMonitoredDevices(SimProcess):
     """A receiver that does nothing: monitors report what devices do."""
 
     async def begin(self) -> None:
+        """Does nothing: this world has sentinels in place of devices."""
         return
 
 
@@ -262,6 +267,7 @@ class SentinelWorld(World):
                 sender.act()
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
+        """Notes what sentinels store, what the tower accepts, and whom it reports as silent."""
         super().committed(node, disk, write, result)
         match write, result:
             case w.Admit(message=message), Verdict() as verdict if verdict.fresh:
@@ -300,13 +306,7 @@ class SentinelWorld(World):
         """Send recorded frames of sentinels again, with their credentials."""
         tower = self.nodes["hub"]
         assert isinstance(tower, SentinelTower)
-        if not tower.ready:
-            return
-        recorded = tower.recorded
-        chosen = list(recorded) if count >= len(recorded) else self.rng.sample(recorded, count)
-        for name, frame in chosen:
-            self.faults += 1
-            tower.hear(HubSession(Wire(self, "thief"), lambda raw: None), name, frame)
+        tower.replay(count)
 
     def _lie(self) -> None:
         tower = self.nodes["hub"]
@@ -331,7 +331,7 @@ class SentinelWorld(World):
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def arrived(world: World) -> Iterator[Finding]:
+def events_arrived(world: World) -> Iterator[Finding]:
     """[P1, P5] Every event that a sentinel has stored is at the tower, or ended at the sentinel for a
     reason."""
     assert isinstance(world, SentinelWorld)
@@ -351,7 +351,7 @@ def arrived(world: World) -> Iterator[Finding]:
             yield "the tower has other content than its sentinel", key
 
 
-def not_swallowed(world: World) -> Iterator[Finding]:
+def no_signal_lost(world: World) -> Iterator[Finding]:
     """[P5] The tower knows of every device that has disconnected for good, and of every critical signal,
     unless it was cancelled. This does not hold if the sentinel died since the device was last connected:
     it may have died before it knew."""
@@ -387,7 +387,7 @@ def _told(world: SentinelWorld, name: str, device: str, since: float, *, critica
     return found
 
 
-def heard_again(world: World) -> Iterator[Finding]:
+def silence_taken_back(world: World) -> Iterator[Finding]:
     """After the calm every sentinel is connected: none counts as silent, and every alert about a silence is
     cancelled."""
     assert isinstance(world, SentinelWorld)
@@ -417,7 +417,7 @@ def silence_noticed(world: World) -> Iterator[Finding]:
 _SHAKEN: Final = ("dies", "disk fails", "clock is set")
 
 
-def dated(world: World) -> Iterator[Finding]:
+def alerts_dated(world: World) -> Iterator[Finding]:
     """Every alert at the tower has the time of its signal, or says that it is undated."""
     assert isinstance(world, SentinelWorld)
     for seen in world.log.effects:
@@ -455,7 +455,7 @@ def in_order(world: World) -> Iterator[Finding]:
         before.append(here)
 
 
-def corrected(world: World) -> Iterator[Finding]:
+def corrections_arrived(world: World) -> Iterator[Finding]:
     """[P5] Every stored correction reaches the tower."""
     assert isinstance(world, SentinelWorld)
     for name, message in world.corrections:
@@ -464,7 +464,7 @@ def corrected(world: World) -> Iterator[Finding]:
             yield "a correction is missing at the tower", key
 
 
-def at_rest(world: World) -> Iterator[Finding]:
+def nothing_left_to_do(world: World) -> Iterator[Finding]:
     """[P5] After the calm nothing is left to do."""
     for name, disk in world.settled_disks.items():
         for key, record in disk.messages.items():
@@ -475,7 +475,7 @@ def at_rest(world: World) -> Iterator[Finding]:
                 yield f"{name} still has an open delivery of it", ref.key
 
 
-def held_back(world: World) -> Iterator[Finding]:
+def repeats_held_back(world: World) -> Iterator[Finding]:
     """For one device and reason there are no two events within the debounce, and no more in an hour than
     allowed, unless a clock was set or a sentinel was reinstalled. Critical events are only held back as
     repeats."""
@@ -503,6 +503,16 @@ def held_back(world: World) -> Iterator[Finding]:
 
 
 SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    arrived, not_swallowed, dated, heard_again, silence_noticed, listed_once, in_order, corrected, at_rest,
-    held_back, admitted_once, forward,
-)  # fmt: skip
+    events_arrived,
+    no_signal_lost,
+    alerts_dated,
+    silence_taken_back,
+    silence_noticed,
+    listed_once,
+    in_order,
+    corrections_arrived,
+    nothing_left_to_do,
+    repeats_held_back,
+    admitted_once,
+    states_move_forward,
+)

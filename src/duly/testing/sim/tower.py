@@ -32,7 +32,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Event, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import MINUTE, SECOND
 from duly.runtime.engine import Machine
-from duly.testing.sim.checkers import Finding, admitted_once, explained, forward, stored
+from duly.testing.sim.checkers import Finding, admitted_once, refusals_explained, states_move_forward, stored
 from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
 from duly.testing.sim.nodes import HORIZON, SimProcess
 from duly.testing.sim.world import World
@@ -64,6 +64,7 @@ class SimTower(SimProcess):
     """Takes messages from the network and delivers each to all recipients in `DOUBTS`."""
 
     def machine(self, worker: str) -> Machine:
+        """A fan-out with a limit for each recipient."""
         return Fanout(
             POLICY,
             worker,
@@ -81,6 +82,7 @@ class SimTower(SimProcess):
         return DeliveryPlan((*at_once, later), traits=_traits(message))
 
     def perform(self, effect: Effect) -> None:
+        """Starts an attempt, or sends a reply or an outcome to the sentinel."""
         network = self.world.network
         match effect:
             case Reply(origin=origin, message=message, verdict=verdict):
@@ -110,6 +112,7 @@ class SimTower(SimProcess):
         await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
+        """An alert of a sentinel."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 
@@ -127,6 +130,7 @@ class NoTowerDevices(SimProcess):
     """A receiver that does nothing, since there are no devices in these worlds."""
 
     async def begin(self) -> None:
+        """Does nothing: recipients take the place of devices."""
         return
 
 
@@ -144,7 +148,7 @@ class TowerWorld(World):
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def told_once(world: World) -> Iterator[Finding]:
+def notified_once(world: World) -> Iterator[Finding]:
     """[P3] A recipient is notified no more often than its channel declares, and a repeat is marked."""
     assert isinstance(world, TowerWorld)
     told: dict[tuple[bytes, str], list[BatchItem]] = {}
@@ -167,7 +171,7 @@ def told_once(world: World) -> Iterator[Finding]:
             yield f"{recipient} was told twice in one attempt", key
 
 
-def truthful(world: World) -> Iterator[Finding]:
+def delivery_states_true(world: World) -> Iterator[Finding]:
     """[P5] A delivery is stored as done only if it arrived, and as failed or expired only if it did not."""
     assert isinstance(world, TowerWorld)
     arrived = {(arrival.item.ref.key, arrival.recipient) for arrival in world.told}
@@ -179,7 +183,7 @@ def truthful(world: World) -> Iterator[Finding]:
             yield f"noted as {delivery.state.word}, and {ref.recipient} was told", ref.key
 
 
-def all_told(world: World) -> Iterator[Finding]:
+def deliveries_ended(world: World) -> Iterator[Finding]:
     """[P1, P5] Every accepted event has all its deliveries, and all of them have ended."""
     hub = world.settled_disks["hub"]
     for key, record in hub.messages.items():
@@ -199,5 +203,11 @@ def all_told(world: World) -> Iterator[Finding]:
 
 
 TOWER_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
-    told_once, truthful, all_told, stored, admitted_once, forward, explained,
-)  # fmt: skip
+    notified_once,
+    delivery_states_true,
+    deliveries_ended,
+    stored,
+    admitted_once,
+    states_move_forward,
+    refusals_explained,
+)

@@ -72,7 +72,7 @@ class SeenMessage(Struct, frozen=True):
 
 
 class WorldLog:
-    """What an observer outside has seen."""
+    """The log of a world, as an outside observer writes it."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[float, str, str, bytes]] = []

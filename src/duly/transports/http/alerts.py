@@ -53,7 +53,7 @@ class _Lists:
         """Answers with a page of alerts, newest first, and a cursor to the next page."""
         query = request.query
         limit, before = number(query.get("limit"), 100, MOST), query.get("before")
-        cursors, since = self._server.cursors, self._server.born(who)
+        cursors, since = self._server.cursors, self._server.sees_from(who)
         reader = f"alerts/{who.name}/{since}"
         alerts, following = await self._server.list_alerts(
             standing=query.get("status", ""),
@@ -73,7 +73,7 @@ class _Lists:
         found = None
         if _sees_all(who) or who.name == sentinel:
             found = await self._server.show_alert(key_of(sentinel, event))
-        if found is None or found["accepted_at"] < self._server.born(who) // MS:
+        if found is None or found["accepted_at"] < self._server.sees_from(who) // MS:
             detail = f"nothing is known of {sentinel}/{event} (any more), or it is not yours"
             return http.error(404, "not_found", detail)
         return http.as_json(found)

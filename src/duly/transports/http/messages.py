@@ -132,7 +132,7 @@ class MessagesBackend(TokenCheck, Protocol):
         """Encrypts and decrypts the cursors of lists."""
         ...
 
-    def born(self, who: Principal) -> int:
+    def sees_from(self, who: Principal) -> int:
         """When an account was made (µs); what is older belongs to another of that name."""
         ...
 
@@ -249,7 +249,7 @@ class MessagesEndpoint:
         scope, id_ = request.match_info["scope"], request.match_info["id"]
         key = key_of(scope, id_)
         record = await self._server.ledger.find(key)
-        if record is None or not _may_see(who, record) or record.accepted_at < self._server.born(who):
+        if record is None or not _may_see(who, record) or record.accepted_at < self._server.sees_from(who):
             return error(
                 404, "not_found", f"nothing is known of {scope}/{id_} (any more), or it is not yours"
             )
@@ -265,7 +265,7 @@ class MessagesEndpoint:
             return await self._list_under(id_, who)
         limit = number(request.query.get("limit"), 100, 1_000)
         before, cursors = request.query.get("before"), self._server.cursors
-        reader = f"messages/{who.name}/{self._server.born(who)}"
+        reader = f"messages/{who.name}/{self._server.sees_from(who)}"
         found, following = await self._page(
             who,
             request.query.get("scope") if who.role is Role.ADMIN else who.name,
@@ -283,7 +283,7 @@ class MessagesEndpoint:
         else:
             own = await self._server.ledger.find(key_of(who.name, id_))
             found = [] if own is None else [own]
-        born = self._server.born(who)
+        born = self._server.sees_from(who)
         return as_json({"messages": [show(one) for one in found if one.accepted_at >= born], "next": None})
 
     async def _page(
@@ -291,7 +291,7 @@ class MessagesEndpoint:
     ) -> tuple[list[Record], bytes | None]:
         """Messages below `place`, and where the next page begins: None if nothing follows. Only after a long
         look for nothing is it left to the caller to go on."""
-        born = self._server.born(who)
+        born = self._server.sees_from(who)
         found: list[Record] = []
         for _ in range(LOOKS):
             page = await self._server.ledger.messages(
@@ -308,7 +308,11 @@ class MessagesEndpoint:
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
         """Answers with recent refusals: an admin gets all, any other account its own."""
         limit = number(request.query.get("limit"), 100, 10_000)
-        before, cursors, born = request.query.get("before"), self._server.cursors, self._server.born(who)
+        before, cursors, born = (
+            request.query.get("before"),
+            self._server.cursors,
+            self._server.sees_from(who),
+        )
         reader = f"refusals/{who.name}/{born}"
         place = cursors.decrypt(reader, before) if before is not None else b""
         await self._server.activity.settle()

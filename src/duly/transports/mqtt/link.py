@@ -34,11 +34,11 @@ from duly.runtime.changes import Changes
 from duly.runtime.tasks import SupervisedTask, Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.broker_versions import VERSIONS, BrokerVersions
+from duly.transports.mqtt.outgoing_publishes import Done
 from duly.transports.mqtt.packets import TEXT_LIMIT, text
 from duly.transports.mqtt.session import (
     CLOSE_WITHIN,
     CONNECT_WITHIN,
-    Done,
     IncomingPublish,
     MqttSession,
     Will,
@@ -178,7 +178,7 @@ class MqttLink:
     ) -> asyncio.Future[None]:
         """Send at QoS 1; the future ends with the broker's PUBACK, or with the errors of `publish`."""
         session = self._connected_session()
-        if session.unconfirmed >= self._in_flight:
+        if len(session.outgoing) >= self._in_flight:
             raise Overloaded(
                 f"{self._in_flight} messages wait for the broker's confirmation; try again later"
             )
@@ -234,7 +234,7 @@ class MqttLink:
         return session
 
     def lost(self) -> ConnectionLost:
-        """That there is no connection, and why; it names the broker once."""
+        """The error for a missing connection, with its reason; it names the broker once."""
         where = repr(self.address)
         return ConnectionLost(
             self.problem if where in self.problem else f"no connection to {where}: {self.problem}"
@@ -434,7 +434,7 @@ def _telling(confirmed: asyncio.Future[None]) -> Done:
 
 
 async def _first(*waits: Awaitable[object]) -> None:
-    """Until one of them is over; the others are dropped."""
+    """Wait until one of them is over, and cancel the others."""
     tasks = {asyncio.ensure_future(w) for w in waits}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """One MQTT connection, from CONNECT to its end.
 
-The laws are those of `duly.transports.mqtt.link`; `duly.transports.mqtt.packet_reader` takes apart what
-arrives, and `duly.transports.mqtt.packet_writer` writes.
+The laws are those of `duly.transports.mqtt.link`. Of the modules beside this one, `packet_reader` takes apart
+what arrives, `packet_writer` writes, and `outgoing_publishes` keeps what the broker has not confirmed.
 
 No client library is under it (docs/adr/0014): they acknowledge before a handler has committed, or carry a
 late PUBACK over to the next connection, where it acknowledges another message.
@@ -17,16 +17,16 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, TypeAlias, cast
+from typing import Final, cast
 
 from msgspec import Struct
 
-from duly.errors import ConnectionLost, ConnectionRefused, DulyError, Malformed, TooLarge, VersionRefused
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed, VersionRefused
 from duly.transports.mqtt import packets, properties, reason_codes
 from duly.transports.mqtt.address import BrokerAddress
+from duly.transports.mqtt.outgoing_publishes import OutgoingPublishes
 from duly.transports.mqtt.packet_reader import PacketReader
 from duly.transports.mqtt.packet_writer import PacketWriter
-from duly.wire.publish_properties import PublishProperties
 
 CONNECT_WITHIN: Final = 10.0
 
@@ -42,13 +42,9 @@ _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
 _OLD: Final = packets.RETAIN | packets.DUP
 """Kept by the broker, or sent before; either may have been said long ago."""
 
-Done: TypeAlias = Callable[[DulyError | None], None]
-"""Hears None when the broker has confirmed a message, else why it has not: the connection was lost, or the
-broker refuses it, as MQTT 5 lets it say."""
-
 
 class Will(Struct, frozen=True):
-    """What the broker publishes for us when we go without a goodbye."""
+    """The message that the broker publishes when our connection breaks."""
 
     topic: str
     payload: bytes
@@ -90,10 +86,6 @@ class MqttSession(asyncio.Protocol):
         """of MQTT: 3 (3.1.1) or 5"""
         self._five = version == 5
         self._no_properties = properties.NONE if self._five else b""
-        self._window = in_flight
-        """publishes that may wait for their PUBACK; more are queued here"""
-        self._largest = 0
-        """bytes of the largest packet that the broker takes; 0: it did not say"""
         self._keepalive = address.keepalive
         self._address = address
         self._will = will
@@ -108,25 +100,22 @@ class MqttSession(asyncio.Protocol):
         self.release = self._writer.wake
         """sends the acknowledgements that are due, at the end of this turn"""
         self._arrivals: deque[IncomingPublish] = deque()
-        self.waiting: dict[int, tuple[Done | None, float, bytes]] = {}
-        """what is not confirmed: who hears of it, since when, and its topic"""
-        self._queued: deque[tuple[bytes, bytes, bool, Done | None, bytes]] = deque()
         self._welcome: asyncio.Future[bytes] = self._loop.create_future()
         """the broker's CONNACK"""
         self._answers: dict[int, tuple[int, asyncio.Future[bytes]]] = {}
         """which kind of packet is waited for under which number"""
-        self._number = 0
+        self.outgoing = OutgoingPublishes(
+            address, self._write, self._answers, version=version, window=in_flight
+        )
+        self.publish = self.outgoing.publish
         self._heard_at = self._loop.time()
         self._watch: asyncio.TimerHandle | None = None
-        self._confirmed_all = asyncio.Event()
         self._gone = asyncio.Event()
         self.connected = False
         self.closed = asyncio.Event()
         self._over = False
         """closed, asked for at every packet"""
         self._heard = False
-        self._logged: set[int] = set()
-        """when the broker last refused a message"""
         self.present = False
         """the broker had kept our session"""
         self.reason = ""
@@ -205,7 +194,7 @@ class MqttSession(asyncio.Protocol):
         self.reason = self.reason or reason
         self._over = True
         self.closed.set()
-        self._confirmed_all.set()
+        self.outgoing.stop_waiting()
         for answered in (self._welcome, *(each for _, each in self._answers.values())):
             if not answered.done():
                 answered.set_exception(ConnectionLost(self.reason))
@@ -225,13 +214,8 @@ class MqttSession(asyncio.Protocol):
                     await self._gone.wait()
             except TimeoutError:
                 self._transport.abort()  # a peer that is gone takes no more bytes
-        unconfirmed = [done for done, *_ in self.waiting.values()] + [done for *_, done, _ in self._queued]
-        self.waiting.clear()
-        self._queued.clear()
         self._arrivals.clear()
-        for done in unconfirmed:
-            if done is not None:
-                done(ConnectionLost(self.lost))
+        self.outgoing.abandon(ConnectionLost(self.lost))
 
     @property
     def lost(self) -> str:
@@ -241,8 +225,8 @@ class MqttSession(asyncio.Protocol):
     def _watch_socket(self) -> None:
         """Keep the connection alive, and leave one that is not."""
         now, keepalive = self._loop.time(), self._keepalive
-        oldest = next(iter(self.waiting.values()), None)
-        if oldest is not None and now - oldest[1] > CONFIRM_WITHIN:
+        oldest = self.outgoing.oldest
+        if oldest is not None and now - oldest > CONFIRM_WITHIN:
             self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
         elif now - self._heard_at > 2 * keepalive:
             self.end(f"the broker has been silent for {2 * keepalive} s")
@@ -285,7 +269,7 @@ class MqttSession(asyncio.Protocol):
             elif kind == packets.PUBLISH:
                 self._published(first, data, start, end)
             elif kind == packets.PUBACK:
-                self._acknowledged(data, start, end)
+                self.outgoing.acknowledged(data, start, end)
             else:
                 self._answered(kind, data[start:end])
 
@@ -299,60 +283,14 @@ class MqttSession(asyncio.Protocol):
         """Whether the broker has accepted the connection, and it has not ended."""
         return self.connected and not self._over
 
-    @property
-    def unconfirmed(self) -> int:
-        """How many messages were published and not confirmed, or wait to be published."""
-        return len(self.waiting) + len(self._queued)
-
-    def publish(
-        self,
-        topic: bytes,
-        payload: bytes,
-        retain: bool,
-        done: Done | None,
-        about: PublishProperties | None = None,
-    ) -> None:
-        """Publish when there is room; first come, first served. `topic` is a `text` of `packets`."""
-        encoded = properties.encode(about) if about is not None and self._five else self._no_properties
-        if len(self.waiting) < self._window:
-            self._publish(topic, payload, retain, done, encoded)
-        else:
-            self._queued.append((topic, payload, retain, done, encoded))
-
-    def _publish(self, topic: bytes, payload: bytes, retain: bool, done: Done | None, about: bytes) -> None:
-        number = self._next_number()
-        packet = packets.publish(topic, number, payload, retain=retain, properties=about)
-        if self._largest and len(packet) > self._largest:
-            self._refuse_large(len(packet), done)
-            return
-        self.waiting[number] = (done, self._loop.time(), topic)
-        self._write(packet)
-
-    def _refuse_large(self, size: int, done: Done | None) -> None:
-        """A broker ends the connection of a client that sends it what is too large."""
-        why = f"a message of {size} bytes is not sent: {self._address!r} takes {self._largest} at most"
-        LOG.warning("%s", why)
-        if done is not None:
-            # Not before the caller has what it waits with.
-            self._loop.call_soon(done, TooLarge(why))
-
-    def _next_number(self) -> int:
-        number = self._number
-        while True:
-            number = number % packets.LAST_NUMBER + 1
-            if number not in self.waiting and number not in self._answers:
-                self._number = number
-                return number
-
     async def drained(self) -> None:
-        """Until everything is confirmed."""
-        if self.waiting and not self._over:
-            self._confirmed_all.clear()
-            await self._confirmed_all.wait()
+        """Wait until everything is confirmed, or the connection has ended."""
+        if not self._over:
+            await self.outgoing.drained()
 
     async def subscribe(self, filters: Mapping[str, int]) -> None:
         """Subscribe, each filter at its QoS; raises `ConnectionRefused` if the broker denies one of them."""
-        number = self._next_number()
+        number = self.outgoing.next_number()
         options = packets.RETAIN_AS_PUBLISHED if self._five and self._as_published else 0
         packet = packets.subscribe(number, filters, self._no_properties, options)
         granted = self._codes(await self._ask(packets.SUBACK, number, packet))
@@ -373,7 +311,7 @@ class MqttSession(asyncio.Protocol):
 
     async def unsubscribe(self, filters: Sequence[str]) -> None:
         """Unsubscribe, and wait until the broker has confirmed it."""
-        number = self._next_number()
+        number = self.outgoing.next_number()
         packet = packets.unsubscribe(number, filters, self._no_properties)
         await self._ask(packets.UNSUBACK, number, packet)
 
@@ -406,8 +344,7 @@ class MqttSession(asyncio.Protocol):
 
     def _limit(self, limits: properties.Numbers) -> None:
         """Keep to what the broker says that it takes."""
-        self._window = min(self._window, limits.get(properties.RECEIVE_MAXIMUM, self._window)) or 1
-        self._largest = limits.get(properties.MAXIMUM_PACKET_SIZE, 0)
+        self.outgoing.limit(limits)
         self._keepalive = limits.get(properties.SERVER_KEEPALIVE, 0) or self._keepalive
 
     def _answered(self, kind: int, body: bytes) -> None:
@@ -436,38 +373,6 @@ class MqttSession(asyncio.Protocol):
             self._arrivals.append(arrival)
         self._arrived(arrival, topic, data[body:end], first & _OLD != 0)
 
-    def _acknowledged(self, data: bytes, start: int, end: int) -> None:
-        """A PUBACK: a number, and in MQTT 5 perhaps a code and properties. Without a failure it confirms."""
-        if not self._five or end - start <= 2:
-            self._confirmed(packets.number(data, start, end), None)
-            return
-        number, code = packets.number(data, start, start + 2), data[start + 2]
-        said = properties.read(data, start + 3, end)[1] if end - start > 3 else ""
-        published = self.waiting.get(number)
-        problem = None
-        if code >= reason_codes.FAILURES and published is not None:
-            problem = self._refusal(published[2][2:].decode(errors="replace"), code, said)
-        self._confirmed(number, problem)
-
-    def _refusal(self, topic: str, code: int, said: str) -> DulyError:
-        """The error of a message that the broker refuses; each code is logged once in a connection."""
-        why = f"{self._address!r} refuses a message to {topic}: {reason_codes.words(code, said)}"
-        if code not in self._logged:
-            self._logged.add(code)
-            LOG.warning("%s", why)
-        return reason_codes.publish_error(code, why)
-
-    def _confirmed(self, number: int, problem: DulyError | None) -> None:
-        published = self.waiting.pop(number, None)
-        if published is None:
-            return
-        if (done := published[0]) is not None:
-            done(problem)
-        while self._queued and len(self.waiting) < self._window:
-            self._publish(*self._queued.popleft())
-        if not self.waiting:
-            self._confirmed_all.set()
-
     def _due(self) -> bytes:
         """The PUBACKs of what is committed, as far as everything before it is."""
         arrivals, numbers = self._arrivals, []
@@ -477,7 +382,7 @@ class MqttSession(asyncio.Protocol):
 
 
 def _why(problem: OSError) -> str:
-    """As the system says it; asyncio says which call failed, and of several addresses all."""
+    """The reason of a failed connection in the system's words, without asyncio's list of addresses."""
     if isinstance(problem, socket.gaierror):
         return problem.strerror or str(problem)
     found = _NUMBER.search(str(problem))

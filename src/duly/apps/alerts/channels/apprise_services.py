@@ -65,6 +65,7 @@ class AppriseChannel(Channel):
         _check_template(self._service)
 
     async def send(self, notification: Notification) -> None:
+        """Sends by Apprise in a thread; if the service does not answer in time, the sending is in doubt."""
         if self._service is None:
             raise NotSent("Apprise does not know this kind of address")
         kind = self._kinds.FAILURE if notification.urgent else self._kinds.WARNING
@@ -90,6 +91,7 @@ class AppriseChannel(Channel):
         return sent
 
     async def close(self) -> None:
+        """Does nothing: Apprise opens a connection for each notification."""
         pass
 
 

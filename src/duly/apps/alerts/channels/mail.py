@@ -77,6 +77,7 @@ class MailChannel(Channel):
         self._box = MailAddress.parse(parts)
 
     async def send(self, notification: Notification) -> None:
+        """Sends one mail by SMTP; its Message-ID is made from the notification's id."""
         mail = EmailMessage()
         mail["Subject"] = " ".join(notification.title.split())
         mail["From"] = self._box.sender
@@ -155,6 +156,7 @@ class MailChannel(Channel):
             raise _answered(code)
 
     async def close(self) -> None:
+        """Does nothing: each mail has a connection of its own."""
         pass
 
 

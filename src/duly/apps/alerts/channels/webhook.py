@@ -140,6 +140,7 @@ class WebhookChannel(Channel):
         return self._session
 
     async def send(self, notification: Notification) -> None:
+        """Posts the notification with its id and, if there is a secret, a signature."""
         body, headers = self._render(notification)
         timestamp = int(time.time())
         headers |= {
@@ -175,6 +176,7 @@ class WebhookChannel(Channel):
         raise Declined(f"it answered with HTTP status {status}")
 
     async def close(self) -> None:
+        """Closes the HTTP connections that are kept open."""
         if self._session is not None:
             await self._session.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duly.core.client_ids import ClientIds
+from duly.core.mqtt_client_ids import ClientIds
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_any_other_id_is_the_first_ones(ids: ClientIds) -> None:
     assert ids.owner("lockpick", "thief") == "thief", "a name and a dash, not any beginning"
 
 
-def test_who_uses_many_ids_forgets_its_own_oldest_and_nobody_elses(ids: ClientIds) -> None:
+def test_an_account_with_many_ids_forgets_its_own_oldest_and_no_others(ids: ClientIds) -> None:
     ids.owner("esp32", "lamp")
     for n in range(10_000):
         ids.owner(f"x{n}", "thief")

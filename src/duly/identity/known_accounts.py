@@ -1,0 +1,88 @@
+"""Accounts and grants as this process knows them: questions that memory answers.
+
+Whether memory may answer for the ledger, `duly.identity.account_directory` decides.
+"""
+
+from __future__ import annotations
+
+from duly.identity.account_book import NO_NAMES, AccountBook, Principal, Role, digest
+
+
+class KnownAccounts:
+    """Answers questions about the accounts and grants in an `AccountBook`."""
+
+    def __init__(self) -> None:
+        self._book = AccountBook()
+
+    def authenticate(self, token: str) -> Principal | None:
+        """The owner of a token. It is found by its hash, so the time this takes reveals nothing about
+        tokens."""
+        return self._book.by_token.get(digest(token))
+
+    def may(self, principal: Principal, device: str) -> bool:
+        """Whether the principal may command the device. A connection can outlive its account: a principal
+        whose account was removed or disabled since may do nothing."""
+        book, name = self._book, principal.name
+        if device not in book.granted.get(name, NO_NAMES) and principal.role is not Role.ADMIN:
+            return False
+        return book.standing.get(name) is principal or self.is_current(principal)
+
+    def is_current(self, principal: Principal) -> bool:
+        """Whether the principal's account still is the one it logged in to."""
+        standing = self._book.standing.get(principal.name)
+        if standing is None or standing.role is not principal.role:
+            return False
+        return principal.epoch in (0, standing.epoch)
+
+    def epoch(self, name: str) -> int:
+        """The epoch of an account; 0 if there is no such account."""
+        one = self._book.stored.get(name)
+        return 0 if one is None else one.epoch
+
+    def created_at(self, name: str) -> int:
+        """The time at which an account was made; 0 if there is no such account."""
+        one = self._book.stored.get(name)
+        return 0 if one is None else one.created
+
+    def freed_at(self, name: str) -> int:
+        """The time at which an earlier account of this name was removed; 0 if there was none."""
+        return self._book.after.get(name, 0)
+
+    def was_another(self, name: str, at: int) -> bool:
+        """Whether what this name did at this time was done by an earlier account of the name."""
+        return self.freed_at(name) > 0 and at < self.created_at(name)
+
+    def allows(self, sender: str, device: str) -> bool:
+        """Whether the device exists and the sender of a command may still command it."""
+        book = self._book
+        standing = book.standing.get(sender)
+        if standing is None or device not in book.stored:
+            return False
+        return standing.role is Role.ADMIN or device in book.granted.get(sender, NO_NAMES)
+
+    def granted(self, app: str) -> frozenset[str]:
+        """The devices that this app may command."""
+        return self._book.granted.get(app, NO_NAMES)
+
+    def apps_of(self, device: str) -> frozenset[str]:
+        """The apps that may command this device, and so receive what it pushes."""
+        return self._book.apps_of.get(device, NO_NAMES)
+
+    def is_sent_once(self, device: str) -> bool:
+        """Whether a device has no memory of its own, so that each command is sent to it once."""
+        return device in self._book.once
+
+    def role_of(self, name: str) -> Role | None:
+        """The role of an account; None if there is no such account or it is disabled."""
+        one = self._book.stored.get(name)
+        return None if one is None or one.disabled else one.role
+
+    def stored_role(self, name: str) -> Role | None:
+        """The role of an account, also of a disabled one; None if there is no such account."""
+        one = self._book.stored.get(name)
+        return None if one is None else one.role
+
+    def key_of(self, name: str) -> str:
+        """The key of a device as the ledger keeps it; empty if the device need not sign."""
+        one = self._book.stored.get(name)
+        return "" if one is None else one.key
