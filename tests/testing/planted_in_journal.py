@@ -110,7 +110,7 @@ def a_failed_flush_is_swallowed(patch: Patch) -> None:
     )
 
 
-@breaks("stored_at_restart")
+@breaks("sound_disk")
 def acknowledged_behind_a_failed_flush(patch: Patch) -> None:
     """The disk has failed to flush the log, and what is written behind that place counts as stored."""
     patch.setattr(SqliteWriter, "_make_sure", lambda self: None)

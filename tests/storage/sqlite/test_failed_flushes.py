@@ -12,7 +12,7 @@ from duly.core import operations as w
 from duly.errors import LedgerUnavailable
 from duly.testing import ManualClock
 from duly.testing.sim.journal_ledger import JournalLedger, UnsettledFlush
-from duly.testing.sim.sectors import SectorDisk
+from duly.testing.sim.sector_disk import SectorDisk
 
 
 class FailingDisk:
