@@ -368,7 +368,7 @@ async def test_stop_waits_for_what_is_under_way(broker: LinkBroker) -> None:
 
 
 async def test_answers_at_once(broker: LinkBroker) -> None:
-    """Nagle's algorithm would make it 44 ms."""
+    """Nagle's algorithm would make it 44 ms, each time; a busy machine delays some of them as much."""
     ear = Ear()
     await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
     alice = await broker.link("alice")
@@ -378,7 +378,7 @@ async def test_answers_at_once(broker: LinkBroker) -> None:
         await alice.publish(broker.topic("bob"), b"?")
         await ear.until(n)
         took.append(time.perf_counter() - began)
-    assert sorted(took)[15] < 0.03
+    assert sorted(took)[5] < 0.03
 
 
 async def test_a_handler_that_fails_is_reported_and_gets_it_again(broker: LinkBroker) -> None:
