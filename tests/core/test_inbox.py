@@ -498,3 +498,14 @@ def test_a_mark_that_a_wrong_clock_has_raised_is_lowered_in_memory_too() -> None
     effects = inbox.give(Arrived(late))
     assert words(effects) == ["fresh"]
     assert inbox.state(late.key) == "accepted", "a sender that counts anew: it waits for the one under way"
+
+
+def test_a_repeat_that_waited_for_a_gap_is_dropped_when_the_gap_is_given_up() -> None:
+    first = receiver()
+    first.give(Arrived(ordered(5)))
+    first.give(CancelMessages((ordered(5),), "the grant was revoked"))
+    again = receiver(disk=first.ledger.disk, clock=first.clock)
+    assert words(again.give(Arrived(ordered(5)))) == ["duplicate"]
+    assert only(Transmit, again.wait(1)) == []
+    assert isinstance(again.machine, Inbox)
+    assert (again.machine.live, again.machine.lanes.waiting) == (0, 0)

@@ -98,3 +98,27 @@ def test_an_id_that_another_took_over_is_not_freed_when_its_first_account_has_to
     for n in range(3):
         ids.owner(f"board{n}", "lamp")
     assert ids.owner("esp32", "thief") == "lock"
+
+
+def test_an_id_is_found_under_the_name_that_it_begins_with_also_if_that_account_is_gone(
+    ids: ClientIds,
+) -> None:
+    ids.owner("esp32", "lamp")
+    assert ids.find("lock-1-ff") == "lock-1"
+    assert ids.find("door-ff", {"door"}) == "door", "its account was removed"
+    assert ids.find("esp32") == "lamp"
+    assert ids.find("unknown-id") == ""
+
+
+def test_an_id_that_was_used_before_there_was_an_account_of_its_name_is_inherited(
+    ids: ClientIds, names: set[str]
+) -> None:
+    ids.owner("door-ff", "lamp")
+    names.add("door")
+    assert ids.owner("door-ff", "door") == "door"
+    assert ids.is_inherited("door-ff", "door")
+    ids.release("door-ff")
+    assert not ids.is_inherited("door-ff", "door")
+    assert ids.used().get("lamp", []) == []
+    ids.release("door-ff")
+    assert ids.owner("door-ff", "door") == "door"

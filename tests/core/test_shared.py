@@ -283,3 +283,14 @@ def test_what_is_late_by_the_memory_of_one_hub_is_decided_by_the_ledger() -> Non
     effects = b.give(Arrived(message(0)))
     assert words(effects) == ["fresh"]
     assert a.state(message(0).key) == "superseded"
+
+
+def test_what_another_hub_left_too_late_is_superseded_by_the_ledgers_mark() -> None:
+    a, b, _ = two()
+    b.comes()
+    b.give(Arrived(message(1)))
+    b.wait(1)
+    b.give(done(message(1)))
+    a.give(Arrived(message(0)))
+    b.look("lock")
+    assert a.state(message(0).key) == "superseded"

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from duly.core.fanout.plan import AttemptEnded, AttemptResult, DeliveriesChanged, GroupingTraits
+from duly.core.fanout.attempts import FanoutQueries
+from duly.core.fanout.plan import (
+    AttemptEnded,
+    AttemptResult,
+    DeliveriesChanged,
+    DeliveryPlan,
+    DoubtPolicy,
+    GroupingTraits,
+)
+from duly.core.fanout.recipient_queue import RecipientPolicy
 from duly.core.steps import MachineEvent
 from tests.core.fanout.test_machine import FanoutTower, batches
 
@@ -32,3 +41,13 @@ def test_a_new_urgent_message_does_not_wait_for_the_next_attempt_of_an_older_one
     tower.went(new)
     (old,) = batches(tower.driver.wait(0))
     assert old.items[0].message.id == "event-0", "and since it is, the older one follows at once"
+
+
+def test_a_fanout_that_has_its_ledger_alone_notes_no_unsettled_messages() -> None:
+    asks = FanoutQueries(
+        plan=lambda message, now: DeliveryPlan(()),
+        traits=lambda message: GroupingTraits(),
+        route=lambda recipient: RecipientPolicy(),
+        doubt=lambda recipient: DoubtPolicy.STOP,
+    )
+    assert (asks.unsettled(b"key"), asks.settled(b"key")) == ((), ())

@@ -147,3 +147,13 @@ def test_a_delivery_whose_message_is_not_known_here_any_more_is_dropped_and_ende
     ends = attempts.end_all([(item, State.FAILED, Answer())], tower.clock.now())
     tower.driver.carry_out(ends)
     assert tower.states() == {("hook", 0): "failed"}
+
+
+def test_a_claim_that_its_worker_gives_back_is_cancelled_where_it_is_no_longer_wanted() -> None:
+    one = FanoutTower("hook", sole=False)
+    (batch,) = batches(one.report())
+    other = FanoutTower("hook", disk=one.disk, clock=one.clock, worker="other", sole=False)
+    one.went(batch, NOT_SENT, "no")
+    other.unwanted.add(batch.items[0].ref)
+    other.look()
+    assert other.states() == {("hook", 0): "cancelled"}

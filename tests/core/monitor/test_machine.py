@@ -633,3 +633,17 @@ def test_what_follows_an_event_that_the_tower_took_waits_for_the_connection() ->
     assert len(watch.sent()) == 1
     watch.give(Reachable(""))
     assert [one.kind for one in watch.sent()] == ["alert_event", "alert_update"]
+
+
+def test_a_held_disconnect_is_dropped_when_a_critical_one_has_reported_the_same() -> None:
+    watch = Watch(SentinelPolicy(countdown=0, debounce=30, cooldown=300))
+    watch.signal()
+    watch.call_off()
+    watch.wait(40)
+    assert watch.signal().decision.ruling is Ruling.COOLING
+    critical = watch.signal(severity=Severity.CRITICAL)
+    assert critical.decision.passes
+    before = len(watch.sent())
+    watch.wait(600)
+    events = [one for one in watch.sent()[before:] if one.kind == "alert_event"]
+    assert events == [], "the critical event says that the device is gone"
