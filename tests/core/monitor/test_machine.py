@@ -647,3 +647,16 @@ def test_a_held_disconnect_is_dropped_when_a_critical_one_has_reported_the_same(
     watch.wait(600)
     events = [one for one in watch.sent()[before:] if one.kind == "alert_event"]
     assert events == [], "the critical event says that the device is gone"
+
+
+def test_a_held_disconnect_is_dropped_when_the_event_in_its_countdown_reports_it_again() -> None:
+    watch = Watch(SentinelPolicy(countdown=60, debounce=30))
+    watch.signal(severity=Severity.CRITICAL)
+    watch.wait(1)
+    watch.give(MachineEvent(DeviceBack("band", watch.clock.now())))
+    watch.wait(1)
+    assert watch.signal().decision.ruling is Ruling.DEBOUNCED
+    watch.wait(1)
+    watch.signal(severity=Severity.CRITICAL)
+    watch.wait(100)
+    assert [one.kind for one in watch.sent()] == ["alert_event"], "the critical event says it, once"
