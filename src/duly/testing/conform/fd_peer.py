@@ -248,20 +248,29 @@ class FdPeer:
     async def _check_status(self, rule: str) -> None:
         first = await self._session(rule)
         self._server.cut()
-        if await self._session(rule) == first:
+        if await self._session(rule) != first:
+            return
+        topic = self._topic(self._name, FdKind.STATUS)  # the will of the connection before comes late
+        will = {"time": 0, "online": False, "session": first}
+        self._server.publish(topic, msgspec.json.encode(will), retained=True)
+        if not await self._online_within(STATUS_WITHIN, topic):
             raise BrokenRule(
                 rule,
-                f"it has the `session` {first} again after a cut: "
-                "the will of the connection before, which may come late, cannot be told from its own",
+                f"it has the `session` {first} again after a cut, and does not correct the will of the "
+                "connection before, which may come late",
             )
+
+    async def _online_within(self, seconds: float, topic: str) -> bool:
+        """Whether its retained status says that it is there, within this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._server.until(lambda: self._is_online(topic))
+        return self._is_online(topic)
 
     async def _session(self, rule: str) -> str:
         """The session that the status and the will of this connection name."""
         client, topic = await self._client(), self._topic(self._name, FdKind.STATUS)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_WITHIN):
-                await self._server.until(lambda: self._is_online(topic))
-        if not self._is_online(topic):
+        if not await self._online_within(STATUS_WITHIN, topic):
             raise BrokenRule(rule, f"there is no retained status with online:true at {topic}")
         will = next((one.will for one in self._server.clients.values() if one.will is not None), None)
         if client.will is not None:

@@ -241,10 +241,10 @@ class MqttServer:
 
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
-    def publish(self, topic: str, payload: bytes) -> None:
+    def publish(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
         """Publish a message to whom it may concern."""
         self._transcript.note(">", f"{topic} {payload.decode(errors='replace')}")
-        self._hand_out(MqttMessage(topic, payload))
+        self._hand_out(MqttMessage(topic, payload, retained))
 
     async def hear(self, seconds: float) -> MqttMessage | None:
         """The next message of a client; None if there was none within this time."""
