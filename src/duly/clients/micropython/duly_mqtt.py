@@ -17,7 +17,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from duly.clients.micropython.duly_device import HubLink, Json, Refused, steady_ms, steady_diff
+    from duly.clients.micropython.duly_device import HubLink, Json, Refused, steady_diff, steady_ms
 else:
     device = __import__("duly_device")  # it stands beside this file, not in a package
     HubLink, Refused = device.HubLink, device.Refused

@@ -105,7 +105,7 @@ class BrokenDevice:
                 return not set(frame) <= fields
             case "waiting" if order.get("key"):
                 before, self.newest[sender] = self.newest.get(sender, -1), n
-                return order["after"] > before >= 0
+                return bool(order["after"] > before >= 0)
             case "ordering" if order.get("mode") == "any":
                 before, self.newest[sender] = self.newest.get(sender, -1), n
                 return n < before
