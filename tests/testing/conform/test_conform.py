@@ -625,6 +625,11 @@ class TestWholeRuns:
             f'"{signals} | {program} {{url}} {{token}} {{store}} home"',
         )
 
+    def test_perl_node(self) -> None:
+        """It was written from docs/write-your-own.md, too."""
+        perl = shutil.which("perl") or missing("perl")
+        passes("node", MQTT, perl, ROOT / "examples" / "perl_node.pl", *ACCOUNT)
+
     def test_go_node(self, tmp_path: Path) -> None:
         go = shutil.which("go") or missing("go")
         program = tmp_path / "counter"
