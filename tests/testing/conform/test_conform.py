@@ -346,6 +346,8 @@ async def test_a_broken_node_is_caught_by_name(
     quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
 ) -> None:
     monkeypatch.setattr(fd_peer, "STATUS_WITHIN", 0.3)
+    if rule == "connects":  # what it must not do
+        monkeypatch.setattr(fd_peer, "CONNECTED", 0.5)
     monkeypatch.setattr(relayed_tasks, "SENT_AGAIN_WITHIN", 0.3)
     monkeypatch.setattr(relayed_tasks, "QUIET", 0.1)
     report = await broken_node_report(mode, rule)
@@ -361,7 +363,9 @@ async def test_a_sound_node_passes(quick: None, rule: str) -> None:
     assert [(one.rule, one.result) for one in report.results] == [(rule, "holds")], report
 
 
-async def test_a_larger_memory_is_flooded_too(tmp_path: Path, quick: None) -> None:
+async def test_a_larger_memory_is_flooded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "QUIET", 0.05)
+
     def found(url: str) -> Awaitable[None]:
         return broken_device.main("hoarding", url, "conform", str(tmp_path))
 
