@@ -82,7 +82,7 @@ take() { # MSG_ID ACTION EXP LANE AFTER
 
 # What cannot be read prints nothing. A field that is missing is a dash or a zero.
 fields='select(type == "object" and (.msg_id | type) == "string" and (.action | type) == "string")
-    | .msg_id, .action, (.exp // 0 | floor), (.order.key // (if .order then "" else "-" end)), (.order.after // -1)
+    | .msg_id, .action, (.exp // 0 | floor), (if .order and .order.mode != "any" then .order.key // "" else "-" end), (.order.after // -1)
     | tostring | gsub("[\n\r]"; " ")'
 
 mosquitto_sub -h "$host" -p "$port" -u "$name" -P "$token" -i "$name" -c -q 1 -k 30 \

@@ -28,7 +28,7 @@ from tests.servers import GUARD
 
 SOURCES = Path(str(files("duly"))) / "clients" / "c"
 HOST_TEST = Path(__file__).parent / "c_device" / "host_test.c"
-STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Werror", "-O2"]
+STRICT = ["-std=c99", "-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Wpedantic", "-Werror", "-O2"]
 SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 RAM = 4_096
 """Bytes that the client may take without its buffers."""
@@ -72,7 +72,8 @@ def lock_program(built_lock: tuple[Path, str]) -> Path:
 @pytest.fixture(scope="module")
 def host_test(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("c") / "host_test"
-    return compile_c(target, "-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", SOURCES / "duly.c", HOST_TEST)
+    strict = ["-std=c99", "-Wall", "-Wextra", "-Werror", "-O2", *SANITIZED]
+    return compile_c(target, *strict, SOURCES / "duly.c", HOST_TEST)
 
 
 def run(program: Path, *words: str) -> str:
@@ -105,6 +106,15 @@ def test_a_power_cut_at_any_write_repeats_and_loses_no_effect(host_test: Path) -
 
 def test_what_is_forgotten_is_not_accepted_again(host_test: Path) -> None:
     run(host_test, "window")
+
+
+def test_what_may_be_late_is_not_begun(host_test: Path) -> None:
+    """While the clock is not set, a broker may hand over what it has kept for hours."""
+    run(host_test, "clock")
+
+
+def test_a_handler_at_work_goes_on_over_a_cut(host_test: Path) -> None:
+    run(host_test, "connection")
 
 
 class TestBoards:

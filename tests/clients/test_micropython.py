@@ -543,6 +543,41 @@ async def test_over_mqtt_it_keeps_the_same_promises(mqtt_hub: LocalHub, tmp_path
         await board.kill(noticed=False)
 
 
+UNSET_CLOCK = """
+import duly_mqtt
+set_clock = duly_mqtt.clock
+def clock():
+    try:
+        open(sys.argv[1] + "/clock").close()
+        return set_clock()
+    except OSError:
+        return 0
+duly_mqtt.clock = clock
+"""
+"""The board's clock is set when there is a file `clock`."""
+
+
+async def test_over_mqtt_nothing_is_begun_that_may_be_late(mqtt_hub: LocalHub, tmp_path: Path) -> None:
+    """While its clock is not set, a command may be one that its broker has kept for hours."""
+    if shutil.which("micropython") is None:
+        servers.missing("micropython")
+    board = Board(mqtt_hub, tmp_path / "board", mqtt=True)
+    main = tmp_path / "board" / "main.py"
+    head, _, rest = main.read_text().partition("from duly_device")
+    main.write_text(f"{head}{UNSET_CLOCK}from duly_device{rest}")
+    await board.start()
+    try:
+        async with App(mqtt_hub.url, mqtt_hub.tokens["phone"]) as app:
+            ack = await app.send("lock", "lock_control")
+            assert (ack.state, ack.code) == ("failed", 1)
+            assert "clock" in ack.detail
+            assert board.effects == []
+            (tmp_path / "board" / "clock").touch()
+            assert (await app.send("lock", "lock_control")).done
+    finally:
+        await board.kill(noticed=False)
+
+
 async def test_a_broker_that_does_not_let_it_in_is_named(mqtt_hub: LocalHub, tmp_path: Path) -> None:
     if shutil.which("micropython") is None:
         servers.missing("micropython")

@@ -292,6 +292,18 @@ def test_says_what_is_wrong(change: dict[str, Any], why: str) -> None:
         pending(**change)
 
 
+@pytest.mark.parametrize(
+    "own",
+    [{"version": 2}, {"battery": "low"}, {"online": "yes"}, {"session": 7}, {"uptime": [1]}, {"value": {}}],
+)
+def test_a_field_of_another_kind_is_a_peers_own(own: dict[str, Any]) -> None:
+    """A task with a `version` that was a number was refused: a status has one that is text."""
+    task = {"sender": "A", "receiver": "B", "msg_id": "1", "action": "x", "exp": 9_999_999_999}
+    assert fd.decode(FdKind.PENDING, json.dumps(task | own).encode())
+    assert fd.decode(FdKind.ACK, json.dumps({"msg_id": "1"} | own | {"sender": 1}).encode())
+    assert fd.decode(FdKind.STATUS, json.dumps({"online": True, "msg_id": 1, "exp": "x"}).encode())
+
+
 def test_limits() -> None:
     with pytest.raises(TooLarge, match="send it in parts"):
         fd.decode_pending(b" " * (fd.SIZE_LIMIT + 1))

@@ -36,6 +36,9 @@ def conform(
     only: Annotated[
         list[str] | None, typer.Option(help="Prove only this rule; may be repeated. [all]")
     ] = None,
+    memory: Annotated[
+        int, typer.Option(min=1, metavar="N", help="How many commands a device or a node remembers.")
+    ] = 100,
     json: Json = False,
 ) -> None:
     """Play a hostile hub against a client that you wrote, and say which rules it breaks.
@@ -52,7 +55,7 @@ def conform(
     except ValueError:
         known = ", ".join(RULES)
         raise typer.BadParameter(f"there is no {noun!r}; choose {known}", param_hint="NOUN") from None
-    played = ConformRun(chosen, url, command, only=only or ())
+    played = ConformRun(chosen, url, command, only=only or (), memory=memory)
     report = asyncio.run(played.run(_progress, lambda found: _ready(found, played.name, command)))
     if json:
         print_json(report)

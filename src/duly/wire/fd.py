@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
@@ -32,11 +32,13 @@ from duly.wire.fd_content import (
 )
 
 __all__ = [
-    "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed", "FdFields",
+    "FIELDS_OF", "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed",
     "FdKind", "FdPending", "FdStatus", "Form", "check_prefix", "check_username", "content_of", "decode",
     "decode_ack", "decode_complete", "decode_failed", "decode_pending", "decode_status", "encode",
     "is_question", "parse_topic", "question", "read_content", "topic_of",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 SIZE_LIMIT: Final = limits.SIZE_LIMIT
 PREFIX: Final = "nodes"
@@ -162,8 +164,9 @@ Fd: TypeAlias = FdPending | FdAck | FdComplete | FdFailed | FdStatus
 _ABSENT: Final = Raw(b"")
 
 
-class FdFields(Struct, omit_defaults=True, gc=False):
-    """Every field of every kind, under old and new names, as it may stand on the wire."""
+class FdTaskFields(Struct, omit_defaults=True, gc=False):
+    """The fields of a task, under old and new names, as they may stand on the wire. What else a peer writes
+    is its own, whatever another kind of message calls by that name."""
 
     sender: str | None = None
     sender_client_id: str | None = None
@@ -177,27 +180,15 @@ class FdFields(Struct, omit_defaults=True, gc=False):
     exp: int | float | None = None
     expiration: int | float | None = None
     payload: Raw = _ABSENT
-    value: Raw = _ABSENT
-    error: Raw = _ABSENT
     order: Raw = _ABSENT
-    online: bool | None = None
-    battery: int | None = None
-    rssi: int | None = None
-    ip: str | None = None
-    version: str | None = None
-    uptime: int | float | None = None
-    session: str | None = None
-    heartbeat: int | float | None = None
-    data: Raw = _ABSENT
     sig: str | None = None
     kid: str | None = None
-    progress: Raw = _ABSENT
     enc: str | None = None
     traceparent: Raw = _ABSENT
 
 
-class _AnswerFields(Struct, omit_defaults=True, gc=False):
-    """The fields of an answer as it is written, in the same order: few are written sooner than many."""
+class FdAnswerFields(Struct, omit_defaults=True, gc=False):
+    """The fields of an answer."""
 
     msg_id: str | None = None
     message_id: str | None = None
@@ -209,7 +200,37 @@ class _AnswerFields(Struct, omit_defaults=True, gc=False):
     enc: str | None = None
 
 
-_read: Final = msgspec.json.Decoder(FdFields).decode
+class FdStatusFields(Struct, omit_defaults=True, gc=False):
+    """The fields of a status."""
+
+    time: int | float | None = None
+    timestamp: int | float | None = None
+    online: bool | None = None
+    battery: int | None = None
+    rssi: int | None = None
+    ip: str | None = None
+    version: str | None = None
+    uptime: int | float | None = None
+    session: str | None = None
+    heartbeat: int | float | None = None
+    data: Raw = _ABSENT
+    sig: str | None = None
+    kid: str | None = None
+    enc: str | None = None
+
+
+FIELDS_OF: Final[dict[FdKind, type[Struct]]] = {
+    FdKind.PENDING: FdTaskFields,
+    FdKind.ACK: FdAnswerFields,
+    FdKind.COMPLETE: FdAnswerFields,
+    FdKind.FAILED: FdAnswerFields,
+    FdKind.STATUS: FdStatusFields,
+}
+"""The type that reads and writes each kind of message."""
+
+_read_task: Final = msgspec.json.Decoder(FdTaskFields).decode
+_read_answer: Final = msgspec.json.Decoder(FdAnswerFields).decode
+_read_status: Final = msgspec.json.Decoder(FdStatusFields).decode
 _write: Final = msgspec.json.Encoder().encode
 _TRACE: Final = re.compile(rb'"[0-9a-f-]{55}"')
 _FORMS: Final = {form.value: form for form in Form}
@@ -238,7 +259,7 @@ def decode(kind: FdKind, text: bytes, form: Form | None = None) -> Fd | None:
 
 def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
     """Reads a task; raises `Malformed`."""
-    w = _wire(text)
+    w = _wire(text, _read_task)
     msg_id, old = _id(w)
     receiver = w.receiver or w.receiver_client_id or ""
     return FdPending(
@@ -264,21 +285,21 @@ def _trace_in(raw: bytes) -> str:
 
 def decode_ack(text: bytes, form: Form | None = None) -> FdAck:
     """Reads the ack of a task; raises `Malformed`."""
-    w = _wire(text)
+    w = _wire(text, _read_answer)
     msg_id, old = _id(w)
     return FdAck(msg_id, w.sig or "", w.kid or "", old, _content(w, w.progress, form))
 
 
 def decode_complete(text: bytes, form: Form | None = None) -> FdComplete:
     """Reads the result of a task that is done; raises `Malformed`."""
-    w = _wire(text)
+    w = _wire(text, _read_answer)
     msg_id, old = _id(w)
     return FdComplete(msg_id, _content(w, w.value, form), w.sig or "", w.kid or "", old)
 
 
 def decode_failed(text: bytes, form: Form | None = None) -> FdFailed:
     """Reads the error of a task that has failed; raises `Malformed`."""
-    w = _wire(text)
+    w = _wire(text, _read_answer)
     msg_id, old = _id(w)
     return FdFailed(msg_id, _content(w, w.error, form), w.sig or "", w.kid or "", old)
 
@@ -287,7 +308,7 @@ def decode_status(text: bytes, form: Form | None = None) -> FdStatus | None:
     """Reads the status of a node; None if it is empty, by which a node removes its own."""
     if not text:
         return None
-    w = _wire(text)
+    w = _wire(text, _read_status)
     return FdStatus(
         time=_time(w.time if w.time is not None else w.timestamp),
         online=w.online,
@@ -320,14 +341,14 @@ def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
     return text
 
 
-def _pending(m: FdPending, form: Form) -> FdFields:
+def _pending(m: FdPending, form: Form) -> FdTaskFields:
     check_username(m.sender, "sender")
     check_username(m.receiver, "receiver")
     _name(m.msg_id, "msg_id")
     _name(m.action, "action")
     payload = write_content(m.payload, form)
     time, exp = m.time // SECOND, m.exp // SECOND
-    w = FdFields(
+    w = FdTaskFields(
         action=m.action,
         payload=Raw(payload),
         order=Raw(m.order) if m.order else _ABSENT,
@@ -344,7 +365,7 @@ def _pending(m: FdPending, form: Form) -> FdFields:
     return w
 
 
-def _ack(m: FdAck, form: Form) -> _AnswerFields:
+def _ack(m: FdAck, form: Form) -> FdAnswerFields:
     w = _answer(m)
     if m.progress is not NOTHING:
         raw = write_content(m.progress, form)
@@ -352,28 +373,28 @@ def _ack(m: FdAck, form: Form) -> _AnswerFields:
     return w
 
 
-def _complete(m: FdComplete, form: Form) -> _AnswerFields:
+def _complete(m: FdComplete, form: Form) -> FdAnswerFields:
     w, raw = _answer(m), write_content(m.value, form)
     w.value, w.enc = Raw(raw), form_mark(raw, form)
     return w
 
 
-def _failed(m: FdFailed, form: Form) -> _AnswerFields:
+def _failed(m: FdFailed, form: Form) -> FdAnswerFields:
     w, raw = _answer(m), write_content(m.error, form)
     w.error, w.enc = Raw(raw), form_mark(raw, form)
     return w
 
 
-def _answer(m: FdAck | FdComplete | FdFailed) -> _AnswerFields:
+def _answer(m: FdAck | FdComplete | FdFailed) -> FdAnswerFields:
     msg_id = _name(m.msg_id, "msg_id")
-    w = _AnswerFields(message_id=msg_id) if m.old_names else _AnswerFields(msg_id)
+    w = FdAnswerFields(message_id=msg_id) if m.old_names else FdAnswerFields(msg_id)
     if m.sig or m.kid:
         w.sig, w.kid = m.sig or None, m.kid or None
     return w
 
 
-def _status(m: FdStatus, form: Form) -> FdFields:
-    w = FdFields(
+def _status(m: FdStatus, form: Form) -> FdStatusFields:
+    w = FdStatusFields(
         online=m.online,
         battery=m.battery,
         rssi=m.rssi,
@@ -450,15 +471,15 @@ def check_prefix(prefix: str) -> str:
 # ── small things ─────────────────────────────────────────────────────────────────────────────────
 
 
-def _wire(text: bytes) -> FdFields:
+def _wire(text: bytes, read: Callable[[bytes], T]) -> T:
     limits.check(text, "a message")
     try:
-        return _read(text)
+        return read(text)
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
         raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
 
 
-def _id(w: FdFields) -> tuple[str, bool]:
+def _id(w: FdTaskFields | FdAnswerFields) -> tuple[str, bool]:
     old = w.msg_id is None and w.message_id is not None
     return _name(w.msg_id or w.message_id or "", "msg_id"), old
 
@@ -498,7 +519,7 @@ def _expiry(seconds: float | None) -> int:
     return int(min(seconds, TIME_LIMIT // SECOND - 1)) * SECOND
 
 
-def _content(w: FdFields, raw: Raw, form: Form | None) -> Content:
+def _content(w: FdTaskFields | FdAnswerFields | FdStatusFields, raw: Raw, form: Form | None) -> Content:
     if raw is _ABSENT:
         return NOTHING
     said = _FORMS.get(w.enc) if w.enc else None

@@ -14,6 +14,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Raw, Struct, structs
 
+from duly.core.messages import NAME_LIMIT
 from duly.wire import fd, frames, outgoing
 from duly.wire.fd import FdKind
 
@@ -137,6 +138,7 @@ _OLD_NAMES: Final = {
     "sender": "sender_client_id", "receiver": "receiver_client_id", "msg_id": "message_id",
     "time": "timestamp", "exp": "expiration",
 }  # fmt: skip
+_A_NAME: Final[JsonSchema] = {"minLength": 1, "maxLength": NAME_LIMIT}
 _FD: Final[Mapping[FdKind, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
     FdKind.PENDING: (
         "A task, published to its receiver.",
@@ -160,7 +162,7 @@ def schemas(ref_template: str, data: Mapping[str, type[Struct]]) -> dict[str, Js
     to. `data` are the types that read the `data` of a client's frame, by the frame's name."""
     types: list[type[Struct]] = [
         frames.Frame,
-        fd.FdFields,
+        *fd.FIELDS_OF.values(),
         *(one.kind for one in HUB_FRAMES.values()),
         *data.values(),
     ]
@@ -176,9 +178,10 @@ def schemas(ref_template: str, data: Mapping[str, type[Struct]]) -> dict[str, Js
         made[f"hub.{name}"] = _hub(name, hub, found[hub.kind.__name__])
     for hub in HUB_FRAMES.values():
         found.pop(hub.kind.__name__, None)
-    whole = found.pop("FdFields")["properties"]
     for kind in FdKind:
-        made[f"fd.{kind}"] = _fd(kind, whole)
+        made[f"fd.{kind}"] = _fd(kind, found[fd.FIELDS_OF[kind].__name__]["properties"])
+    for fields in set(fd.FIELDS_OF.values()):
+        found.pop(fields.__name__)
     return made | found
 
 
@@ -255,18 +258,23 @@ def _hub(title: str, frame: HubFrame, schema: JsonSchema) -> JsonSchema:
     return made
 
 
+def _named(name: str, schema: JsonSchema) -> JsonSchema:
+    """That a message has a name in this field."""
+    return {"required": [name], "properties": {name: _said(schema) | _A_NAME}}
+
+
 def _fd(kind: FdKind, whole: Mapping[str, JsonSchema]) -> JsonSchema:
     about, needs, may = _FD[kind]
     properties: JsonSchema = {}
     for name in (*needs, *may, "sig", "kid"):
-        schema = _said(whole[name]) if name in needs else whole[name]
-        for spelled in (name, _OLD_NAMES.get(name)):
-            if spelled is not None:
-                properties[spelled] = schema
+        old = _OLD_NAMES.get(name)
+        properties[name] = _said(whole[name]) | _A_NAME if name in needs and old is None else whole[name]
+        if old is not None:
+            properties[old] = whole[name]
     made: JsonSchema = {"title": kind.value, "description": about, "type": "object", "properties": properties}
     either = [[name, old] for name in needs if (old := _OLD_NAMES.get(name)) is not None]
     if either:
-        made["allOf"] = [{"anyOf": [{"required": [name]} for name in names]} for names in either]
+        made["allOf"] = [{"anyOf": [_named(name, whole[names[0]]) for name in names]} for names in either]
     if required := [name for name in needs if name not in _OLD_NAMES]:
         made["required"] = required
     return made

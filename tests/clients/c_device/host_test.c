@@ -2,6 +2,8 @@
  *
  *     host_test power         cut the power at every write and in the middle of each, and count effects
  *     host_test window        forget ids, and accept none of them again
+ *     host_test clock         a clock that is not set, and flash that cannot be read
+ *     host_test connection    cuts while a handler works, and refusals
  *     host_test fuzz SEED N   N connections to a broker that sends random packets */
 
 #include "duly.h"
@@ -31,6 +33,8 @@ static char said[1 << 16];
 static size_t said_size;
 static unsigned effects[COMMANDS], repeats[COMMANDS];
 static uint32_t noise = 1;
+static uint64_t wall_ms = 1700000000000u; /* the time at the start; less: a clock that was not set */
+static bool cut_off, nested;
 
 static uint32_t next_random(void) {
     noise ^= noise << 13;
@@ -43,7 +47,7 @@ static uint32_t next_random(void) {
 
 static bool port_open(void *context) {
     (void)context;
-    return true;
+    return !cut_off;
 }
 
 static void port_close(void *context) {
@@ -54,6 +58,7 @@ static void port_close(void *context) {
 static int port_read(void *context, uint8_t *bytes, size_t size) {
     size_t left = to_size - to_read, part = left < size ? left : size;
     (void)context;
+    if (cut_off) return -1;
     memcpy(bytes, to_device + to_read, part);
     to_read += part;
     return (int)part;
@@ -61,6 +66,7 @@ static int port_read(void *context, uint8_t *bytes, size_t size) {
 
 static bool port_send(void *context, const uint8_t *bytes, size_t size) {
     (void)context;
+    if (cut_off) return false;
     if (said_size + size < sizeof said) {
         memcpy(said + said_size, bytes, size);
         said_size += size;
@@ -75,7 +81,7 @@ static uint64_t port_uptime(void *context) {
 
 static uint64_t port_time(void *context) {
     (void)context;
-    return 1700000000000u + now_ms;
+    return wall_ms ? wall_ms + now_ms : 0;
 }
 
 static uint32_t port_random(void *context) {
@@ -131,22 +137,32 @@ static void feed(uint8_t type, const uint8_t *body, size_t size) {
     to_size += size;
 }
 
-static void feed_command(const char *sender, unsigned i, const char *action) {
-    char message[512], topic[] = "nodes/lock/pending";
+static void feed_message(const char *message) {
+    char topic[] = "nodes/lock/pending";
     uint8_t body[1024];
-    size_t size = 0;
-    int length = snprintf(message, sizeof message,
-                          "{\"sender\":\"hub\",\"receiver\":\"lock\",\"msg_id\":\"%s:1700000000000_%u:"
-                          "AAAAAAAAAAAAAAAAAAAAAAAA\",\"action\":\"%s\",\"payload\":{\"i\":%u}}",
-                          sender, i, action, i);
+    size_t size = 0, length = strlen(message);
     body[size++] = 0;
     body[size++] = sizeof topic - 1;
     memcpy(body + size, topic, sizeof topic - 1);
     size += sizeof topic - 1;
     body[size++] = 0;
     body[size++] = 7;
-    memcpy(body + size, message, (size_t)length);
-    feed(0x32, body, size + (size_t)length);
+    memcpy(body + size, message, length);
+    feed(0x32, body, size + length);
+}
+
+/* A command that was minted at a time and expires at another, in seconds; 0: it does not say when. */
+static void feed_dated(const char *sender, uint64_t ms, unsigned i, const char *action, uint64_t exp) {
+    char message[512];
+    snprintf(message, sizeof message,
+             "{\"sender\":\"hub\",\"receiver\":\"lock\",\"msg_id\":\"%s:%llu_%u:AAAAAAAAAAAAAAAAAAAAAAAA\","
+             "\"action\":\"%s\",\"exp\":%llu,\"payload\":{\"i\":%u}}",
+             sender, (unsigned long long)ms, i, action, (unsigned long long)exp, i);
+    feed_message(message);
+}
+
+static void feed_command(const char *sender, unsigned i, const char *action) {
+    feed_dated(sender, 1700000000000u, i, action, 0);
 }
 
 static unsigned count(const char *needle) {
@@ -163,14 +179,25 @@ static duly device;
 static int work(duly *d, void *context, const duly_command *command, char *answer, size_t size) {
     duly_text said_i = duly_field(command->data, "i");
     char digits[8] = "";
-    (void)d;
     if (said_i.size >= sizeof digits) return DULY_BAD_PARAMETERS;
     memcpy(digits, said_i.at, said_i.size);
     unsigned i = (unsigned)strtoul(digits, NULL, 10);
     if (i >= COMMANDS) return DULY_BAD_PARAMETERS;
     (context ? repeats : effects)[i]++;
+    if (nested) { /* the network goes while it works, and it waits for it */
+        cut_off = true;
+        duly_working(d, NULL);
+        cut_off = false;
+        now_ms += 60000;
+        duly_poll(d);
+    }
     snprintf(answer, size, "{\"did\":%u,\"more\":\"0123456789012345678901234567890123456789\"}", i);
     return DULY_DONE;
+}
+
+static int begin_work(duly *d, void *context, const duly_command *command, char *answer, size_t size) {
+    (void)d, (void)context, (void)command, (void)answer, (void)size;
+    return DULY_LATER;
 }
 
 static void start(void) {
@@ -179,6 +206,7 @@ static void start(void) {
     CHECK(duly_begin(&device, &port, "lock", "token"));
     CHECK(duly_on(&device, "once", DULY_AT_MOST_ONCE, work, NULL));
     CHECK(duly_on(&device, "again", DULY_AT_LEAST_ONCE, work, &device));
+    CHECK(duly_on(&device, "slow", DULY_AT_MOST_ONCE, begin_work, NULL));
     duly_poll(&device);
     feed(0x20, connack, 2);
     CHECK(duly_poll(&device) == DULY_ONLINE);
@@ -282,6 +310,114 @@ static void test_window(void) {
     printf("what is forgotten is not accepted again\n");
 }
 
+/* ── clocks ── */
+
+static void dated(uint64_t ms, unsigned i, uint64_t exp) {
+    said_size = 0;
+    feed_dated("phone", ms, i, "once", exp);
+    CHECK(duly_poll(&device) == DULY_ONLINE);
+}
+
+static void test_clock(void) {
+    const uint64_t now = 1700000000000u, unset[] = {0, 5000, 946684800000u};
+    for (unsigned k = 0; k < 3; k++) { /* what may be late is not begun, and its sender is told */
+        memset(flash, 0xFF, sizeof flash);
+        memset(effects, 0, sizeof effects);
+        wall_ms = unset[k];
+        start();
+        dated(now, 1, now / 1000 + 60);
+        CHECK(!effects[1] && count("\"code\":1") == 1);
+        dated(now, 2, 0);
+        CHECK(effects[2] == 1);
+        CHECK(!duly_push(&device, "event_report", NULL));
+        wall_ms = now;
+        dated(now, 1, now / 1000 + 60);
+        CHECK(effects[1] == 1 && count("\"value\"") == 1);
+        dated(now, 3, now / 1000 - 60);
+        CHECK(!effects[3] && count("expired") == 1);
+        dated(now, 4, UINT64_MAX / 100);
+        CHECK(effects[4] == 1);
+    }
+    memset(flash, 0x55, sizeof flash); /* something was there, and it cannot be read */
+    memset(effects, 0, sizeof effects);
+    wall_ms = 0;
+    for (unsigned k = 0; k < 3; k++) {
+        start();
+        dated(now, 5, 0);
+        CHECK(!effects[5] && !count("\"msg_id\""));
+    }
+    wall_ms = now;
+    for (unsigned k = 0; k < 2; k++) {
+        dated(now - 1000, 5, 0);
+        CHECK(!effects[5]);
+        dated(now + now_ms + 1000, 6, 0);
+        CHECK(effects[6] == 1);
+        start();
+    }
+    said_size = 0;
+    feed_message("{\"sender\":\"hub\",\"msg_id\":\"phone:1800000000000_7:AAAAAAAAAAAAAAAAAAAAAAAA\",\"action\":\"once\","
+                 "\"enc\":\"base64\",\"payload\":\"e30!\"}");
+    duly_poll(&device);
+    CHECK(!effects[0] && count("\"code\":2") == 1); /* not run with no data */
+    printf("what may be late is not begun\n");
+}
+
+/* ── connections ── */
+
+static void reconnect(void) {
+    const uint8_t connack[2] = {0, 0}, suback[5] = {0, 1, 1, 1, 1};
+    now_ms += 60000;
+    duly_poll(&device);
+    feed(0x20, connack, 2);
+    feed(0x90, suback, 5);
+    CHECK(duly_poll(&device) == DULY_ONLINE);
+}
+
+static void test_connection(void) {
+    const uint8_t denied[5] = {0, 1, 1, 0x80, 1}, connack[2] = {0, 0};
+    memset(flash, 0xFF, sizeof flash);
+    start();
+    feed_dated("phone", 1700000000000u, 1, "slow", 0);
+    CHECK(duly_poll(&device) == DULY_ONLINE && device.at_work);
+    cut_off = true;
+    CHECK(duly_poll(&device) == DULY_OFFLINE);
+    cut_off = false;
+    reconnect(); /* while it works */
+    CHECK(duly_working(&device, "50"));
+    said_size = 0;
+    feed_dated("phone", 1700000000000u, 1, "slow", 0);
+    feed_command("phone", 2, "once");
+    CHECK(duly_poll(&device) == DULY_ONLINE && !effects[2] && !said_size);
+    CHECK(duly_finish(&device, DULY_DONE, "{\"did\":1,\"at\":\"last\"}") && count("\"at\":\"last\"") == 1);
+    duly_poll(&device);
+    CHECK(effects[2] == 1 && count("\"at\":\"last\"") == 2);
+
+    nested = true;
+    feed_command("phone", 3, "once");
+    feed_command("phone", 4, "once");
+    duly_poll(&device);
+    CHECK(effects[3] == 1 && !effects[4] && device.state == DULY_OFFLINE);
+    nested = false;
+    reconnect();
+    command("phone", 3, "once");
+    CHECK(effects[3] == 1 && count(answer_of(3)) == 1);
+
+    uint64_t waited[3];
+    for (unsigned k = 0; k < 3; k++) { /* the broker does not let it subscribe: it waits longer each time */
+        cut_off = true;
+        duly_poll(&device);
+        cut_off = false;
+        now_ms += 60000;
+        duly_poll(&device);
+        feed(0x20, connack, 2);
+        feed(0x90, denied, 5);
+        CHECK(duly_poll(&device) == DULY_OFFLINE && device.refused == 0x80);
+        waited[k] = device.next_try - now_ms;
+    }
+    CHECK(waited[2] > waited[0]);
+    printf("a handler at work goes on over a cut\n");
+}
+
 /* ── nonsense ── */
 
 static void test_fuzz(uint32_t seed, unsigned rounds) {
@@ -314,6 +450,8 @@ int main(int words, char **word) {
     printf("%zu bytes of RAM, %zu with buffers\n", (size_t)DULY_RAM, sizeof(duly));
     if (words == 2 && !strcmp(word[1], "power")) test_power();
     else if (words == 2 && !strcmp(word[1], "window")) test_window();
+    else if (words == 2 && !strcmp(word[1], "clock")) test_clock();
+    else if (words == 2 && !strcmp(word[1], "connection")) test_connection();
     else if (words == 4 && !strcmp(word[1], "fuzz"))
         test_fuzz((uint32_t)strtoul(word[2], NULL, 10), (unsigned)strtoul(word[3], NULL, 10));
     else return 2;

@@ -17,6 +17,7 @@
 
 #include "duly.c"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { AREAS = 2, AREA_SIZE = 65536 };

@@ -13,6 +13,7 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 
+import aiohttp
 import pytest
 from typer.testing import CliRunner
 
@@ -28,6 +29,7 @@ from duly.testing.conform import (
     fd_peer,
     frame_device,
     frame_server,
+    heard_pushes,
     receiver,
     relayed_tasks,
     sentinel_run,
@@ -89,7 +91,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What must not happen has less time to happen: nothing here is slow."""
     monkeypatch.setattr(receiver, "QUIET", 0.05)
     monkeypatch.setattr(receiver, "ANSWER_WITHIN", 0.5)
-    monkeypatch.setattr(frame_device, "PUSHED_WITHIN", 0.3)
+    monkeypatch.setattr(heard_pushes, "PUSHED_WITHIN", 0.3)
     monkeypatch.setattr(frame_device, "PONG_WITHIN", 0.3)
     monkeypatch.setattr(frame_server, "CONNECTED", 1.0)
     for module in (app_run, sentinel_run):
@@ -101,7 +103,11 @@ PATIENCE_WITH = {"deaf": 10.0}
 
 
 async def proved(
-    url: str, rules: list[str], client: Callable[[str], Awaitable[None]], noun: Noun = Noun.DEVICE
+    url: str,
+    rules: list[str],
+    client: Callable[[str], Awaitable[None]],
+    noun: Noun = Noun.DEVICE,
+    memory: int = 100,
 ) -> ConformReport:
     """The report of a client that runs in this process."""
     started: list[asyncio.Task[None]] = []
@@ -113,7 +119,8 @@ async def proved(
         started.append(asyncio.create_task(serve(found)))
 
     try:
-        return await ConformRun(noun, url, only=rules).run(lambda rule, done, total: None, start)
+        run = ConformRun(noun, url, only=rules, memory=memory)
+        return await run.run(lambda rule, done, total: None, start)
     finally:
         await cancel(*started)  # again, where one cancellation is lost: this hung once, at a cut
         for task in started:
@@ -156,6 +163,11 @@ async def test_a_python_device_passes(tmp_path: Path, quick: None, scheme: str) 
         ("pingless", "answers-pings"),
         ("pushy", "keeps-pushes"),
         ("lonely", "connects"),
+        ("formal", "answers"),
+        ("strict", "survives-nonsense"),
+        ("waiting", "keeps-order"),
+        ("ordering", "keeps-order"),
+        ("sulking", "never-runs-the-forgotten"),
     ],
 )
 async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mode: str, rule: str) -> None:
@@ -186,6 +198,8 @@ async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mo
         ("hopeful", "reports-the-unknown"),
         ("backward", "mints-ids"),
         ("fragile", "survives-nonsense"),
+        ("pressing", "resends"),
+        ("eager", "waits-for-the-end"),
     ],
 )
 async def test_a_broken_app_is_caught_by_name(
@@ -315,7 +329,15 @@ async def broken_node_report(mode: str, rule: str) -> ConformReport:
         ("plain", "answers-in-kind"),
         ("modern", "answers-in-kind"),
         ("unsure", "answers"),
+        ("wildcard", "keeps-its-session"),
+        ("renamed", "keeps-its-session"),
+        ("unnamed", "connects"),
+        ("resumed", "reports-status"),
+        ("dated", "minds-old-tasks"),
+        ("wordless", "answers"),
+        ("nameless", "resends"),
         ("sound", "resends"),
+        ("sound", "refuses-conflicts"),
         ("gullible", "takes-the-first-end"),
         ("last", "takes-the-first-end"),
     ],
@@ -324,6 +346,8 @@ async def test_a_broken_node_is_caught_by_name(
     quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
 ) -> None:
     monkeypatch.setattr(fd_peer, "STATUS_WITHIN", 0.3)
+    if rule == "connects":  # what it must not do
+        monkeypatch.setattr(fd_peer, "CONNECTED", 0.5)
     monkeypatch.setattr(relayed_tasks, "SENT_AGAIN_WITHIN", 0.3)
     monkeypatch.setattr(relayed_tasks, "QUIET", 0.1)
     report = await broken_node_report(mode, rule)
@@ -337,6 +361,66 @@ async def test_a_broken_node_is_caught_by_name(
 async def test_a_sound_node_passes(quick: None, rule: str) -> None:
     report = await broken_node_report("sound", rule)
     assert [(one.rule, one.result) for one in report.results] == [(rule, "holds")], report
+
+
+async def test_a_larger_memory_is_flooded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver, "QUIET", 0.05)
+
+    def found(url: str) -> Awaitable[None]:
+        return broken_device.main("hoarding", url, "conform", str(tmp_path))
+
+    rule = "never-runs-the-forgotten"
+    assert not (await proved("ws://127.0.0.1:0", [rule], found)).broken
+    report = await proved("ws://127.0.0.1:0", [rule], found, memory=200)
+    assert [one.rule for one in report.broken] == [rule], report
+
+
+async def test_a_slow_device_is_not_blamed_for_its_pushes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut 0.3 s after the acknowledgement, it had not read it, and sent its push again."""
+    monkeypatch.setattr(heard_pushes, "NOT_AGAIN", 0.1)
+
+    def slow(url: str) -> Awaitable[None]:
+        return broken_device.main("leisurely", url, "conform", str(tmp_path))
+
+    report = await proved("ws://127.0.0.1:0", ["keeps-pushes"], slow)
+    assert [one.result for one in report.results] == ["holds"], report
+
+
+NONSENSE = (
+    "[" * 5_000,
+    '{"type":"ack","seq_id":' + "[" * 5_000 + "]" * 5_000 + "}",
+    "null",
+    '"\\ud800"',
+    '{"type":"ack","seq_id":null,"to":7,"code":"0"}',
+    '{"type":"conform","seq_id":"' + "9" * 5_000 + '_1","to":"lock"}',
+    '{"type":"conform","seq_id":"1_1","to":"lock","data":{"ended":[]}}',
+    '{"type":"alert_event","seq_id":"e","data":{"profile_id":"p","trigger_reason":"x","device_address":"r-²"}}',
+    '{"type":"alert_event","seq_id":"f","data":{"profile_id":"p","trigger_reason":"x","device_address":"r-'
+    + "9" * 5_000
+    + '"}}',
+)
+
+
+@pytest.mark.parametrize("noun", [Noun.DEVICE, Noun.APP, Noun.SENTINEL])
+async def test_nonsense_of_a_client_is_reported_and_ends_nothing(
+    quick: None, noun: Noun, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def client(url: str) -> None:
+        async with aiohttp.ClientSession() as http, http.ws_connect(f"{url}/v1/ws") as socket:
+            await socket.send_json({"type": "auth", "token": "conform"})
+            for text in NONSENSE:
+                await socket.send_str(text)
+            async for _ in socket:
+                pass
+
+    rules = [
+        rule.name for rule in RULES[noun] if rule.name in ("answers", "mints-ids", "keeps-while-offline")
+    ]
+    report = await proved("ws://127.0.0.1:0", rules, client, noun)
+    assert report.broken
+    assert not caplog.records, caplog.text  # no server of ours was ended by it
 
 
 async def test_the_other_rules_do_not_blame_it(tmp_path: Path, quick: None) -> None:
@@ -544,6 +628,11 @@ class TestWholeRuns:
             "-c",
             f'"{signals} | {program} {{url}} {{token}} {{store}} home"',
         )
+
+    def test_perl_node(self) -> None:
+        """It was written from docs/write-your-own.md, too."""
+        perl = shutil.which("perl") or missing("perl")
+        passes("node", MQTT, perl, ROOT / "examples" / "perl_node.pl", *ACCOUNT)
 
     def test_go_node(self, tmp_path: Path) -> None:
         go = shutil.which("go") or missing("go")

@@ -3,11 +3,11 @@
 
 #include "duly.h"
 
-#include <stdio.h>
 #include <string.h>
 
-enum { BEGUN = 1, ANSWERED, MARK, PUSH, PUSHED, MINTED }; /* records in flash, and stages of an id */
-enum { CONNECT = 0x10, CONNACK = 0x20, PUBLISH = 0x30, PUBACK = 0x40, SUBSCRIBE = 0x82, PINGREQ = 0xC0 };
+enum { BEGUN = 1, ANSWERED, MARK, PUSH, PUSHED, MINTED, LOST }; /* records in flash, and stages of an id */
+enum { CONNECT = 0x10, CONNACK = 0x20, PUBLISH = 0x30, PUBACK = 0x40, SUBSCRIBE = 0x82, SUBACK = 0x90,
+       PINGREQ = 0xC0, PINGRESP = 0xD0 };
 enum { QOS1 = 2, RETAIN = 1 };
 
 #define MAGIC 0x31594C44u /* DLY1 */
@@ -17,6 +17,7 @@ enum { QOS1 = 2, RETAIN = 1 };
 #define BACKOFF_MIN_MS 500u
 #define BACKOFF_MAX_MS 30000u
 #define ANSWER_WITHIN_MS 10000u
+#define EARLIEST_MS 1577836800000u /* 2020: a clock that shows less was not set */
 
 /* ── bytes and text ─────────────────────────────────────────────────────────────────────────────────────── */
 
@@ -32,6 +33,23 @@ static uint64_t get(const uint8_t *from, unsigned bytes) {
     uint64_t value = 0;
     while (bytes--) value = value << 8 | from[bytes];
     return value;
+}
+
+/* The digits of a number, at the end of `text`; where they begin. (Small C libraries print no 64 bits.) */
+enum { DIGITS = 20 };
+
+static const char *digits_of(uint64_t value, char text[DIGITS + 1]) {
+    char *at = text + DIGITS;
+    *at = 0;
+    do *--at = (char)('0' + value % 10);
+    while (value /= 10);
+    return at;
+}
+
+/* The 16 hexadecimal digits of a number. */
+static void hex_of(uint64_t value, char text[17]) {
+    for (unsigned i = 0; i < 16; i++) text[i] = "0123456789abcdef"[value >> (60 - 4 * i) & 15];
+    text[16] = 0;
 }
 
 static duly_id make_id(uint64_t ms, uint64_t n) {
@@ -177,8 +195,9 @@ static void encode64(char *to, const uint8_t *bytes, size_t size) {
 }
 
 /* The content of a field: base64 is decoded where it stands, any other JSON is left as it is. */
-static duly_text content(duly_text message, const char *name) {
+static duly_text content(duly_text message, const char *name, bool *sound) {
     duly_text text = raw_field(message, name), none = {"", 0};
+    *sound = true;
     if (duly_is(text, "null")) return none;
     if (text.size < 2 || *text.at != '"') return text;
     text.at++;
@@ -186,7 +205,7 @@ static duly_text content(duly_text message, const char *name) {
     if (text.size % 4 || !duly_is(duly_field(message, "enc"), "base64")) return text;
     char *to = (char *)text.at; /* the receive buffer, which is ours to write */
     size_t size;
-    if (!decode64(text, to, &size)) return none;
+    if (!(*sound = decode64(text, to, &size))) return none;
     text.size = size;
     return text;
 }
@@ -286,9 +305,10 @@ static void sign_text(sha256 *s, const char *text) {
 }
 
 static void sign_number(sha256 *s, int64_t value) {
-    char digits[24];
-    snprintf(digits, sizeof digits, "%lld", (long long)value);
-    sign_text(s, digits);
+    char text[DIGITS + 1];
+    duly_text digits = {digits_of(value < 0 ? 0 - (uint64_t)value : (uint64_t)value, text), 0};
+    digits.size = strlen(digits.at);
+    sign_field(s, value < 0 ? "-" : "", digits);
 }
 
 /* A content as it stands in the message: a string is base64, since the client writes no other into what it signs. */
@@ -324,6 +344,12 @@ bool duly_sign_with(duly *d, const char *key) {
     memcpy(d->kid, key, DULY_KID);
     d->kid[DULY_KID] = 0;
     return true;
+}
+
+/* The time since 1970; 0 while it is not known. */
+static uint64_t time_of(const duly *d) {
+    uint64_t now = d->port->time_ms(d->port->context);
+    return now < EARLIEST_MS ? 0 : now;
 }
 
 /* ── flash: a log in one area; when it is full, what is still needed is written into the next one ───────────
@@ -480,6 +506,11 @@ static bool rewrite(duly *d) {
         if (!write_record(d, area, at, MARK, body, MARK_SIZE)) return false;
         at += padded(MARK_SIZE);
     }
+    if (d->lost) { /* a restart must not forget that it is */
+        memset(body, 0, DULY_ID);
+        if (!write_record(d, area, at, LOST, body, DULY_ID)) return false;
+        at += padded(DULY_ID);
+    }
     if (!(at = copy_ids(d, area, at))) return false;
     for (unsigned i = 0; i < DULY_PUSHES; i++) {
         uint8_t kind;
@@ -523,7 +554,11 @@ static void load_record(duly *d, uint8_t kind, const uint8_t *body, size_t size,
         duly_entry entry = read_entry(body, kind, size);
         remember(d, &entry);
     } else if (kind == MARK && size >= MARK_SIZE) {
-        raise_mark(d, (uint32_t)get(body + DULY_ID, 4), &id);
+        uint32_t sender = (uint32_t)get(body + DULY_ID, 4);
+        raise_mark(d, sender, &id);
+        if (!sender) d->lost = false; /* the marks that were there before stand before LOST */
+    } else if (kind == LOST) {
+        d->lost = true;
     } else if (compare(&id, &d->minted) > 0) {
         d->minted = id;
     }
@@ -596,7 +631,8 @@ static void disconnect(duly *d) {
     d->state = DULY_OFFLINE;
     d->received = d->skip = 0;
     d->held_until = 0;
-    d->next_try = d->port->uptime_ms(d->port->context) + d->backoff + d->port->random(d->port->context) % 250;
+    uint32_t spread = d->backoff / 2 + 250; /* so that not all devices come back at once */
+    d->next_try = d->port->uptime_ms(d->port->context) + d->backoff + d->port->random(d->port->context) % spread;
     d->backoff = d->backoff * 2 > BACKOFF_MAX_MS ? BACKOFF_MAX_MS : d->backoff * 2;
 }
 
@@ -623,11 +659,8 @@ static void add(packet *p, const void *bytes, size_t size) {
 static void add_text(packet *p, const char *text) { add(p, text, strlen(text)); }
 
 static void add_number(packet *p, uint64_t value) {
-    char digits[21];
-    unsigned at = sizeof digits;
-    do digits[--at] = (char)('0' + value % 10);
-    while (value /= 10);
-    add(p, digits + at, sizeof digits - at);
+    char text[DIGITS + 1];
+    add_text(p, digits_of(value, text));
 }
 
 static void add_16(packet *p, unsigned value) {
@@ -689,7 +722,7 @@ static void add_signature(packet *p, sha256 *s) {
 
 static void sign_session(sha256 *s, uint64_t session) {
     char text[17];
-    snprintf(text, sizeof text, "%08lx%08lx", (unsigned long)(session >> 32), (unsigned long)(session & 0xFFFFFFFFu));
+    hex_of(session, text);
     sign_text(s, text);
 }
 
@@ -710,7 +743,7 @@ static void end_status(packet *p, bool online, uint64_t seconds, duly_text data)
         sign_number(&s, 0); /* uptime */
         sign_session(&s, d->session);
         sign_content(&s, data);
-        if (online) sign_number(&s, DULY_HEARTBEAT_S * 1000);
+        if (online) sign_number(&s, (int64_t)DULY_HEARTBEAT_S * 1000);
         add_signature(p, &s);
     }
     add_text(p, "}");
@@ -719,12 +752,13 @@ static void end_status(packet *p, bool online, uint64_t seconds, duly_text data)
 /* Begin a status; the time in it. */
 static uint64_t add_status(packet *p, bool online) {
     duly *d = p->device;
-    static const char hex[] = "0123456789abcdef";
-    uint64_t seconds = d->port->time_ms(d->port->context) / 1000;
+    char session[17];
+    uint64_t seconds = time_of(d) / 1000;
+    hex_of(d->session, session);
     add_text(p, "{\"time\":");
     add_number(p, seconds);
     add_text(p, online ? ",\"online\":true,\"session\":\"" : ",\"online\":false,\"session\":\"");
-    for (int i = 60; i >= 0; i -= 4) add(p, &hex[d->session >> i & 15], 1);
+    add_text(p, session);
     add_text(p, "\"");
     if (online) {
         add_text(p, ",\"heartbeat\":");
@@ -801,7 +835,6 @@ static void connected(duly *d) {
     }
     d->packet = 1;
     d->state = DULY_ONLINE;
-    d->backoff = BACKOFF_MIN_MS;
     d->next_push = 0;
     if (send_packet(&out, SUBSCRIBE)) say_online(d);
 }
@@ -855,7 +888,7 @@ static bool say(duly *d, const char *kind, duly_text msg_id, const char *field, 
 }
 
 static void answer(duly *d, duly_text msg_id, unsigned code, duly_text json, const char *state) {
-    char why[96];
+    char why[64] = "{\"code\":", text[DIGITS + 1];
     if (code == DULY_DONE) {
         if (!say(d, "complete", msg_id, "value", json) && d->state == DULY_ONLINE) {
             duly_text none = {"", 0};
@@ -863,9 +896,14 @@ static void answer(duly *d, duly_text msg_id, unsigned code, duly_text json, con
         }
         return;
     }
-    duly_text error = {why, 0};
-    if (state) error.size = (size_t)snprintf(why, sizeof why, "{\"code\":%u,\"state\":\"%s\"}", code, state);
-    else error.size = (size_t)snprintf(why, sizeof why, "{\"code\":%u}", code);
+    strcat(why, digits_of(code, text));
+    if (state) { /* a word of ours */
+        strcat(why, ",\"state\":\"");
+        strcat(why, state);
+        strcat(why, "\"");
+    }
+    strcat(why, "}");
+    duly_text error = {why, strlen(why)};
     say(d, "failed", msg_id, "error", error);
 }
 
@@ -954,7 +992,7 @@ static bool read_task(duly_text message, task *t) {
     t->after = -1;
     if (!t->msg_id.size || t->msg_id.size >= DULY_MSG_ID || !read_ids(t)) return false;
     t->command.type = duly_field(message, "action");
-    t->exp_ms = number(raw_field(message, "exp"), &value) ? value * 1000 : 0;
+    t->exp_ms = number(raw_field(message, "exp"), &value) ? value > UINT64_MAX / 1000 ? UINT64_MAX : value * 1000 : 0;
     duly_text order = raw_field(message, "order");
     if (order.size && *order.at == '{' && !duly_is(duly_field(order, "mode"), "any")) {
         duly_text key = duly_field(order, "key");
@@ -964,15 +1002,17 @@ static bool read_task(duly_text message, task *t) {
     return t->command.type.size != 0;
 }
 
-/* Its data, which is decoded where it stands: once. */
-static void read_data(duly_text message, task *t) {
-    t->command.data = content(message, "payload");
+/* Its data, which is decoded where it stands: once. False if it cannot be. */
+static bool read_data(duly_text message, task *t) {
+    bool sound;
+    t->command.data = content(message, "payload", &sound);
     uint32_t print = hash(0, t->command.type.at, t->command.type.size);
     t->entry.print = (uint16_t)(hash(print, t->command.data.at, t->command.data.size) >> 8);
+    return sound;
 }
 
 static bool forgot(duly *d, const duly_entry *entry) {
-    uint64_t now = d->port->time_ms(d->port->context);
+    uint64_t now = time_of(d);
     if (d->lost && now) { /* no id from before now is accepted */
         uint8_t body[MARK_SIZE];
         duly_mark mark = {make_id(now, UINT64_MAX), 0};
@@ -1021,8 +1061,12 @@ static void run(duly *d, const task *t, duly_entry *begun) {
     char json[DULY_ANSWER + 1];
     uint8_t body[ID_SIZE];
     const duly_text none = {"", 0};
-    uint64_t now = d->port->time_ms(d->port->context);
+    uint64_t now = time_of(d);
     int at = handler_of(d, t->command.type);
+    if (t->exp_ms && !now && !DULY_TIMELESS) { /* it may be hours late, out of a broker that kept it */
+        answer(d, t->msg_id, DULY_BUSY, none, NULL);
+        return;
+    }
     if (t->exp_ms && now && now > t->exp_ms) {
         answer(d, t->msg_id, DULY_TIMEOUT, none, "expired");
         return;
@@ -1071,8 +1115,8 @@ static bool take(duly *d, duly_text message, bool may_wait) {
     int at = handler_of(d, t.command.type);
     if (!entry && forgot(d, &t.entry)) return true; /* it may have run; the hub ends it as unknown */
     if (!entry && at >= 0 && may_wait && has_gap(d, &t)) return false;
-    read_data(message, &t);
-    if (at < 0) answer(d, t.msg_id, DULY_NOT_SUPPORTED, none, NULL);
+    if (!read_data(message, &t)) answer(d, t.msg_id, DULY_BAD_PARAMETERS, none, NULL);
+    else if (at < 0) answer(d, t.msg_id, DULY_NOT_SUPPORTED, none, NULL);
     else if (!entry) run(d, &t, NULL);
     else if (entry->print != t.entry.print) answer(d, t.msg_id, DULY_BAD_PARAMETERS, none, NULL);
     else if (entry->stage == ANSWERED) answer_again(d, entry, t.msg_id);
@@ -1163,7 +1207,7 @@ static void send_pushes(duly *d) {
 bool duly_push(duly *d, const char *type, const char *data) {
     uint8_t body[DULY_RECORD];
     size_t type_size = strlen(type), data_size = data ? strlen(data) : 0;
-    uint64_t now = d->port->time_ms(d->port->context);
+    uint64_t now = time_of(d);
     duly_push_slot *slot = NULL;
     for (unsigned i = 0; i < DULY_PUSHES && !slot; i++)
         if (!d->pushes[i].at) slot = &d->pushes[i];
@@ -1192,15 +1236,17 @@ unsigned duly_pushes_waiting(const duly *d) {
 
 /* The hub has stored a push, or refused it. */
 static void push_answered(duly *d, duly_text message, bool refused) {
-    duly_text id = duly_field(message, "msg_id"), why = content(message, "error");
+    bool sound;
+    duly_text id = duly_field(message, "msg_id"), why = content(message, "error", &sound);
     uint64_t code = DULY_BAD_PARAMETERS;
     if (refused && number(raw_field(why, "code"), &code) && code == 4) return; /* it could not store it now */
     for (unsigned i = 0; i < DULY_PUSHES; i++) {
-        char text[48];
+        char name[2 * (DIGITS + 1)] = "", text[DIGITS + 1];
         duly_push_slot *slot = &d->pushes[i];
-        snprintf(text, sizeof text, "%llu_%llu", (unsigned long long)ms_of(&slot->id),
-                 (unsigned long long)n_of(&slot->id));
-        if (!slot->at || !duly_is(id, text)) continue;
+        strcat(name, digits_of(ms_of(&slot->id), text));
+        strcat(name, "_");
+        strcat(name, digits_of(n_of(&slot->id), text));
+        if (!slot->at || !duly_is(id, name)) continue;
         slot->at = 0; /* before the log may be rewritten */
         append(d, PUSHED, slot->id.bytes, DULY_ID);
         d->pushes_refused += refused;
@@ -1227,13 +1273,13 @@ static bool topic_is(const duly *d, duly_text topic, const char *kind) {
 static void published(duly *d, uint8_t type, const uint8_t *at, size_t size, bool whole) {
     unsigned qos = type >> 1 & 3, id = 0;
     size_t topic_size;
-    if (size < 2 || (topic_size = (size_t)(at[0] << 8 | at[1])) + 2 > size) return;
+    if (size < 2 || (topic_size = (size_t)at[0] << 8 | at[1]) + 2 > size) return;
     duly_text topic = {(const char *)at + 2, topic_size};
     at += 2 + topic_size;
     size -= 2 + topic_size;
     if (qos && size < 2) return;
     if (qos) {
-        id = (unsigned)(at[0] << 8 | at[1]);
+        id = (unsigned)at[0] << 8 | at[1];
         at += 2;
         size -= 2;
     }
@@ -1250,16 +1296,27 @@ static void published(duly *d, uint8_t type, const uint8_t *at, size_t size, boo
 
 /* The next packet in the buffer: how many bytes it takes, 0 if it is not there yet. */
 static size_t packet_size(duly *d, size_t *head) {
-    size_t length = 0;
+    uint32_t length = 0;
     for (unsigned i = 1; i < 5; i++) {
         if (i >= d->received) return 0;
-        length |= (size_t)(d->in[i] & 127) << 7 * (i - 1);
+        length |= (uint32_t)(d->in[i] & 127) << 7 * (i - 1);
         if (d->in[i] & 128) continue;
         *head = i + 1;
         return *head + length;
     }
     disconnect(d); /* a length that is none */
     return 0;
+}
+
+/* The broker lets us hear what is for us, or not: then being connected is of no use. */
+static void subscribed(duly *d, const uint8_t *body, size_t size) {
+    for (size_t i = 2; i < size; i++) {
+        if (!(body[i] & 0x80)) continue;
+        d->refused = 0x80;
+        disconnect(d);
+        return;
+    }
+    d->backoff = BACKOFF_MIN_MS;
 }
 
 static void handle_packet(duly *d, size_t head, size_t size, bool whole) {
@@ -1275,9 +1332,12 @@ static void handle_packet(duly *d, size_t head, size_t size, bool whole) {
         if (d->state == DULY_ONLINE) published(d, d->in[0], body, size, whole);
         else disconnect(d);
         break;
+    case SUBACK:
+        if (d->state != DULY_ONLINE) disconnect(d);
+        else subscribed(d, body, size);
+        break;
     case PUBACK:
-    case 0x90: /* SUBACK */
-    case 0xD0: /* PINGRESP */
+    case PINGRESP:
         if (d->state != DULY_ONLINE) disconnect(d);
         break;
     default:
@@ -1285,10 +1345,13 @@ static void handle_packet(duly *d, size_t head, size_t size, bool whole) {
     }
 }
 
+/* Whether the next packet is a message, and a handler is at work: it stays in the buffer until that has ended. */
+static bool must_wait(const duly *d) { return d->at_work && d->received && (d->in[0] & 0xF0) == PUBLISH; }
+
 /* Handle what is in the buffer, as far as it is whole. */
 static void handle_packets(duly *d) {
     size_t head = 0, size;
-    while (d->state != DULY_OFFLINE && !d->at_work && (size = packet_size(d, &head))) {
+    while (d->state != DULY_OFFLINE && !must_wait(d) && (size = packet_size(d, &head))) {
         bool whole = size <= DULY_RECEIVE;
         if (d->received < (whole ? size : DULY_RECEIVE)) return;
         size_t used = whole ? size : d->received;
@@ -1301,7 +1364,7 @@ static void handle_packets(duly *d) {
 }
 
 static void receive(duly *d) {
-    for (unsigned turns = 0; turns < 32 && d->state != DULY_OFFLINE && !d->at_work; turns++) {
+    for (unsigned turns = 0; turns < 32 && d->state != DULY_OFFLINE && !must_wait(d); turns++) {
         size_t room = d->skip && d->skip < DULY_RECEIVE ? d->skip : DULY_RECEIVE - d->received;
         int came = d->port->read(d->port->context, d->in + d->received, room);
         if (came < 0 || (size_t)came > room) {
@@ -1334,11 +1397,17 @@ static void keep_time(duly *d) {
 }
 
 enum duly_state duly_poll(duly *d) {
+    if (d->polling) { /* by a handler: the message that it works on is in the buffer */
+        keep_time(d);
+        return d->state;
+    }
+    d->polling = true;
     if (d->state == DULY_OFFLINE && d->port->uptime_ms(d->port->context) >= d->next_try) connect(d);
     handle_packets(d);
     receive(d);
     release(d);
     keep_time(d);
+    d->polling = false;
     return d->state;
 }
 

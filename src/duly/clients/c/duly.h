@@ -51,6 +51,10 @@ extern "C" {
 #define DULY_HOLD 512 /* bytes of a command that may wait for the one before it; 0: it does not wait */
 #endif
 
+#ifndef DULY_TIMELESS
+#define DULY_TIMELESS 0 /* 1: the board never learns the time, so no command is refused for coming late */
+#endif
+
 #define DULY_HOLD_MS 300       /* how long a command waits for the one before it */
 #define DULY_KEEP_ALIVE_S 30   /* of the MQTT connection */
 #define DULY_HEARTBEAT_S 60    /* between two reports of the status */
@@ -88,7 +92,7 @@ typedef struct duly_port {
     bool (*send)(void *context, const uint8_t *bytes, size_t size); /* all of them, or false */
     void (*close)(void *context);
     uint64_t (*uptime_ms)(void *context); /* never jumps */
-    uint64_t (*time_ms)(void *context);   /* since 1970; 0 while it is not known */
+    uint64_t (*time_ms)(void *context);   /* since 1970; 0, or before 2020, while it is not known */
     uint32_t (*random)(void *context);
     bool (*flash_read)(void *context, uint32_t at, void *bytes, size_t size);
     bool (*flash_write)(void *context, uint32_t at, const void *bytes, size_t size);
@@ -170,12 +174,14 @@ typedef struct duly {
     uint8_t key[DULY_KEY];
 
     enum duly_state state;
-    uint8_t refused; /* why the broker refused the last connection, by the code of its CONNACK; 0: it did not */
+    uint8_t refused; /* why the broker refused the last connection, by the code of its CONNACK, or 128: it refused the
+                        subscription; 0: it did not */
     uint64_t session, next_try, last_sent, last_heard, next_status, next_push;
     uint32_t backoff;
     uint16_t packet;
 
-    bool at_work; /* a handler has returned DULY_LATER: its command is the last of `ids` */
+    bool polling; /* duly_poll is under way */
+    bool at_work; /* a handler works, or has returned DULY_LATER: its command is the last of `ids` */
     char work_msg_id[DULY_MSG_ID];
     unsigned pushes_refused; /* by the hub, for good */
 
@@ -208,7 +214,8 @@ bool duly_sign_with(duly *device, const char *key);
 bool duly_on(duly *device, const char *type, enum duly_effect effect, duly_handler handler, void *context);
 
 /* Do what is to be done now: connect, read, run, repeat. Call it again and again; it does not block longer than
- * the port's functions and the handlers do. Returns how the connection is. */
+ * the port's functions and the handlers do. Returns how the connection is. A handler that takes long may call it,
+ * too: it then only keeps the connection alive. */
 enum duly_state duly_poll(duly *device);
 
 /* Report that the command at work goes on: the hub sends no repeat and waits anew. `progress` is JSON. */

@@ -64,8 +64,9 @@ type Message struct {
 	OldNames bool `json:"-"`
 }
 
-// read is how a message may stand on the wire: under old and new names, with times that are no whole numbers.
-type read struct {
+// A message is read by the fields of its kind: what else a peer writes is its own, whatever another kind of message
+// calls by that name. Names may be old or new, and times no whole numbers.
+type readTask struct {
 	Sender           *string         `json:"sender"`
 	SenderClientID   *string         `json:"sender_client_id"`
 	Receiver         *string         `json:"receiver"`
@@ -78,22 +79,38 @@ type read struct {
 	Exp              *float64        `json:"exp"`
 	Expiration       *float64        `json:"expiration"`
 	Payload          json.RawMessage `json:"payload"`
-	Value            json.RawMessage `json:"value"`
-	Error            json.RawMessage `json:"error"`
 	Order            json.RawMessage `json:"order"`
-	Online           *bool           `json:"online"`
-	Battery          *int            `json:"battery"`
-	RSSI             *int            `json:"rssi"`
-	IP               string          `json:"ip"`
-	Version          string          `json:"version"`
-	Uptime           *float64        `json:"uptime"`
-	Session          string          `json:"session"`
-	Heartbeat        float64         `json:"heartbeat"`
-	Data             json.RawMessage `json:"data"`
-	Progress         json.RawMessage `json:"progress"`
 	Sig              string          `json:"sig"`
 	Kid              string          `json:"kid"`
 	Enc              string          `json:"enc"`
+}
+
+type readAnswer struct {
+	MsgID     *string         `json:"msg_id"`
+	MessageID *string         `json:"message_id"`
+	Value     json.RawMessage `json:"value"`
+	Error     json.RawMessage `json:"error"`
+	Progress  json.RawMessage `json:"progress"`
+	Sig       string          `json:"sig"`
+	Kid       string          `json:"kid"`
+	Enc       string          `json:"enc"`
+}
+
+type readStatus struct {
+	Time      *float64        `json:"time"`
+	Timestamp *float64        `json:"timestamp"`
+	Online    *bool           `json:"online"`
+	Battery   *int            `json:"battery"`
+	RSSI      *int            `json:"rssi"`
+	IP        string          `json:"ip"`
+	Version   string          `json:"version"`
+	Uptime    *float64        `json:"uptime"`
+	Session   string          `json:"session"`
+	Heartbeat float64         `json:"heartbeat"`
+	Data      json.RawMessage `json:"data"`
+	Sig       string          `json:"sig"`
+	Kid       string          `json:"kid"`
+	Enc       string          `json:"enc"`
 }
 
 // Decode reads a message of a kind; the error says what is wrong with it.
@@ -104,28 +121,63 @@ func Decode(kind Kind, text []byte) (*Message, error) {
 	if !utf8.Valid(text) {
 		return nil, fmt.Errorf("%w: not UTF-8", ErrMalformed)
 	}
-	var w read
-	if err := json.Unmarshal(text, &w); err != nil {
-		return nil, fmt.Errorf("%w: not an FD message: %v", ErrMalformed, err)
+	switch kind {
+	case Pending:
+		return decodeTask(text)
+	case Status:
+		return decodeStatus(text)
+	}
+	return decodeAnswer(text)
+}
+
+func unmarshal(text []byte, into any) error {
+	if err := json.Unmarshal(text, into); err != nil {
+		return fmt.Errorf("%w: not an FD message: %v", ErrMalformed, err)
+	}
+	return nil
+}
+
+func decodeStatus(text []byte) (*Message, error) {
+	var w readStatus
+	if err := unmarshal(text, &w); err != nil {
+		return nil, err
+	}
+	return &Message{
+		Online: w.Online, Battery: w.Battery, RSSI: w.RSSI, IP: w.IP, Version: w.Version, Session: w.Session,
+		Heartbeat: w.Heartbeat, Data: w.Data, Sig: w.Sig, Kid: w.Kid, Enc: w.Enc,
+		Time: seconds(firstNumber(w.Time, w.Timestamp)), Uptime: seconds(w.Uptime),
+		OldNames: w.Time == nil && w.Timestamp != nil,
+	}, nil
+}
+
+func decodeAnswer(text []byte) (*Message, error) {
+	var w readAnswer
+	if err := unmarshal(text, &w); err != nil {
+		return nil, err
 	}
 	m := &Message{
-		Action: w.Action, Payload: w.Payload, Value: w.Value, Error: w.Error, Order: w.Order, Online: w.Online,
-		Battery: w.Battery, RSSI: w.RSSI, IP: w.IP, Version: w.Version, Session: w.Session,
-		Heartbeat: w.Heartbeat, Data: w.Data, Progress: w.Progress, Sig: w.Sig, Kid: w.Kid, Enc: w.Enc,
-		Sender: first(w.Sender, w.SenderClientID), Receiver: first(w.Receiver, w.ReceiverClientID),
-		MsgID: first(w.MsgID, w.MessageID), Time: seconds(firstNumber(w.Time, w.Timestamp)),
-		Uptime: seconds(w.Uptime),
+		MsgID: first(w.MsgID, w.MessageID), Value: w.Value, Error: w.Error, Progress: w.Progress, Sig: w.Sig, Kid: w.Kid,
+		Enc: w.Enc, OldNames: w.MsgID == nil && w.MessageID != nil,
 	}
-	if kind == Status {
-		m.OldNames = w.Time == nil && w.Timestamp != nil
-		return m, nil
-	}
-	m.OldNames = w.MsgID == nil && w.MessageID != nil
 	if err := checkName(m.MsgID, "msg_id"); err != nil {
 		return nil, err
 	}
-	if kind != Pending {
-		return m, nil
+	return m, nil
+}
+
+func decodeTask(text []byte) (*Message, error) {
+	var w readTask
+	if err := unmarshal(text, &w); err != nil {
+		return nil, err
+	}
+	m := &Message{
+		Action: w.Action, Payload: w.Payload, Order: w.Order, Sig: w.Sig, Kid: w.Kid, Enc: w.Enc,
+		Sender: first(w.Sender, w.SenderClientID), Receiver: first(w.Receiver, w.ReceiverClientID),
+		MsgID: first(w.MsgID, w.MessageID), Time: seconds(firstNumber(w.Time, w.Timestamp)),
+		OldNames: w.MsgID == nil && w.MessageID != nil,
+	}
+	if err := checkName(m.MsgID, "msg_id"); err != nil {
+		return nil, err
 	}
 	if err := CheckUsername(m.Sender); err != nil {
 		return nil, err

@@ -191,3 +191,16 @@ func FuzzDecode(f *testing.F) {
 		}
 	})
 }
+
+// A field that another kind of message has is a peer's own.
+func TestAFieldOfAnotherKindIsAPeersOwn(t *testing.T) {
+	for kind, text := range map[Kind]string{
+		Pending:  `{"sender":"A","msg_id":"1","action":"x","version":2,"battery":"low","online":"yes","uptime":[1]}`,
+		Complete: `{"msg_id":"1","sender":7,"time":"now","session":1}`,
+		Status:   `{"online":true,"msg_id":1,"exp":"x","action":{}}`,
+	} {
+		if _, err := Decode(kind, []byte(text)); err != nil {
+			t.Errorf("%s: %v", kind, err)
+		}
+	}
+}

@@ -683,7 +683,7 @@ class App extends Client {
   #ack({ type, from, seq_id, code, state, data, detail, progress, ...fields }) {
     const ack = { state, code, data, detail, fields };
     const command = this.#commands.get(seq_id);
-    if (state === "delivered" && code === undefined) {
+    if (state === "delivered") {
       if (command) {
         this.#accepted(command);
         command.progress?.(progress);
@@ -1674,6 +1674,35 @@ class Monitor {
     this.#effects.push({ do: "ruled", origin, device, reason, ruling, until, event, due });
   }
 }
+const NAME_LIMIT = 200;
+const FIELD_LIMIT = 64 * 1024;
+const DEPTH_LIMIT = 30;
+const HALVES = /\\(?:\\|ud[89a-f][0-9a-f]{2})/g;
+function nameOf(field, value) {
+  const bytes = typeof value === "string" ? new TextEncoder().encode(value).length : 0;
+  if (bytes < 1 || bytes > NAME_LIMIT || /\0|\p{Surrogate}/u.test(value)) {
+    throw new TypeError(`${field} is a text of 1 to ${NAME_LIMIT} bytes without NUL`);
+  }
+  return value;
+}
+function severityOf(value) {
+  if (!SEVERITIES.includes(value)) throw new TypeError(`severity is one of ${SEVERITIES.join(", ")}`);
+  return /** @type {import("./policy.js").Severity} */ (value);
+}
+function fieldOf(field, value) {
+  if (value === undefined || value === null) return undefined;
+  const text = JSON.stringify(value)?.replace(HALVES, (found) => (found === "\\\\" ? found : "\ufffd"));
+  if (text === undefined) throw new TypeError(`${field} cannot be written as JSON`);
+  const size = new TextEncoder().encode(text).length;
+  if (size > FIELD_LIMIT) throw new RangeError(`${field} has ${size} bytes, the limit is ${FIELD_LIMIT}`);
+  const copy = JSON.parse(text);
+  if (depthOf(copy) > DEPTH_LIMIT) throw new RangeError(`${field} is nested more than ${DEPTH_LIMIT} deep`);
+  return copy;
+}
+function depthOf(value) {
+  if (value === null || typeof value !== "object") return 0;
+  return 1 + Object.values(value).reduce((most, one) => Math.max(most, depthOf(one)), 0);
+}
 class StoreTaken extends Error {
   constructor(message = "the store was opened again elsewhere; this sentinel has stopped") {
     super(message);
@@ -1793,10 +1822,6 @@ function apply(items, changes) {
   for (const [name, text] of changes) text === null ? items.delete(name) : items.set(name, text);
 }
 const HELD = 1_000;
-const NAME_LIMIT = 200;
-const FIELD_LIMIT = 64 * 1024;
-const DEPTH_LIMIT = 30;
-const HALVES = /\\(?:\\|ud[89a-f][0-9a-f]{2})/g;
 const LOOK = 60_000;
 const STEP = 1_000;
 const FINAL = new Set(["malformed", "too_large", "id_conflict", "stale", "expired", "refused"]);
@@ -2189,31 +2214,6 @@ class Sentinel extends Listeners {
     const data = { profile_id: this.#profile, every, ...reported };
     this.#send({ type: "alert_heartbeat", seq_id: `beat-${this.#beats}`, data });
   }
-}
-function nameOf(field, value) {
-  const bytes = typeof value === "string" ? new TextEncoder().encode(value).length : 0;
-  if (bytes < 1 || bytes > NAME_LIMIT || /\0|\p{Surrogate}/u.test(value)) {
-    throw new TypeError(`${field} is a text of 1 to ${NAME_LIMIT} bytes without NUL`);
-  }
-  return value;
-}
-function severityOf(value) {
-  if (!SEVERITIES.includes(value)) throw new TypeError(`severity is one of ${SEVERITIES.join(", ")}`);
-  return /** @type {import("./policy.js").Severity} */ (value);
-}
-function fieldOf(field, value) {
-  if (value === undefined || value === null) return undefined;
-  const text = JSON.stringify(value)?.replace(HALVES, (found) => (found === "\\\\" ? found : "\ufffd"));
-  if (text === undefined) throw new TypeError(`${field} cannot be written as JSON`);
-  const size = new TextEncoder().encode(text).length;
-  if (size > FIELD_LIMIT) throw new RangeError(`${field} has ${size} bytes, the limit is ${FIELD_LIMIT}`);
-  const copy = JSON.parse(text);
-  if (depthOf(copy) > DEPTH_LIMIT) throw new RangeError(`${field} is nested more than ${DEPTH_LIMIT} deep`);
-  return copy;
-}
-function depthOf(value) {
-  if (value === null || typeof value !== "object") return 0;
-  return 1 + Object.values(value).reduce((most, one) => Math.max(most, depthOf(one)), 0);
 }
 function draw() {
   const bytes = new Uint8Array(8);

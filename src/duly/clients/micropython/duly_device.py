@@ -386,7 +386,8 @@ class WebSocket(HubLink):
 class Device:
     """A device. `log` is called with a sentence whenever something is not done; `ssl` is True or a context
     for `wss:` and `mqtts:`; a frame of more than `limit` bytes is not answered. For `mqtt:` its `name` has to
-    be given; with `key` it signs there."""
+    be given; with `key` it signs there. A `timeless` board never learns the time: no command is refused for
+    coming late."""
 
     def __init__(
         self,
@@ -399,6 +400,7 @@ class Device:
         ssl: object = None,
         name: str = "",
         key: str = "",
+        timeless: bool = False,
         log: "Callable[[str], None]" = lambda text: None,
     ) -> None:
         scheme, _, rest = url.partition("://")
@@ -412,6 +414,7 @@ class Device:
         self._where = (host, int(port or usual), ssl or secure or None)
         self._key = __import__("duly_mqtt").Key(key) if key and self._mqtt else None
         self._token, self._limit, self._log = token, limit, log
+        self._timeless = timeless
         self._memory, self._chunks = Memory(window, file), Memory(window)
         self._handlers: dict[str, tuple[Handler, bool]] = {}
         self._waiting: list[Command] = []
@@ -421,7 +424,7 @@ class Device:
         self._news = asyncio.Event()
         self._socket: HubLink | None = None
         self._time = 0
-        self._ticks = _ticks()
+        self._ticks = steady_ms()
         self.name = name
 
     def on(self, *types: str, effect: str = "at_most_once") -> "Callable[[Handler], Handler]":
@@ -536,7 +539,7 @@ class Device:
         if welcome.get("type") != "welcome":
             raise Refused(welcome.get("detail") or "the hub does not know this token")
         self.name = welcome["you"]
-        self._time, self._ticks = welcome["time"], _ticks()
+        self._time, self._ticks = welcome["time"], steady_ms()
         self._log(f"connected as {self.name}")
         self._settle_lost_memory()
 
@@ -558,12 +561,12 @@ class Device:
     def _now(self) -> int:
         """Returns the hub's time in ms, since many devices have no clock; called at every frame, before ticks
         wrap. Over MQTT it is the board's own time; 0 while that is not known."""
-        ticks = _ticks()
+        ticks = steady_ms()
         if not self._time and self._mqtt:
             self._time, self._ticks = __import__("duly_mqtt").clock(), ticks
         if not self._time:
             return 0
-        self._time += _ticks_diff(ticks, self._ticks)
+        self._time += steady_diff(ticks, self._ticks)
         self._ticks = ticks
         return self._time
 
@@ -685,6 +688,10 @@ class Device:
         memory = self._memory_of(command)
         handler, repeatable = self._handlers[command.type]
         entry = memory.find(command)
+        if command.exp and not self._now() and not self._timeless:
+            # A broker may have kept it for hours.
+            await self._refuse(command, BUSY, "the clock is not set: it may be late, and was not done")
+            return
         if self._is_expired(command):
             await self._refuse(command, TIMEOUT, "it expired before it could be done", "expired")
             return
@@ -733,9 +740,11 @@ class Device:
         return self._chunks if command.type == CHUNK else self._memory
 
 
-def _ticks() -> int:
+def steady_ms() -> int:
+    """Returns milliseconds of a clock that no time setting moves; they wrap."""
     return int(time.ticks_ms() if hasattr(time, "ticks_ms") else time.monotonic() * 1000)
 
 
-def _ticks_diff(late: int, early: int) -> int:
+def steady_diff(late: int, early: int) -> int:
+    """Returns the milliseconds between two of them."""
     return int(time.ticks_diff(late, early)) if hasattr(time, "ticks_diff") else late - early

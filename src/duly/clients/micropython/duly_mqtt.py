@@ -17,10 +17,11 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from duly.clients.micropython.duly_device import HubLink, Json, Refused
+    from duly.clients.micropython.duly_device import HubLink, Json, Refused, steady_diff, steady_ms
 else:
     device = __import__("duly_device")  # it stands beside this file, not in a package
     HubLink, Refused = device.HubLink, device.Refused
+    steady_ms, steady_diff = device.steady_ms, device.steady_diff
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, PINGREQ = 0x10, 0x20, 0x30, 0x40, 0x82, 0xC0
 KEEP_ALIVE = 30
@@ -128,7 +129,7 @@ class Mqtt(HubLink):
         self._tasks: dict[tuple[str, str], str] = {}
         self._packet = 1
         self._unacknowledged = 0
-        self._heard = self._said = time.time()
+        self._heard = self._said = steady_ms()
 
     async def log_in(self, token: str) -> "Json":
         """Connect, subscribe and report online. Returns the welcome that a hub would send."""
@@ -241,7 +242,7 @@ class Mqtt(HubLink):
             said["sig"], said["kid"] = self._key.sign(place + fields), self._key.kid
 
     async def _report(self) -> None:
-        self._said = time.time()
+        self._said = steady_ms()
         await self._publish(f"nodes/{self._name}/status", self._status(True), 1)
 
     # ── packets ──────────────────────────────────────────────────────────────────────────────────
@@ -252,14 +253,14 @@ class Mqtt(HubLink):
             try:
                 first = await asyncio.wait_for(self._reader.readexactly(1), KEEP_ALIVE / 2)
             except asyncio.TimeoutError:
-                if time.time() - self._heard > 1.5 * KEEP_ALIVE:
+                if _seconds_since(self._heard) > 1.5 * KEEP_ALIVE:
                     raise OSError("the broker is silent") from None
                 await self._write(PINGREQ, b"")
                 first = b""
-            if time.time() - self._said >= HEARTBEAT:
+            if _seconds_since(self._said) >= HEARTBEAT:
                 await self._report()
             if first:
-                self._heard = time.time()
+                self._heard = steady_ms()
                 return await asyncio.wait_for(self._read_packet(first), KEEP_ALIVE)
 
     async def _read_packet(self, first: bytes = b"") -> "tuple[int, bytes]":
@@ -292,6 +293,11 @@ class Mqtt(HubLink):
         async with self._lock:
             self._writer.write(head + bytes([size]) + body)
             await self._writer.drain()
+
+
+def _seconds_since(ticks: int) -> float:
+    """Returns how long ago that was; a clock that is set meanwhile changes nothing."""
+    return steady_diff(steady_ms(), ticks) / 1000
 
 
 def _string(text: str) -> bytes:

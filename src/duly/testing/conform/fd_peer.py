@@ -12,9 +12,11 @@ from typing import Final
 import msgspec
 
 from duly.errors import Malformed
+from duly.testing.conform import receiver
 from duly.testing.conform.frame_server import CONNECTED, now_ms
-from duly.testing.conform.mqtt_server import MqttClient, MqttMessage, MqttServer
-from duly.testing.conform.receiver import COUNT, ConformTask, HeardAnswer
+from duly.testing.conform.heard_pushes import HeardPushes
+from duly.testing.conform.mqtt_server import MqttClient, MqttMessage, MqttServer, matches
+from duly.testing.conform.receiver import OWN_FIELDS, ConformTask, HeardAnswer
 from duly.testing.conform.relayed_tasks import PEER, RelayedTasks
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.wire import fd
@@ -22,7 +24,6 @@ from duly.wire.fd import FdKind
 from duly.wire.fd_content import content_of
 
 HUB: Final = "hub"
-PUSHED_WITHIN: Final = 3.0
 STATUS_WITHIN: Final = 5.0
 _OLD: Final = {
     "sender": "sender_client_id",
@@ -56,7 +57,7 @@ class FdPeer:
         self._published: dict[str, tuple[str, str]] = {}
         """the tasks by their msg_id"""
         self._first_said: dict[tuple[str, str], str] = {}
-        self._pushes: asyncio.Queue[str] = asyncio.Queue()
+        self._pushes = HeardPushes(self.deliver, self.answer, self._acknowledge, self._cut_and_connect)
         self._relayed = RelayedTasks(server, name, self.deliver, self.answer)
 
     def _topic(self, user: str, kind: FdKind) -> str:
@@ -91,6 +92,10 @@ class FdPeer:
             message["payload"] = task.data
         if task.lane is not None:
             message["order"] = {"key": task.lane, "after": task.after}
+        elif task.order is not None:
+            message["order"] = task.order
+        if task.own_fields:
+            message |= OWN_FIELDS
         if task.old_names:
             message = {_OLD.get(name, name): value for name, value in message.items()}
         self._server.publish(self._topic(self._name, FdKind.PENDING), msgspec.json.encode(message))
@@ -123,17 +128,17 @@ class FdPeer:
             return None
         if kind is FdKind.PENDING:
             if user == PEER:
-                self._relayed.published.append(msgspec.json.decode(message.payload, type=dict[str, object]))
+                self._relayed.take(message)
             return None
         if message.qos == 0:
             raise BrokenRule("answers", f"an answer is published with QoS 1, not 0: {message.topic}")
         try:
             said = fd.decode(kind, message.payload)
             fields = msgspec.json.decode(message.payload, type=dict[str, object])
-        except (msgspec.DecodeError, Malformed) as problem:
+        except (msgspec.DecodeError, Malformed, RecursionError) as problem:
             raise BrokenRule("answers", f"{message.topic} cannot be read: {problem}") from None
-        assert said is not None
-        assert not isinstance(said, fd.FdPending | fd.FdStatus)
+        if said is None or isinstance(said, fd.FdPending | fd.FdStatus):
+            raise BrokenRule("answers", f"{message.topic} is empty")
         sender, id_ = self._addressed(user, said.msg_id)
         self._first_said.setdefault((sender, id_), kind.value)
         match said:
@@ -161,17 +166,24 @@ class FdPeer:
     def _note_push(self, message: MqttMessage) -> None:
         try:
             status = fd.decode_status(message.payload)
-        except Malformed as problem:
+        except (Malformed, RecursionError) as problem:
             raise BrokenRule("reports-status", f"a status that cannot be read: {problem}") from None
         match None if status is None else status.data.value:
             case {"seq_id": str(seq_id)}:
-                self._pushes.put_nowait(seq_id)
+                self._pushes.note(seq_id)
             case _:
                 pass
 
     def cut(self) -> None:
         """Break the connection."""
         self._server.cut()
+
+    async def _cut_and_connect(self) -> None:
+        self._server.cut()
+        await self.connected()
+
+    def _acknowledge(self, seq_id: str) -> None:
+        self._server.publish(self._topic(self._name, FdKind.ACK), msgspec.json.encode({"msg_id": seq_id}))
 
     def send_nonsense(self) -> None:
         """Publish what cannot be read."""
@@ -206,7 +218,9 @@ class FdPeer:
             case "confirms-receipt":
                 await self._check_receipt(rule)
             case "keeps-pushes":
-                await self._check_pushes(rule)
+                if not self._is_hub:
+                    raise NotChecked("nodes push nothing")
+                await self._pushes.check(rule)
             case "resends":
                 await self._relayed.check_resends(rule)
             case "takes-the-first-end":
@@ -220,72 +234,75 @@ class FdPeer:
             why = f"{client.client_id} connects with a clean session: what comes while it is away is lost"
             raise BrokenRule(rule, why)
         pending = self._topic(self._name, FdKind.PENDING)
-        if client.filters.get(pending, 1) != 1:
+        if not any(qos for filter_, qos in client.filters.items() if matches(filter_, pending)):
             raise BrokenRule(rule, f"{client.client_id} subscribes to {pending} with QoS 0")
+        self._server.cut()
+        back = await self._client()
+        if back.client_id != client.client_id:
+            raise BrokenRule(
+                rule,
+                f"it was {client.client_id}, and connects again as {back.client_id}: "
+                "what came meanwhile is kept for a client that is no more",
+            )
 
     async def _check_status(self, rule: str) -> None:
-        client, topic = await self._client(), self._topic(self._name, FdKind.STATUS)
+        first = await self._session(rule)
+        self._server.cut()
+        if await self._session(rule) != first:
+            return
+        topic = self._topic(self._name, FdKind.STATUS)  # the will of the connection before comes late
+        will = {"time": 0, "online": False, "session": first}
+        self._server.publish(topic, msgspec.json.encode(will), retained=True)
+        if not await self._online_within(STATUS_WITHIN, topic):
+            raise BrokenRule(
+                rule,
+                f"it has the `session` {first} again after a cut, and does not correct the will of the "
+                "connection before, which may come late",
+            )
+
+    async def _online_within(self, seconds: float, topic: str) -> bool:
+        """Whether its retained status says that it is there, within this time."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(STATUS_WITHIN):
+            async with asyncio.timeout(seconds):
                 await self._server.until(lambda: self._is_online(topic))
-        if not self._is_online(topic):
+        return self._is_online(topic)
+
+    async def _session(self, rule: str) -> str:
+        """The session that the status and the will of this connection name."""
+        client, topic = await self._client(), self._topic(self._name, FdKind.STATUS)
+        if not await self._online_within(STATUS_WITHIN, topic):
             raise BrokenRule(rule, f"there is no retained status with online:true at {topic}")
         will = next((one.will for one in self._server.clients.values() if one.will is not None), None)
         if client.will is not None:
             will = client.will
         if will is None or will.topic != topic or not will.retained:
             raise BrokenRule(rule, f"{client.client_id} has no retained will at {topic}")
-        status, last = fd.decode_status(self._server.retained[topic].payload), fd.decode_status(will.payload)
+        status, last = _status_of(self._server.retained[topic]), _status_of(will)
         if last is None or last.online is not False:
             raise BrokenRule(rule, f"the will does not say online:false: {will.payload!r}")
         if status is None or not status.session or status.session != last.session:
             raise BrokenRule(rule, "the status and the will do not have the same `session`")
+        return status.session
 
     def _is_online(self, topic: str) -> bool:
         message = self._server.retained.get(topic)
-        status = None if message is None else fd.decode_status(message.payload)
+        status = None if message is None else _status_of(message)
         return status is not None and status.online is True
 
     async def _check_receipt(self, rule: str) -> None:
         task = ConformTask("receipts", f"{now_ms()}_0", exp=now_ms() + 60_000)
         self.deliver(task)
-        until = asyncio.get_running_loop().time() + PUSHED_WITHIN
+        until = asyncio.get_running_loop().time() + receiver.ANSWER_WITHIN
         while (answer := await self.answer(max(0.0, until - asyncio.get_running_loop().time()))) is not None:
             if answer.code is not None and (answer.sender, answer.id) == task.key:
                 break
         if task.key not in self._received or self._first_said.get(task.key) != FdKind.ACK:
             raise BrokenRule(rule, f"{task.id} was answered without an `ack` before the result")
 
-    async def _check_pushes(self, rule: str) -> None:
-        if not self._is_hub:
-            raise NotChecked("nodes push nothing")
-        self.deliver(ConformTask("pusher", f"{now_ms()}_0", data={"push": True}, exp=now_ms() + 60_000))
-        first = await self._push()
-        if first is None:
-            raise NotChecked(
-                f"the device pushes nothing with a `seq_id` when `{COUNT}` says {{'push': true}}"
-            )
-        self._server.cut()
-        await self.connected()
-        if await self._push(first, 10.0) is None:
-            raise BrokenRule(rule, f"the push {first} was not acknowledged, and did not come again")
-        self._server.publish(self._topic(self._name, FdKind.ACK), msgspec.json.encode({"msg_id": first}))
-        await self.answer(0.3)
-        while not self._pushes.empty():
-            self._pushes.get_nowait()
-        self._server.cut()
-        await self.connected()
-        if await self._push(first, 1.0) is not None:
-            raise BrokenRule(rule, f"the push {first} was acknowledged, and came again")
 
-    async def _push(self, wanted: str = "", seconds: float = PUSHED_WITHIN) -> str | None:
-        """Wait for the next push, or for the one with this id; returns its id, None if none came in time."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + seconds
-        while loop.time() < until:
-            while not self._pushes.empty():
-                found = self._pushes.get_nowait()
-                if wanted in ("", found):
-                    return found
-            await self.answer(min(0.05, max(0.0, until - loop.time())))
+def _status_of(message: MqttMessage) -> fd.FdStatus | None:
+    """What a status says; None for one that was deleted or cannot be read."""
+    try:
+        return fd.decode_status(message.payload)
+    except (Malformed, RecursionError):
         return None

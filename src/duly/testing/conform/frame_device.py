@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from duly.testing.conform.frame_server import FrameServer, now_ms
-from duly.testing.conform.receiver import COUNT, ConformTask, HeardAnswer
+from duly.testing.conform.frame_server import FrameServer
+from duly.testing.conform.heard_pushes import HeardPushes
+from duly.testing.conform.receiver import OWN_FIELDS, ConformTask, HeardAnswer
 from duly.testing.conform.rules import BrokenRule, NotChecked
 
-PUSHED_WITHIN: Final = 3.0
 PONG_WITHIN: Final = 10.0
 _NONSENSE: Final = (
     "this is not JSON",
@@ -29,7 +29,7 @@ class FrameDevicePeer:
 
     def __init__(self, server: FrameServer) -> None:
         self._server = server
-        self._pushes: asyncio.Queue[str] = asyncio.Queue()
+        self._pushes = HeardPushes(self.deliver, self.answer, self._acknowledge, self._cut_and_connect)
 
     async def connected(self) -> None:
         """Wait until the device is there."""
@@ -42,12 +42,15 @@ class FrameDevicePeer:
             "seq_id": task.id,
             "to": "device",
             "from": task.sender,
-            "data": task.data,
             "exp": task.exp,
         }
+        if not task.bare:
+            frame["data"] = task.data
         if task.lane is not None:
             frame["order"] = {"key": task.lane, "mode": "replay", "after": task.after}
-        self._server.send(frame)
+        elif task.order is not None:
+            frame["order"] = task.order
+        self._server.send(frame | (OWN_FIELDS if task.own_fields else {}))
 
     async def answer(self, seconds: float) -> HeardAnswer | None:
         """The next `ack`."""
@@ -58,7 +61,7 @@ class FrameDevicePeer:
             if frame.get("type") == "ack":
                 return self._read(frame)
             if isinstance(seq_id, str):
-                self._pushes.put_nowait(seq_id)
+                self._pushes.note(seq_id)
         return None
 
     def _read(self, frame: dict[str, object]) -> HeardAnswer:
@@ -77,6 +80,13 @@ class FrameDevicePeer:
         """Break the connection."""
         self._server.cut()
 
+    async def _cut_and_connect(self) -> None:
+        self._server.cut()
+        await self._server.connected()
+
+    def _acknowledge(self, seq_id: str) -> None:
+        self._server.send({"type": "server_ack", "seq_id": seq_id, "code": 0})
+
     def send_nonsense(self) -> None:
         """Send what cannot be read."""
         for text in _NONSENSE:
@@ -92,39 +102,6 @@ class FrameDevicePeer:
                 if not await self._server.answers_ping(PONG_WITHIN):
                     raise BrokenRule(rule, f"a ping was not answered within {PONG_WITHIN:g} s")
             case "keeps-pushes":
-                await self._check_pushes(rule)
+                await self._pushes.check(rule)
             case _:
                 raise NotChecked("it is a rule of MQTT, and this device uses WebSocket")
-
-    async def _check_pushes(self, rule: str) -> None:
-        first = await self._push()
-        if first is None:
-            raise NotChecked(
-                f"the device pushes nothing with a `seq_id` when `{COUNT}` says {{'push': true}}"
-            )
-        self._server.cut()
-        await self._server.connected()
-        if await self._push(first) is None:
-            raise BrokenRule(
-                rule, f"the push {first} was not acknowledged, and did not come again after a cut"
-            )
-        self._server.send({"type": "server_ack", "seq_id": first, "code": 0})
-        await self.answer(0.3)
-        self._server.cut()
-        await self._server.connected()
-        if await self._push(first, 1.0) is not None:
-            raise BrokenRule(rule, f"the push {first} was acknowledged, and came again")
-
-    async def _push(self, wanted: str = "", seconds: float | None = None) -> str | None:
-        """The id of the next push, or of this one; None if there was none."""
-        if not wanted:
-            self.deliver(ConformTask("pusher", f"{now_ms()}_0", data={"push": True}, exp=now_ms() + 60_000))
-        loop = asyncio.get_running_loop()
-        until = loop.time() + (PUSHED_WITHIN if seconds is None else seconds)
-        while loop.time() < until:
-            while not self._pushes.empty():
-                found = self._pushes.get_nowait()
-                if wanted in ("", found):
-                    return found
-            await self.answer(min(0.05, max(0.0, until - loop.time())))
-        return None

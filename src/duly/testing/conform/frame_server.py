@@ -42,6 +42,7 @@ class FrameServer:
         self._socket: web.WebSocketResponse | None = None
         self._request: web.Request | None = None
         self._up = asyncio.Event()
+        self._tried = asyncio.Event()
         self._heard: asyncio.Queue[Json] = asyncio.Queue()
         self._pong = asyncio.Event()
         self.down = False
@@ -76,7 +77,9 @@ class FrameServer:
             return web.Response(status=503)
         client = web.WebSocketResponse(autoping=False, max_msg_size=1 << 20)
         await client.prepare(request)
-        if not await self._introduced(request, client):
+        introduced = await self._introduced(request, client)
+        self._tried.set()
+        if not introduced:
             return client
         self.cut()
         self._socket, self._request = client, request
@@ -117,7 +120,7 @@ class FrameServer:
     def _read(self, text: str) -> Json:
         try:
             return msgspec.json.decode(text, type=Json)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return {"type": "", "unreadable": text}
 
     def _say(self, client: web.WebSocketResponse, frame: Mapping[str, object]) -> None:
@@ -132,8 +135,8 @@ class FrameServer:
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
     async def first_client(self) -> None:
-        """Wait for the first client, as long as it takes."""
-        await self._up.wait()
+        """Wait for the first client, as long as it takes; one that is refused is one, too."""
+        await self._tried.wait()
 
     async def connected(self) -> None:
         """Wait until the client is here and was welcomed."""

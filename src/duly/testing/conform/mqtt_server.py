@@ -24,6 +24,12 @@ _WILL: Final = 0x04
 _WILL_RETAINED: Final = 0x20
 _PASSWORD: Final = 0x40
 _USERNAME: Final = 0x80
+_REFUSALS: Final = {
+    1: "it is not MQTT 3.1.1",
+    2: "a session that is kept needs a client id",
+    4: "it brings no name and password",
+}
+"""Why a connection is refused, by the code of the CONNACK."""
 
 
 class MqttMessage(Struct, frozen=True):
@@ -87,6 +93,8 @@ class MqttServer:
         self._news = asyncio.Event()
         self._serving: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._tried = False
+        """whether a client was refused"""
         self.down = False
         """whether connections are turned away, as if the broker were not there"""
         self.port = 0
@@ -128,6 +136,8 @@ class MqttServer:
                 self._news.set()
             while client is not None and client.writer is writer:
                 first, body = await _packet(reader)
+                if client.writer is not writer:
+                    break  # it was cut meanwhile
                 if first & packets.KIND == DISCONNECT:
                     client.will = None
                     break
@@ -141,8 +151,11 @@ class MqttServer:
         protocol, at = _text(body, 0)
         level, flags = body[at], body[at + 1]
         client_id, at = _text(body, at + 4)
-        if (protocol, level) != ("MQTT", 4):
-            writer.write(bytes((packets.CONNACK, 2, 0, 1)))
+        if (code := _refusal(protocol, level, flags, client_id)) is not None:
+            self._transcript.note("!", f"a connection is refused with code {code}: {_REFUSALS[code]}")
+            writer.write(bytes((packets.CONNACK, 2, 0, code)))
+            self._tried = True
+            self._news.set()
             return None
         client = self.clients.get(client_id)
         kept = client is not None and not client.clean and not flags & _CLEAN
@@ -228,10 +241,10 @@ class MqttServer:
 
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
-    def publish(self, topic: str, payload: bytes) -> None:
+    def publish(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
         """Publish a message to whom it may concern."""
         self._transcript.note(">", f"{topic} {payload.decode(errors='replace')}")
-        self._hand_out(MqttMessage(topic, payload))
+        self._hand_out(MqttMessage(topic, payload, retained))
 
     async def hear(self, seconds: float) -> MqttMessage | None:
         """The next message of a client; None if there was none within this time."""
@@ -242,8 +255,8 @@ class MqttServer:
             return None
 
     async def first_client(self) -> None:
-        """Wait for the first client, as long as it takes."""
-        await self.until(lambda: bool(self.clients))
+        """Wait for the first client, as long as it takes; one that is refused is one, too."""
+        await self.until(lambda: bool(self.clients) or self._tried)
 
     async def subscriber(self, topic: str, seconds: float) -> MqttClient | None:
         """The client that is connected and subscribed to this topic, waited for; None if there is none within
@@ -275,6 +288,15 @@ class MqttServer:
                 self._gone(client)
 
 
+def _refusal(protocol: str, level: int, flags: int, client_id: str) -> int | None:
+    """The code with which a connection is refused."""
+    if (protocol, level) != ("MQTT", 4):
+        return 1
+    if not client_id:
+        return 2
+    return None if flags & _USERNAME and flags & _PASSWORD else 4
+
+
 async def _packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     first = (await reader.readexactly(1))[0]
     size = shift = 0
@@ -284,6 +306,8 @@ async def _packet(reader: asyncio.StreamReader) -> tuple[int, bytes]:
         if not digit & 0x80:
             return first, await reader.readexactly(size)
         shift += 7
+        if shift > 21:
+            raise ValueError("a length has at most four bytes")
 
 
 def _text(body: bytes, at: int) -> tuple[str, int]:

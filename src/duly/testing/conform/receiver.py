@@ -17,6 +17,7 @@ from msgspec import Struct
 from duly.testing.conform.frame_server import now_ms
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import (
+    AtWork,
     CountEffects,
     Cut,
     DeliverTask,
@@ -36,9 +37,14 @@ from duly.testing.conform.steps import (
 from duly.testing.conform.subject import RestartedClient
 
 COUNT: Final = "count"
+OWN_FIELDS: Final[dict[str, object]] = {"house": {"door": [1, None]}, "traceparent": "00-1-2-01"}
+"""What a command may carry beside the fields of the protocol."""
 ANSWER_WITHIN: Final = 10.0
 QUIET: Final = 0.3
 """Seconds in which what must not happen would have happened."""
+MEMORY: Final = 100
+"""Commands that a small device remembers."""
+MORE_THAN_MEMORY: Final = 30
 PROBE: Final = "conform"
 """The sender of the commands by which effects are counted."""
 
@@ -57,6 +63,12 @@ class ConformTask(Struct, frozen=True):
     time: int = 0
     old_names: bool = False
     plain_json: bool = False
+    order: dict[str, object] | None = None
+    """what its `order` says, if it is in no lane"""
+    own_fields: bool = False
+    """it has fields that the protocol does not know"""
+    bare: bool = False
+    """it has no data"""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -115,11 +127,22 @@ class ReceiverPeer(Protocol):
 class ReceiverRun:
     """One script against one receiver."""
 
-    def __init__(self, peer: ReceiverPeer, subject: RestartedClient | None, ids: SeqIdCounter) -> None:
+    def __init__(
+        self,
+        peer: ReceiverPeer,
+        subject: RestartedClient | None,
+        ids: SeqIdCounter,
+        memory: int = MEMORY,
+    ) -> None:
         self._peer = peer
         self._subject = subject
         self._ids = ids
+        self._memory = memory
+        self._answer_time = 0.0
+        """seconds in which the last command by which effects are counted was answered"""
         self._tasks: dict[str, ConformTask] = {}
+        self._reserved: set[str] = set()
+        """the names of tasks that have an id and were not delivered yet"""
         self._answers: dict[tuple[str, str], list[HeardAnswer]] = {}
         self._marks: dict[str, int] = {}
         """how many answers a command had when it was last delivered"""
@@ -149,6 +172,7 @@ class ReceiverRun:
             case DeliverTask():
                 self._deliver(step)
             case Reserve(names):
+                self._reserved |= set(names)
                 for name in names:
                     self._tasks[name] = ConformTask("phone", self._ids.mint("phone"))
             case ExpectAnswer():
@@ -162,8 +186,8 @@ class ReceiverRun:
             case InKind(name):
                 task = self._tasks[name]
                 self._peer.check_kind(task, self._answers.get(task.key, ()))
-            case Flood(count):
-                for _ in range(count):
+            case Flood():
+                for _ in range(self._memory + MORE_THAN_MEMORY):
                     await self._probe()
                     self._others += 1
             case Cut():
@@ -174,6 +198,8 @@ class ReceiverRun:
                 await self._kill(step)
             case Pause(seconds):
                 await asyncio.sleep(seconds)
+            case AtWork(share):
+                await asyncio.sleep(share * self._answer_time)
             case Nonsense():
                 self._peer.send_nonsense()
             case Inspect():
@@ -183,8 +209,9 @@ class ReceiverRun:
 
     def _deliver(self, step: DeliverTask) -> None:
         task = self._tasks.get(step.name)
-        if task is None or (step.lane and task.lane is None):
+        if task is None or step.name in self._reserved:
             task = self._tasks[step.name] = self._make(step, task)
+            self._reserved.discard(step.name)
         self._marks[step.name] = len(self._answers.get(task.key, ()))
         self._delivered[step.name] = self._delivered.get(step.name, 0) + step.times
         for _ in range(step.times):
@@ -204,13 +231,16 @@ class ReceiverRun:
             id_,
             "no_such_command" if step.unknown_type else COUNT,
             {"other": step.other_content} if step.other_content or step.plain_json or step.old_names else {},
-            now_ms() - 600_000 if step.expired else 0 if step.days_old else now_ms() + 3_600_000,
+            _expiry(step),
             step.lane or None,
             after,
             step.receiver,
             now_ms() - step.days_old * 86_400_000,
             step.old_names,
             step.plain_json,
+            {"after": -1} if step.bare else {"mode": "any", "after": -1} if step.unordered else None,
+            step.own_fields,
+            step.bare,
         )
 
     def _lane_numbers(self, lane: str) -> list[int]:
@@ -225,7 +255,7 @@ class ReceiverRun:
         fresh = [answer for answer in answers[mark:] if answer.code is not None]
         if not fresh:
             raise BrokenRule(
-                self._rule if step.same else "answers",
+                self._rule if step.same or step.proves else "answers",
                 f"{task.id} of {task.sender} was not answered within {ANSWER_WITHIN:g} s",
             )
         last = fresh[-1]
@@ -306,10 +336,12 @@ class ReceiverRun:
     async def _probe(self) -> int:
         """Run one more command, and return how many have run."""
         task = ConformTask(PROBE, self._ids.mint(PROBE), exp=now_ms() + 3_600_000)
+        began = asyncio.get_running_loop().time()
         for _ in range(3):  # a hub repeats what was lost
             self._peer.deliver(task)
             if await self._hear(lambda: bool(self._finals(task)), ANSWER_WITHIN / 2):
                 break
+        self._answer_time = asyncio.get_running_loop().time() - began
         answers = self._finals(task)
         if not answers:
             raise BrokenRule("answers", f"{task.id} was sent three times and not answered")
@@ -331,6 +363,13 @@ class ReceiverRun:
                 return False
             self._answers.setdefault((answer.sender, answer.id), []).append(answer)
         return True
+
+
+def _expiry(step: DeliverTask) -> int:
+    """When the command of a step expires; 0: it does not say."""
+    if step.days_old or step.undated:
+        return 0
+    return now_ms() + (-600_000 if step.expired else 3_600_000)
 
 
 class Enough(Protocol):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from duly.testing.conform.steps import (
+    AtWork,
     CountEffects,
     Cut,
     DeliverTask,
@@ -23,9 +24,6 @@ from duly.testing.conform.steps import (
     Step,
 )
 
-FORGETS_AFTER: Final = 130
-"""Commands after which a memory of a hundred has forgotten the first."""
-
 
 def _killed_at_the_answer(*names: str) -> Iterator[Step]:
     """Kill the program in the moment in which it answers, and ask again."""
@@ -33,13 +31,13 @@ def _killed_at_the_answer(*names: str) -> Iterator[Step]:
         yield from (DeliverTask(name), Kill(at=name), DeliverTask(name), ExpectAnswer(name, same=True))
 
 
-def _killed_at_work(*moments: float) -> Iterator[Step]:
-    """Kill the program so many seconds after a command was sent, and ask again twice."""
-    for number, seconds in enumerate(moments):
+def _killed_at_work(*moments: Pause | AtWork) -> Iterator[Step]:
+    """Kill the program at these moments after a command was sent, and ask again twice."""
+    for number, moment in enumerate(moments):
         name = f"command {number}"
         yield from (
             DeliverTask(name),
-            Pause(seconds),
+            moment,
             Kill(),
             DeliverTask(name),
             Pause(0.2),
@@ -52,7 +50,14 @@ _BOTH: Final = (
         "connects", (Cut(), DeliverTask("a"), ExpectAnswer("a"), Cut(), DeliverTask("b"), ExpectAnswer("b"))
     ),
     Script(
-        "answers", (DeliverTask("a"), ExpectAnswer("a"), DeliverTask("b"), ExpectAnswer("b"), CountEffects(2))
+        "answers",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            DeliverTask("b", bare=True),
+            ExpectAnswer("b"),
+            CountEffects(2),
+        ),
     ),
     Script(
         "runs-once",
@@ -112,18 +117,28 @@ _BOTH: Final = (
         ),
     ),
     Script("stores-before-it-answers", (*_killed_at_the_answer("a", "b", "c"), CountEffects(3))),
-    Script("runs-once-over-kills", (*_killed_at_work(0.0, 0.02, 0.05), CountEffects(3, or_fewer=True))),
+    Script(
+        "runs-once-over-kills",
+        (
+            *_killed_at_work(
+                Pause(0.0), Pause(0.02), Pause(0.05), AtWork(0.3), AtWork(0.5), AtWork(0.7), AtWork(0.9)
+            ),
+            CountEffects(7, or_fewer=True),
+        ),
+    ),
     Script(
         "never-runs-the-forgotten",
         (
             DeliverTask("a", sender="traveller", age=3_600),
             ExpectAnswer("a"),
-            Flood(FORGETS_AFTER),
+            Flood(),
             DeliverTask("a"),
             CountEffects(1),
             Cut(),
             DeliverTask("a", times=2),
             CountEffects(1),
+            DeliverTask("b", sender="traveller"),
+            ExpectAnswer("b", proves=True),
         ),
     ),
     Script("minds-expiry", (DeliverTask("a", expired=True), NotDone("a"), CountEffects(0))),
@@ -131,7 +146,10 @@ _BOTH: Final = (
         "names-the-unknown",
         (DeliverTask("a", unknown_type=True), ExpectAnswer("a", how="not done"), CountEffects(0)),
     ),
-    Script("survives-nonsense", (Nonsense(), DeliverTask("a"), ExpectAnswer("a"), CountEffects(1))),
+    Script(
+        "survives-nonsense",
+        (Nonsense(), DeliverTask("a", own_fields=True), ExpectAnswer("a", proves=True), CountEffects(1)),
+    ),
 )
 _OVER_MQTT: Final = (
     Script("keeps-its-session", (Inspect(),)),
@@ -150,9 +168,17 @@ DEVICE_SCRIPTS: Final = (
             DeliverTask("third", lane="door"),
             Pause(0.05),
             DeliverTask("second", lane="door"),
-            ExpectAnswer("third", how="either"),
-            ExpectAnswer("second", how="either"),
+            ExpectAnswer("third", how="either", proves=True),
+            ExpectAnswer("second", how="either", proves=True),
             InOrder(("second", "third")),
+            Reserve(("never comes", "after a gap")),
+            DeliverTask("after a gap", lane="door"),
+            ExpectAnswer("after a gap", proves=True),
+            Reserve(("early", "late")),
+            DeliverTask("late", unordered=True),
+            ExpectAnswer("late", proves=True),
+            DeliverTask("early", unordered=True),
+            ExpectAnswer("early", proves=True),
         ),
     ),
     Script("answers-pings", (Inspect(),)),
@@ -160,13 +186,32 @@ DEVICE_SCRIPTS: Final = (
     *_OVER_MQTT,
 )
 NODE_SCRIPTS: Final = (
-    *_BOTH,
+    *(script for script in _BOTH if script.rule != "refuses-conflicts"),
     *_OVER_MQTT,
+    Script(  # a hub passes no conflict on to a device, but a node's sender hears what the node says of it
+        "refuses-conflicts",
+        (
+            DeliverTask("a"),
+            ExpectAnswer("a"),
+            DeliverTask("b", like="a", other_content=True),
+            NotDone("b"),
+            CountEffects(1),
+        ),
+    ),
     Script(
         "minds-the-receiver",
         (DeliverTask("a", receiver="another"), NotDone("a", silent=True), CountEffects(0)),
     ),
-    Script("minds-old-tasks", (DeliverTask("a", days_old=3), NotDone("a", silent=True), CountEffects(0))),
+    Script(
+        "minds-old-tasks",
+        (
+            DeliverTask("a", days_old=3),
+            NotDone("a", silent=True),
+            CountEffects(0),
+            DeliverTask("b", undated=True),
+            ExpectAnswer("b", proves=True),
+        ),
+    ),
     Script(
         "answers-in-kind",
         (

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from duly.testing.conform.frame_server import now_ms
-from duly.testing.conform.mqtt_server import MqttServer
+from duly.testing.conform.mqtt_server import MqttMessage, MqttServer
 from duly.testing.conform.receiver import ConformTask, HeardAnswer
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.wire.fd import FdKind
@@ -43,6 +43,16 @@ class RelayedTasks:
         self._answer = answer
         self._asked: ConformTask | None = None
         self.published: list[dict[str, object]] = []
+
+    def take(self, message: MqttMessage) -> None:
+        """Take a task that the node has sent."""
+        try:
+            task = msgspec.json.decode(message.payload, type=dict[str, object])
+        except (msgspec.DecodeError, RecursionError) as problem:
+            raise BrokenRule("resends", f"{message.topic} cannot be read: {problem}") from None
+        if not isinstance(task.get("msg_id"), str):
+            raise BrokenRule("resends", f"a task needs a `msg_id`: {task}")
+        self.published.append(task)
 
     async def check_resends(self, rule: str) -> None:
         """A task that is not answered comes again, as it was."""

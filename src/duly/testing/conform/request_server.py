@@ -40,7 +40,9 @@ class RequestServer(FrameServer):
             return self._abort(request)
         text = await request.text()
         if not request.headers.get("Authorization", "").startswith("Bearer "):
+            self._tried.set()
             return _response({"type": "server_ack", "code": 3, "error": "not_authenticated"}, 401)
+        self._tried.set()
         self._up.set()
         self._transcript.note("<", text)
         if self._strange:
@@ -49,7 +51,7 @@ class RequestServer(FrameServer):
             return web.Response(text=said, status=502 if said.startswith("<") else 202)
         try:
             body = msgspec.json.decode(text, type=Json | list[Json])
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return _response({"type": "server_ack", "code": 2, "error": "malformed"}, 400)
         waiting = [self._hand_over(frame) for frame in (body if isinstance(body, list) else [body])]
         self._requests.append(request)

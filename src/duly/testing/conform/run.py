@@ -17,7 +17,7 @@ from duly.testing.conform.fd_peer import FdPeer
 from duly.testing.conform.frame_device import FrameDevicePeer
 from duly.testing.conform.frame_server import FrameServer
 from duly.testing.conform.mqtt_server import MqttServer
-from duly.testing.conform.receiver import ReceiverPeer, ReceiverRun, SeqIdCounter
+from duly.testing.conform.receiver import MEMORY, ReceiverPeer, ReceiverRun, SeqIdCounter
 from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
 from duly.testing.conform.request_server import RequestServer
 from duly.testing.conform.rules import RULES, BrokenRule, NotChecked, Noun
@@ -85,10 +85,19 @@ AnyScript = Script | AppScript | SentinelScript
 
 class ConformRun:
     """A run against one client. `command` starts the client's program; without it the client is started by
-    hand, and what needs a restart is not checked."""
+    hand, and what needs a restart is not checked. `memory` is how many commands a receiver remembers."""
 
-    def __init__(self, noun: Noun, url: str, command: str | None = None, *, only: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        noun: Noun,
+        url: str,
+        command: str | None = None,
+        *,
+        only: Iterable[str] = (),
+        memory: int = MEMORY,
+    ) -> None:
         self._noun = noun
+        self._memory = memory
         self._transcript = Transcript()
         self.name = NAMES[noun]
         """the name of the client under test"""
@@ -214,7 +223,7 @@ class ConformRun:
             elif isinstance(script, SentinelScript) and sentinel is not None:
                 await sentinel.play(script)
             elif isinstance(script, Script) and peer is not None:
-                await ReceiverRun(peer, subject, self._ids).play(script)
+                await ReceiverRun(peer, subject, self._ids, self._memory).play(script)
 
         return play
 

@@ -23,6 +23,7 @@ from duly.testing.conform.steps import Cut, Kill, Nonsense, Pause
 from duly.testing.conform.subject import RestartedClient
 
 EVENT: Final = "alert_event"
+_DIGITS: Final = 16
 NEXT_WITHIN: Final = 20.0
 DEBOUNCE_MS: Final = 25_000
 """Two events of the same cause are at least so far apart: half a minute, less what clocks and timers add."""
@@ -109,6 +110,7 @@ SENTINEL_SCRIPTS: Final = (
         (
             TakeEvent("a"),
             TakeEvent("b", 5),
+            TakeEvent("c"),  # by now it has read the acknowledgements
             Pause(0.3),
             Cut(),
             EventSettled("a", 2.0),
@@ -224,7 +226,7 @@ class SentinelRun:
             return seq_id, False
         self._known[seq_id] = data
         run, _, number = str(data.get("device_address", "")).rpartition("-")
-        if number.isdigit():
+        if number.isascii() and number.isdigit() and len(number) < _DIGITS:
             self._numbers.setdefault(run, []).append(int(number))
         return seq_id, True
 

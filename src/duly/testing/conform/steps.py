@@ -24,6 +24,14 @@ class DeliverTask(Struct, frozen=True):
     receiver: str = ""
     days_old: int = 0
     """of a task: it has no `exp`, and its `time` is so many days ago"""
+    undated: bool = False
+    """of a task: it has no `exp`, and its `time` is now"""
+    unordered: bool = False
+    """of a command: its `order` says that it belongs to no lane"""
+    bare: bool = False
+    """of a command: it has no data, and its `order` names no key"""
+    own_fields: bool = False
+    """it has fields that the protocol does not know"""
     old_names: bool = False
     plain_json: bool = False
 
@@ -36,11 +44,12 @@ class Reserve(Struct, frozen=True):
 
 class ExpectAnswer(Struct, frozen=True):
     """Wait for an answer to the last delivery of a command: `done`, `not done`, or either; `same`: the answer
-    that it got before."""
+    that it got before. Without one the rule `answers` is broken; with `proves` it is the script's own."""
 
     name: str
     how: str = "done"
     same: bool = False
+    proves: bool = False
 
 
 class NotDone(Struct, frozen=True):
@@ -70,9 +79,8 @@ class InKind(Struct, frozen=True):
 
 
 class Flood(Struct, frozen=True):
-    """DeliverTask so many other commands, each after the one before was answered."""
-
-    count: int
+    """Deliver other commands, each after the one before was answered, until the client has forgotten what
+    came before."""
 
 
 class Cut(Struct, frozen=True):
@@ -89,6 +97,12 @@ class Pause(Struct, frozen=True):
     """Let time pass."""
 
     seconds: float
+
+
+class AtWork(Struct, frozen=True):
+    """Wait for this share of the time in which the client answered its last command."""
+
+    share: float
 
 
 class Nonsense(Struct, frozen=True):
@@ -111,6 +125,7 @@ Step: TypeAlias = (
     | Cut
     | Kill
     | Pause
+    | AtWork
     | Nonsense
     | Inspect
 )

@@ -4,7 +4,8 @@
 `server_ack` for the end; `literal` takes code 5 for a refusal; `strict` takes no `ack` before `server_ack`;
 `gullible` takes every `ack` for its own; `fickle` lets a later answer change the end; `stubborn` sends again
 what was refused; `resigned` takes code 4 for the end; `hopeful` takes unknown for done; `backward` counts
-down; `fragile` ends at what it does not know; `reborn` begins its ids anew at each start.
+down; `fragile` ends at what it does not know; `reborn` begins its ids anew at each start; `pressing` sends a
+command again all the time; `eager` takes an `ack` of a device at work for the end.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ from typing import Any
 import aiohttp
 
 RESEND = 0.1
+RESENDS = 3
 Json = dict[str, Any]
 
 
@@ -23,6 +25,7 @@ class BrokenApp:
         self.n = 1_000 if mode == "backward" else -1
         self.frame: Json = {}
         self.taken = False
+        self.tries = 0
         self.ended: Json | None = None
         self.over = asyncio.Event()
 
@@ -48,9 +51,11 @@ class BrokenApp:
             case "server_ack" if own:
                 self.accepted(frame["code"])
             case "ack" if own or self.mode == "gullible":
-                if self.taken or self.mode != "strict":
+                if frame["state"] == "delivered" and self.mode != "eager":
+                    pass
+                elif self.taken or self.mode != "strict":
                     state = "done" if self.mode == "hopeful" else frame["state"]
-                    self.end(state, frame["code"])
+                    self.end(state, frame.get("code", 0))
             case "welcome" | "server_ack" | "ack":
                 pass
             case _ if self.mode == "fragile":
@@ -70,7 +75,7 @@ class BrokenApp:
                 self.over.clear()
                 self.taken = False
         elif code == 4:
-            self.taken = False
+            self.taken, self.tries = False, 0
 
 
 async def main(mode: str, url: str) -> None:
@@ -98,15 +103,19 @@ async def press(app: BrokenApp, socket: aiohttp.ClientWebSocketResponse) -> None
     while True:
         if not again:
             app.begin()
+        app.tries = 0
         if not again or app.mode != "silent":
             await socket.send_json(app.frame)
         again = False
         while not app.over.is_set():
             try:
-                async with asyncio.timeout(RESEND):
+                async with asyncio.timeout(RESEND / 20 if app.mode == "pressing" else RESEND):
                     await app.over.wait()
             except TimeoutError:
                 if app.taken or app.mode == "silent":
+                    continue
+                app.tries += 1
+                if app.tries > RESENDS and app.mode != "pressing":
                     continue
                 if app.mode == "restless":
                     app.frame["seq_id"] = app.mint()

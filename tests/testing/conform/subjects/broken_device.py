@@ -5,7 +5,12 @@ those before; `deaf` answers no repeat; `anonymous` takes the id for the key, of
 what has expired; `disorderly` runs commands as they come; `amnesic` forgets at a cut; `mumbling` does not say
 for whom its answers are; `polite` calls what it does not know done; `fragile` ends at what it cannot read;
 `pingless` answers no pings; `pushy` sends a push once; `lonely` does not come back; `volatile` stores
-nothing; `slow` works before it stores; `careful` notes what it begins, and breaks no rule of restarts.
+nothing; `slow` works before it stores; `careful` notes what it begins, and breaks no rule of restarts;
+`formal` wants every command to have data; `strict` passes over commands with fields that it does not know;
+`waiting` waits for ever for the
+command before; `ordering` orders what is in no lane; `sulking` runs nothing more of a sender of whom it has
+forgotten an id; `hoarding` keeps the last 200 ids and nothing of those before; `leisurely` takes its time for
+every frame, and breaks no rule of pushes.
 """
 
 import asyncio
@@ -32,6 +37,10 @@ class BrokenDevice:
         self.number = Path(store, "count")
         text = self.memory.read_text() if self.memory.exists() else "{}"
         self.known: dict[str, dict[str, Any]] = json.loads(text)
+        self.lost: set[str] = set()
+        """senders of whom an id was forgotten"""
+        self.newest: dict[str, int] = {}
+        self.pushes: dict[str, dict[str, Any]] = {}
 
     def count(self) -> int:
         n = int(self.number.read_text()) + 1 if self.number.exists() else 1
@@ -41,8 +50,10 @@ class BrokenDevice:
     def save(self) -> None:
         if self.mode == "volatile":
             return
-        if self.mode == "forgetful":
-            self.known = dict(list(self.known.items())[-100:])
+        kept = {"forgetful": 100, "sulking": 100, "hoarding": 200}.get(self.mode, len(self.known))
+        forgotten = list(self.known)[: max(0, len(self.known) - kept)]
+        self.lost |= {key.split()[0] for key in forgotten}
+        self.known = {key: answer for key, answer in self.known.items() if key not in forgotten}
         replace(self.memory, json.dumps(self.known))
 
     async def take(self, frame: dict[str, Any], socket: aiohttp.ClientWebSocketResponse) -> None:
@@ -50,6 +61,8 @@ class BrokenDevice:
         ack = {"type": "ack", "seq_id": frame["seq_id"], "to": frame["from"]}
         if self.mode == "mumbling":
             del ack["to"]
+        if self.passes_over(frame):
+            return
         if key in self.known and self.mode != "naive":
             if self.mode != "deaf" and "code" in self.known[key]:
                 await socket.send_json(self.known[key] | ack)
@@ -74,8 +87,32 @@ class BrokenDevice:
             return
         self.save()
         await socket.send_json(self.known[key] | ack)
-        if self.mode == "pushy" and frame["data"].get("push"):
+        if self.mode == "pushy" and frame.get("data", {}).get("push"):
             await socket.send_json({"type": "event_report", "seq_id": "1_0", "data": {}})
+        if self.mode == "leisurely" and frame.get("data", {}).get("push"):
+            push = {"type": "event_report", "seq_id": f"1_{n}", "data": {}}
+            self.pushes[f"1_{n}"] = push
+            await socket.send_json(push)
+
+    def passes_over(self, frame: dict[str, Any]) -> bool:
+        """Whether a rule is broken by doing nothing."""
+        order, sender, n = frame.get("order", {}), frame["from"], int(frame["seq_id"].split("_")[1])
+        fields = {"type", "seq_id", "to", "from", "data", "exp", "order"}
+        match self.mode:
+            case "formal":
+                return "data" not in frame
+            case "strict":
+                return not set(frame) <= fields
+            case "waiting" if order.get("key"):
+                before, self.newest[sender] = self.newest.get(sender, -1), n
+                return bool(order["after"] > before >= 0)
+            case "ordering" if order.get("mode") == "any":
+                before, self.newest[sender] = self.newest.get(sender, -1), n
+                return n < before
+            case "sulking":
+                known = f"{sender} {frame['seq_id']}" in self.known
+                return not known and sender in self.lost - {"conform"}
+        return False
 
 
 async def main(mode: str, url: str, token: str, store: str) -> None:
@@ -85,9 +122,15 @@ async def main(mode: str, url: str, token: str, store: str) -> None:
             try:
                 async with http.ws_connect(f"{url}/v1/ws", autoping=mode != "pingless") as socket:
                     await socket.send_json({"type": "auth", "token": token})
+                    for push in device.pushes.values():
+                        await socket.send_json(push)
                     async for message in socket:
+                        if mode == "leisurely":
+                            await asyncio.sleep(0.4)
                         try:
                             frame = json.loads(message.data)
+                            if frame["type"] == "server_ack":
+                                device.pushes.pop(frame["seq_id"], None)
                             if isinstance(frame["seq_id"], str) and "from" in frame:
                                 await device.take(frame, socket)
                         except (ValueError, KeyError, TypeError):

@@ -334,7 +334,7 @@ export class App extends Client {
   #ack({ type, from, seq_id, code, state, data, detail, progress, ...fields }) {
     const ack = { state, code, data, detail, fields };
     const command = this.#commands.get(seq_id);
-    if (state === "delivered" && code === undefined) {
+    if (state === "delivered") {
       // The device is at work, and has its time anew.
       if (command) {
         this.#accepted(command);

@@ -18,16 +18,11 @@ import { HttpLink } from "./http_link.js";
 import { Link, RESEND } from "./link.js";
 import { Listeners } from "./listeners.js";
 import { CANCEL, EVENT, Monitor, UPDATE } from "./monitor.js";
-import { DISCONNECT, SEVERITIES, SUMMARY, micros, policyOf } from "./policy.js";
+import { DISCONNECT, SUMMARY, micros, policyOf } from "./policy.js";
+import { fieldOf, nameOf, severityOf } from "./signal_fields.js";
 import { IndexedDbStore, MemoryStore, StoreTaken } from "./stores.js";
 
 const HELD = 1_000;
-const NAME_LIMIT = 200;
-const FIELD_LIMIT = 64 * 1024;
-// The tower takes frames that are nested 32 deep, and a field is two below its frame.
-const DEPTH_LIMIT = 30;
-// Escaped backslashes, and halves of characters: `JSON.stringify` escapes no others.
-const HALVES = /\\(?:\\|ud[89a-f][0-9a-f]{2})/g;
 const LOOK = 60_000;
 const STEP = 1_000;
 // Errors of the tower that no further try can change.
@@ -555,41 +550,6 @@ export class Sentinel extends Listeners {
     const data = { profile_id: this.#profile, every, ...reported };
     this.#send({ type: "alert_heartbeat", seq_id: `beat-${this.#beats}`, data });
   }
-}
-
-/** @param {string} field @param {string} value */
-function nameOf(field, value) {
-  const bytes = typeof value === "string" ? new TextEncoder().encode(value).length : 0;
-  if (bytes < 1 || bytes > NAME_LIMIT || /\0|\p{Surrogate}/u.test(value)) {
-    throw new TypeError(`${field} is a text of 1 to ${NAME_LIMIT} bytes without NUL`);
-  }
-  return value;
-}
-
-/** @param {string} value @returns {import("./policy.js").Severity} */
-function severityOf(value) {
-  if (!SEVERITIES.includes(value)) throw new TypeError(`severity is one of ${SEVERITIES.join(", ")}`);
-  return /** @type {import("./policy.js").Severity} */ (value);
-}
-
-/** A copy of what goes along, as it will be on the wire. A name that was cut in the middle of an emoji would be
- * refused there, and the alert with it: half a character becomes a �.
- * @param {string} field @param {any} value */
-function fieldOf(field, value) {
-  if (value === undefined || value === null) return undefined;
-  const text = JSON.stringify(value)?.replace(HALVES, (found) => (found === "\\\\" ? found : "\ufffd"));
-  if (text === undefined) throw new TypeError(`${field} cannot be written as JSON`);
-  const size = new TextEncoder().encode(text).length;
-  if (size > FIELD_LIMIT) throw new RangeError(`${field} has ${size} bytes, the limit is ${FIELD_LIMIT}`);
-  const copy = JSON.parse(text);
-  if (depthOf(copy) > DEPTH_LIMIT) throw new RangeError(`${field} is nested more than ${DEPTH_LIMIT} deep`);
-  return copy;
-}
-
-/** @param {any} value @returns {number} */
-function depthOf(value) {
-  if (value === null || typeof value !== "object") return 0;
-  return 1 + Object.values(value).reduce((most, one) => Math.max(most, depthOf(one)), 0);
 }
 
 /** Something that no other sentinel has. */
