@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import random
+import signal
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -25,7 +28,7 @@ from duly.errors import DulyError
 
 if TYPE_CHECKING:
     from duly.cli.bad_network import BadConnection, Damage
-    from duly.clients.app import SentCommand
+    from duly.clients.app import App, SentCommand
 
 PACE_SECONDS: Final = 0.1
 SETTLE_SECONDS: Final = 12.0
@@ -59,22 +62,28 @@ def demo(
     commands: Annotated[
         int, typer.Option("--commands", min=1, max=60, help="So many to the lock and as many to the lamp.")
     ] = 25,
+    page: Annotated[
+        bool,
+        typer.Option("--page", help="Print a link to the hub's page, and go on until Ctrl-C, to be watched."),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Command a lock over a bad network, and count effects.
 
     A hub, a lock and a lamp, and between them a network that drops, repeats, delays and reorders frames and
-    cuts connections. All in a temporary folder that is removed again; takes some five seconds.
+    cuts connections. All in a temporary folder that is removed again; takes some five seconds. With --page it
+    can be watched in a browser, and goes on until Ctrl-C.
     """
     if not json:
+        many = "Commands to each until Ctrl-C" if page else f"{commands} commands to each"
         note(
             "A phone, a hub, a lock and a lamp. Between them a network that drops, repeats, delays",
-            f"and reorders frames and cuts connections. {commands} commands to each …",
+            f"and reorders frames and cuts connections. {many} …",
             "",
         )
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="duly-demo-") as folder:
-        told, damage = asyncio.run(_demo(Path(folder), commands))
+        told, damage = asyncio.run(_demo(Path(folder), commands, page=page))
     seconds = time.monotonic() - began
     well = all(one.well for one in told)
     if json:
@@ -84,7 +93,7 @@ def demo(
     raise typer.Exit(Exit.OK if well else Exit.FAILED)
 
 
-async def _demo(folder: Path, commands: int) -> tuple[list[DemoOutcome], Damage]:
+async def _demo(folder: Path, commands: int, *, page: bool) -> tuple[list[DemoOutcome], Damage]:
     from duly.cli.bad_network import BadConnection, Damage
     from duly.clients.app import App
     from duly.clients.device import Device
@@ -116,15 +125,32 @@ async def _demo(folder: Path, commands: int) -> tuple[list[DemoOutcome], Damage]
         app = await closing.enter_async_context(
             App(roads["phone"].url, tokens["phone"], store=str(folder / "phone.db"))
         )
-        sent: dict[str, list[SentCommand]] = {name: [] for name in TYPES}
-        for n in range(commands):
-            for name, (type_, key) in TYPES.items():
-                sent[name].append(await app.post(name, type_, {key: n % 2 == 0}, queue=True, expires=60))
-            await asyncio.sleep(PACE_SECONDS)
+        if page:
+            link = f"{hub.url}/login#{await hub.dashboard.access.make_link()}"
+            note("Watch it in a browser; the link works once, and Ctrl-C ends it all:", f"  {link}", "")
+        sent = await _send(app, _until_interrupted() if page else range(commands))
         for road in roads.values():
             road.calm = True  # a network heals at last; what was lost is repeated now
         ends = {name: await _ends(posted) for name, posted in sent.items()}
         return [_judge(name, ends[name], effects[name], roads[name].arrived) for name in TYPES], damage
+
+
+def _until_interrupted() -> Iterator[int]:
+    """Numbers from 0 on, until Ctrl-C or a request to end."""
+    told, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    return itertools.takewhile(lambda _: not told.is_set(), itertools.count())
+
+
+async def _send(app: App, turns: Iterable[int]) -> dict[str, list[SentCommand]]:
+    """Send a command to each device in each turn, without waiting for its end."""
+    sent: dict[str, list[SentCommand]] = {name: [] for name in TYPES}
+    for n in turns:
+        for name, (type_, key) in TYPES.items():
+            sent[name].append(await app.post(name, type_, {key: n % 2 == 0}, queue=True, expires=60))
+        await asyncio.sleep(PACE_SECONDS)
+    return sent
 
 
 async def _ends(commands: list[SentCommand]) -> dict[str, str]:

@@ -178,7 +178,7 @@ def _totals(cluster: list[JsonObject]) -> Iterable[str]:
                 row.get(outcome if outcome in OUTCOMES else "refused", 0) + one["value"]
             )
     if not counts:
-        return ["no message has come yet; 'duly demo' sends some"]
+        return ["no message has come yet; 'duly send' sends one"]
     kinds = sorted(counts, key=lambda kind: -sum(counts[kind].values()))
     width = max(len("in all"), *(len(kind) for kind in kinds[:KINDS_SHOWN]))
     lines = [style(pad("in all", width) + "".join(f"{word:>11}" for word in OUTCOMES), "dim")]

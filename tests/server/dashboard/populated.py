@@ -42,7 +42,8 @@ class PopulatedHub(LocalHub):
         await self.add(Role.SENTINEL, "grandma-watch", "cellar")
         for device in DEVICES:
             await self.hub.accounts.grant("phone", device)
-        await self.hub.accounts.grant("tablet", "hall-lamp")
+        for device in ("hall-lamp", "garage"):
+            await self.hub.accounts.grant("tablet", device)
         for name in DEVICES[:4]:
             await self._device(name)
         await self._commands()
@@ -50,6 +51,10 @@ class PopulatedHub(LocalHub):
         for name in ("ann", "bob"):
             await self.hub.people.register(name, "correct horse", "127.0.0.1", trusted=True)
             self.tokens[name] = await self.hub.people.let_in(name)
+        audit = self.hub.dashboard.audit
+        await audit.add("ann", "operator", "alert.ack", f"cellar {self.event[1]}", "on my way")
+        reason = "vic has the role viewer; this needs operator"
+        await audit.add("vic", "viewer", "command.send", "front-door lock_control", "", f"refused: {reason}")
         for who, to, text in (
             ("ann", "bob", "Is the garage door closed?"),
             ("bob", "ann", "The motor is blocked. I am on my way."),
@@ -120,7 +125,7 @@ class PopulatedHub(LocalHub):
                 "profile_id": "home",
                 "trigger_reason": reason,
                 "severity": severity,
-                "timestamp": now - 60_000 * i,
+                "timestamp": now - 60_000 * (3 - i),
                 "device_address": "wrist" if who == "grandma-watch" else "pump",
                 "session_id": "s1" if who == "grandma-watch" else "",
             }
@@ -137,6 +142,13 @@ class PopulatedHub(LocalHub):
                 await asyncio.gather(
                     *(app.send("hall-lamp", "dev_control", {"n": n}) for n in range(together))
                 )
+                if turn % 12 == 5:  # its motor is blocked
+                    with suppress(DulyError):
+                        await app.send("garage", "lock_control", {"open": True})
+                if turn % 9 == 4:  # asked twice, done once
+                    command = await app.post("hall-lamp", "dev_control", {"turn": turn})
+                    await command.ended()
+                    await app.send("hall-lamp", "dev_control", {"turn": turn}, id=command.id)
                 await asyncio.sleep(0.1)
 
     async def stop(self) -> None:
@@ -169,7 +181,10 @@ class PopulatedHub(LocalHub):
         await page.fill("form input[type=password]", "correct horse")
         await page.fill("form input:not([type=password])", "ann")
         await page.click("button[value=login]")
-        await page.wait_for_selector(".chat-new")
+        await page.wait_for_selector(".chat-new", state="attached")
+        await page.wait_for_selector(".bubble.mine")
+        if not await page.locator(".chat-new").is_visible():
+            await page.click(".chat-fold summary")
         await page.fill(".chat-new input >> nth=0", "bob")
         await page.click(".chat-new button")
         await page.wait_for_selector(".bubble.mine")

@@ -4,8 +4,8 @@ import { t, figure, number } from "./i18n.js";
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
-/** A chart of some columns: `lines` are [column, label, colour]. Returns its element, `draw(data)` and `end()`. */
-export function chart(title, lines, unit) {
+/** A chart of some columns: `lines` are [column, label, colour]; `whole`: what it shows is counted, so its axis has no fractions. Returns its element, `draw(data)` and `end()`. */
+export function chart(title, lines, unit, whole = false) {
   const box = h("div", { class: "chart", role: "img", "aria-label": title });
   const summary = h("div", { class: "legend" });
   const element = h("figure", { class: "panel chart-box" }, h("figcaption", { class: "row spread" }, h("h3", {}, title), h("span", { class: "small muted" }, unit)), box, summary);
@@ -48,7 +48,7 @@ export function chart(title, lines, unit) {
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 1)] } },
       axes: [
         { ...axis, space: 70, size: 28, values: (_, splits, __, ___, step) => splits.map((at) => clock(at, step)) },
-        { ...axis, size: 46, values: (_, splits) => splits.map((value) => number(value, value < 10 ? 1 : 0)) },
+        { ...axis, size: 46, ...(whole ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5] } : {}), values: (_, splits) => splits.map((value) => number(value, value < 10 ? 1 : 0)) },
       ],
       series: [{}, ...lines.map(([, label, c]) => ({ label, stroke: colour(c), width: 1.75, points: { show: false } }))],
     };

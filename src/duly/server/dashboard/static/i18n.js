@@ -1,6 +1,7 @@
 // The words of the page in two languages; which one is remembered.
 import en from "./i18n/en.js";
 import zh from "./i18n/zh.js";
+import sentences from "./i18n/sentences.js";
 
 const TABLES = { en, zh };
 
@@ -30,6 +31,37 @@ export function t(key, values = {}) {
 /** The word for a state, an action or a counter; what has no word is shown as it is. */
 export function word(group, name) {
   return TABLES[language][`${group}.${name}`] ?? TABLES.en[`${group}.${name}`] ?? String(name ?? "");
+}
+
+const LONGEST = 600;
+let patterns = null;
+const known = new Map();
+
+/** A sentence of the hub in the language of the page, as far as the page knows it; see i18n/sentences.js. */
+export function sentence(text, depth = 3) {
+  const said = String(text ?? "");
+  if (language !== "zh" || !said || said.length > LONGEST || !depth) return said;
+  const before = known.get(said);
+  if (before !== undefined) return before;
+  patterns ??= sentences.map(([english, chinese]) => [
+    new RegExp(`^${english.split(/\{\w+\}/).map((part) => part.replace(/[.*+?^$()|[\]\\{}]/g, "\\$&")).join("(.*?)")}$`, "s"), [...english.matchAll(/\{(\w+)\}/g)].map(([, name]) => name), chinese]);
+  const found = translated(said, depth);
+  if (known.size > 2000) known.clear();
+  known.set(said, found);
+  return found;
+}
+
+function translated(said, depth) {
+  for (const [pattern, names, chinese] of patterns) {
+    const values = said.match(pattern)?.slice(1);
+    if (!values) continue;
+    return chinese.replace(/\{(\w+)\}/g, (_, name) => {
+      const value = values[names.indexOf(name)];
+      const group = name.replace(/\d$/, "");
+      return group === "state" || group === "role" ? word(group, value) : group === "name" ? value : sentence(value, depth - 1);
+    });
+  }
+  return said;
 }
 
 const locale = () => (language === "zh" ? "zh-CN" : "en-GB");

@@ -1,6 +1,6 @@
 // Pieces that several pages use.
 import { h, fill } from "./dom.js";
-import { t, word, time, ago, number } from "./i18n.js";
+import { t, word, time, ago, number, sentence } from "./i18n.js";
 
 const LEVELS = {
   done: "good", acknowledged: "info", resolved: "good", arrived: "good", online: "good",
@@ -17,10 +17,16 @@ export const when = (ms, fine = false) => h("time", { datetime: ms ? new Date(ms
 
 export const since = (ms) => h("time", { datetime: ms ? new Date(ms).toISOString() : "", title: ms ? new Date(ms).toLocaleString() : "" }, ago(ms));
 
+/** What is not there, or zero: a narrow screen leaves it out. */
+export const nil = (text = "–") => h("span", { class: "nil" }, text);
+
+/** A count; zero steps back behind the others. */
+export const tally = (n) => (n ? number(n) : nil("0"));
+
 export const short = (id) => (id.length > 22 ? `${id.slice(0, 10)}…${id.slice(-8)}` : id);
 
 export function empty(title, hint, command) {
-  return h("div", { class: "empty" }, h("strong", {}, title), hint ? h("p", {}, hint) : null, command ? h("code", {}, command) : null);
+  return h("div", { class: "empty" }, h("strong", {}, title), hint ? h("p", {}, hint) : null, command ? h("code", { class: "command" }, command) : null);
 }
 
 export function field(label, control, extra = "") {
@@ -64,7 +70,7 @@ export function table(columns, caption, more = "") {
   const element = h("table", { class: `cards ${more}` },
     h("caption", { class: "visually-hidden" }, caption),
     h("thead", {}, h("tr", {}, columns.map(([label, kind]) => h("th", { scope: "col", class: kind ?? null }, label || h("span", { class: "visually-hidden" }, t("actions")))))), body);
-  const row = (...cells) => h("tr", {}, cells.map((cell, i) => h("td", { "data-label": columns[i][0], class: columns[i][1] ?? null }, cell === "" ? null : cell)));
+  const row = (...cells) => h("tr", {}, cells.map((cell, i) => h("td", { "data-label": columns[i][0], class: columns[i][1] ?? null }, cell === "" ? null : cell === "–" ? nil() : cell)));
   return { wrap: h("div", { class: "table-wrap", tabindex: "0", role: "region", "aria-label": caption }, element), body, row };
 }
 
@@ -101,8 +107,8 @@ export function toast(text, level = "") {
 
 export function explain(problem) {
   if (problem.status === 0) return t("unreachable");
-  if (problem.status === 403 && problem.word === "not_allowed") return `${t("not.allowed")} ${problem.message}`;
-  return problem.message || t("failed");
+  if (problem.status === 403 && problem.word === "not_allowed") return `${t("not.allowed")} ${sentence(problem.message)}`;
+  return sentence(problem.message) || t("failed");
 }
 
 /** Runs an action of a button: once at a time, telling how it went. */

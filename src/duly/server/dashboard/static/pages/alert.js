@@ -1,6 +1,6 @@
 // One alert: what happened, who was told, how that went, and what people did.
 import { h, fill, keep } from "../dom.js";
-import { t, number } from "../i18n.js";
+import { t, number, sentence } from "../i18n.js";
 import { watch, may, queryOf } from "../api.js";
 import { badge, when, facts, table, empty } from "../widgets.js";
 import { actions, letterActions, silence } from "./alerts.js";
@@ -22,7 +22,7 @@ export default function alert(page, { sentinel = "", event = "" }) {
   title.textContent = event;
   let said = "";
   return watch("alert", { sentinel, event }, (seen) => {
-    if (seen.problem) { fill(body, h("div", { class: "panel" }, empty(t("alert.missing"), seen.problem))); return; }
+    if (seen.problem) { fill(body, h("div", { class: "panel" }, empty(t("alert.missing"), sentence(seen.problem)))); return; }
     if (!body.contains(whole)) fill(body, whole);
     title.textContent = seen.reason;
     document.title = `${seen.reason} · duly`;
@@ -32,9 +32,9 @@ export default function alert(page, { sentinel = "", event = "" }) {
       fill(doing, actions(seen, false), may("operator") ? h("button", { type: "button", class: "button", onclick: (click) => silence(click.currentTarget, { sentinel, device: seen.device, reason: seen.reason }) }, t("silence")) : null);
     }
     fill(about, facts([[t("happened"), when(seen.time)], [t("received"), when(seen.accepted_at)], [t("sentinel"), seen.sentinel], [t("device"), seen.device || "–"], [t("profile"), seen.profile], [t("session"), seen.session || "–"],
-      [t("state"), badge("state", seen.state)], seen.detail ? [t("detail"), seen.detail] : null, seen.location ? [t("location"), JSON.stringify(seen.location)] : null, seen.device_meta ? [t("device.meta"), JSON.stringify(seen.device_meta)] : null, seen.summary ? [t("held.back"), JSON.stringify(seen.summary)] : null,
+      [t("notifying"), badge("state", seen.state)], seen.detail ? [t("detail"), sentence(seen.detail)] : null, seen.location ? [t("location"), h("code", {}, JSON.stringify(seen.location))] : null, seen.device_meta ? [t("device.meta"), h("code", {}, JSON.stringify(seen.device_meta))] : null, seen.summary ? [t("held.back"), h("code", {}, JSON.stringify(seen.summary))] : null,
       seen.note ? [t("note"), seen.note] : null, seen.offset_ms ? [t("offset"), `${seen.offset_ms} ms`] : null, [t("id"), h("a", { class: "mono", href: `/message?${queryOf({ scope: sentinel, id: event })}`, title: t("timeline") }, seen.event)]]));
-    keep(list.body, seen.deliveries, (one) => `${one.recipient}/${one.round}`, (one) => list.row(h("span", { class: "mono" }, one.recipient), badge("state", one.state), number(one.attempts), one.due ? when(one.due) : "–", one.error ? h("span", { class: "muted" }, one.error) : null, letterActions(seen, one)));
+    keep(list.body, seen.deliveries, (one) => `${one.recipient}/${one.round}`, (one) => list.row(h("span", { class: "mono" }, one.recipient), badge("state", one.state), number(one.attempts), one.due ? when(one.due) : "–", one.error ? h("span", { class: "muted" }, sentence(one.error)) : null, letterActions(seen, one)));
     list.wrap.hidden = !seen.deliveries.length;
     fill(none, seen.deliveries.length ? null : empty(t("deliveries.none"), t("deliveries.none.hint")));
     episodeBox.hidden = seen.events.length < 2;

@@ -1,6 +1,6 @@
 // Alerts, the status page: counters, events by episode, deliveries, sentinels, silences, recipients.
 import { h, fill, keep } from "../dom.js";
-import { t, word, number } from "../i18n.js";
+import { t, word, number, sentence } from "../i18n.js";
 import { act, watch, may, queryOf } from "../api.js";
 import { badge, when, since, short, tile, table, segments, empty, doing, askFor, options } from "../widgets.js";
 
@@ -45,7 +45,7 @@ export default function alerts(page, query, { go }) {
     shows(silences, noSilences, seen.silences, () => empty(t("silences.none")));
     const to = seen.profiles.flatMap((profile) => profile.steps.flatMap((step) => step.to.map((label) => ({ profile: profile.name, label, after: step.after }))));
     keep(recipients.body, to, (one) => `${one.profile} ${one.label} ${one.after}`, (one) => recipients.row(one.profile, h("span", { class: "mono" }, one.label), one.after ? t("after", { n: number(one.after / 60, 1) }) : t("at.once"),
-      may("operator") ? h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("channel.test", { recipient: one.label }), (said) => (said.fate === "arrived" ? t("test.arrived", { ms: number(said.ms) }) : `${t("test.failed")} ${said.detail}`)) }, t("test")) : null));
+      may("operator") ? h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("channel.test", { recipient: one.label }), (said) => (said.fate === "arrived" ? t("test.arrived", { ms: number(said.ms) }) : `${t("test.failed")} ${sentence(said.detail)}`)) }, t("test")) : null));
     shows(recipients, noRecipients, to, () => empty(t("recipients.none"), t("recipients.none.hint"), "duly profile set default --send URL"));
   });
   const stopList = view === "dead" || view === "open" ? deliveries(list, next, view, query) : events(list, next, view, query);
@@ -67,15 +67,15 @@ function events(place, next, view, query) {
   const none = h("div");
   fill(place, list.wrap, none);
   return watch("alerts", { status: view === "active" ? "active" : "", before: query.before ?? "" }, (seen) => {
-    if (!seen.alerts) { fill(none, h("p", { class: "notice bad" }, seen.problem)); return; }
+    if (!seen.alerts) { fill(none, h("p", { class: "notice bad" }, sentence(seen.problem))); return; }
     const size = {};
     for (const one of seen.alerts) size[one.episode] = (size[one.episode] ?? 0) + 1;
     keep(list.body, seen.alerts.map((one) => ({ ...one, together: size[one.episode] })), (one) => `${one.sentinel}/${one.event}`, (one) => {
       const done = one.deliveries.filter((each) => each.state === "done").length;
       return list.row(when(one.time), badge("severity", one.severity), h("div", {}, h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), one.together > 1 ? h("div", { class: "small muted" }, t("episode", { n: one.together })) : null),
-        one.sentinel, one.device || "–", badge("status", one.status), h("span", { class: "muted" }, `${done}/${one.deliveries.length}`), actions(one));
+        one.sentinel, one.device || "–", badge("status", one.status), one.deliveries.length ? h("span", { class: "muted" }, t("notified.of", { n: number(done), total: number(one.deliveries.length) })) : "–", actions(one));
     });
-    shows(list, none, seen.alerts, () => (view === "active" ? empty(t("alerts.none.active"), t("alerts.none.active.hint")) : empty(t("alerts.none"), t("alerts.none.hint"), "duly alert send fall --as watch")));
+    shows(list, none, seen.alerts, () => (view === "active" ? empty(t("alerts.none.active"), t("alerts.none.active.hint")) : empty(t("alerts.none"), t("alerts.none.hint"), "duly alert trigger smoke")));
     pager(next, query, seen);
   });
 }
@@ -92,13 +92,14 @@ export function actions(one, plain = true) {
 }
 
 function deliveries(place, next, view, query) {
-  const list = table([[t("time"), "time"], [t("reason")], [t("recipient"), "address"], [t("state")], [t("attempts"), "number"], [t("next.try"), "time"], [t("detail"), "wide"], ["", "actions"]], t("deliveries"));
+  const dead = view === "dead"; // no next try, so no column for it
+  const list = table([[t("time"), "time"], [t("reason")], [t("recipient"), "address"], [t("state")], [t("attempts"), "number"], ...(dead ? [] : [[t("next.try"), "time"]]), [t("detail"), "wide"], ["", "actions"]], t("deliveries"));
   const none = h("div");
   fill(place, list.wrap, none);
   return watch("alerts-deliveries", { state: view, before: query.before ?? "" }, (seen) => {
-    if (!seen.deliveries) { fill(none, h("p", { class: "notice bad" }, seen.problem)); return; }
+    if (!seen.deliveries) { fill(none, h("p", { class: "notice bad" }, sentence(seen.problem))); return; }
     keep(list.body, seen.deliveries, (one) => `${one.sentinel}/${one.event}/${one.delivery.recipient}/${one.delivery.round}`, (one) => list.row(when(one.time),
-      h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), h("span", { class: "mono" }, one.delivery.recipient), badge("state", one.delivery.state), number(one.delivery.attempts), one.delivery.due ? when(one.delivery.due) : "–", one.delivery.error ? h("span", { class: "muted" }, one.delivery.error) : null, letterActions(one, one.delivery)));
+      h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), h("span", { class: "mono" }, one.delivery.recipient), badge("state", one.delivery.state), number(one.delivery.attempts), ...(dead ? [] : [one.delivery.due ? when(one.delivery.due) : "–"]), one.delivery.error ? h("span", { class: "muted" }, sentence(one.delivery.error)) : null, letterActions(one, one.delivery)));
     shows(list, none, seen.deliveries, () => empty(t(`deliveries.none.${view}`)));
     pager(next, query, seen);
   });
@@ -110,7 +111,7 @@ export function letterActions(alert, delivery) {
   const body = { sentinel: alert.sentinel, event: alert.event };
   const to = delivery.recipient === "none" ? {} : { recipient: delivery.recipient };
   return h("div", { class: "row" },
-    h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("deliveries.retry", { ...body, ...to }), t("retry.begun")) }, t("retry")),
+    h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("deliveries.retry", { ...body, ...to }), t("retry.begun")) }, t(delivery.state === "done" ? "retry.done" : delivery.state === "accepted" && !delivery.attempts ? "retry.now" : "retry")),
     to.recipient ? h("button", { type: "button", class: "button small", onclick: async (event) => {
       const button = event.currentTarget;
       const values = await askFor(t("edit.title"), t("edit.text", { recipient: delivery.recipient }), [["url", t("address"), h("input", { required: true, placeholder: "https://… mailto://…", spellcheck: "false", autocomplete: "off" })]], t("edit.send"));

@@ -15,30 +15,33 @@ function render(doc) {
   const schemas = Object.entries(doc.components?.schemas ?? {});
   return [
     h("section", { class: "section" }, h("h2", {}, `${doc.info.title} ${doc.info.version}`), doc.info.description ? h("p", { class: "muted" }, doc.info.description) : null, h("div", { class: "panel flush" }, operations)),
-    h("section", { class: "section" }, h("h2", {}, t("api.schemas")), h("div", { class: "panel flush" }, schemas.map(([name, schema]) => h("details", { class: "operation", id: `schema-${name}` }, h("summary", {}, h("strong", { class: "mono" }, name), h("span", { class: "muted" }, schema.description ?? "")), h("div", {}, properties(schema)))))),
+    h("section", { class: "section" }, h("h2", {}, t("api.schemas")), h("div", { class: "panel flush" }, schemas.map(([name, schema]) => h("details", { class: "operation", id: `schema-${name}` }, h("summary", {}, h("strong", { class: "mono" }, name), h("span", { class: "muted" }, prose(schema.description))), h("div", {}, properties(schema)))))),
   ];
 }
 
 function operation(path, method, one) {
   const parameters = one.parameters ?? [];
   const given = table([[t("name")], [t("api.where")], [t("api.type")], [t("api.meaning")]], t("api.parameters"));
-  given.body.append(...parameters.map((p) => given.row(h("span", { class: "mono" }, p.name + (p.required ? " *" : "")), p.in, type(p.schema), p.description ?? "")));
+  given.body.append(...parameters.map((p) => given.row(h("span", { class: "mono" }, p.name + (p.required ? " *" : "")), p.in, type(p.schema), p.description ? h("span", {}, prose(p.description)) : "")));
   const schema = one.requestBody?.content?.["application/json"]?.schema;
   return h("details", { class: "operation" },
-    h("summary", {}, h("span", { class: `method ${method}` }, method.toUpperCase()), h("code", {}, path), h("span", { class: "muted" }, one.summary ?? "")),
-    h("div", {}, one.description ? h("p", {}, one.description) : null,
+    h("summary", {}, h("span", { class: `method ${method}` }, method.toUpperCase()), h("code", {}, path), h("span", { class: "muted" }, prose(one.summary))),
+    h("div", {}, one.description ? h("p", {}, prose(one.description)) : null,
       parameters.length ? [h("h3", {}, t("api.parameters")), given.wrap] : null,
       schema ? [h("h3", {}, t("api.body")), h("p", {}, type(schema))] : null,
-      h("h3", {}, t("api.answers")), facts(Object.entries(one.responses ?? {}).map(([status, said]) => [status, [said.description ?? "", " ", type(said.content?.["application/json"]?.schema)]]))));
+      h("h3", {}, t("api.answers")), facts(Object.entries(one.responses ?? {}).map(([status, said]) => [status, [prose(said.description), " ", type(said.content?.["application/json"]?.schema)]]))));
 }
 
 function properties(schema) {
   if (!schema.properties) return h("pre", { tabindex: "0" }, JSON.stringify(schema, null, 2));
   const list = table([[t("name")], [t("api.type")], [t("api.meaning")]], t("api.schemas"));
   const required = new Set(schema.required ?? []);
-  list.body.append(...Object.entries(schema.properties).map(([name, one]) => list.row(h("span", { class: "mono" }, name + (required.has(name) ? " *" : "")), type(one), one.description ?? "")));
+  list.body.append(...Object.entries(schema.properties).map(([name, one]) => list.row(h("span", { class: "mono" }, name + (required.has(name) ? " *" : "")), type(one), one.description ? h("span", {}, prose(one.description)) : "")));
   return list.wrap;
 }
+
+/** A text in which `names` stand between backticks. */
+const prose = (text) => (text ?? "").split("`").map((part, i) => (i % 2 ? h("code", {}, part) : part));
 
 /** A type in words, with links to the schemas it names. */
 function type(schema) {

@@ -1,20 +1,20 @@
 // The audit chain and the sessions, for admins.
 import { h, fill, keep } from "../dom.js";
-import { t, word } from "../i18n.js";
+import { t, word, sentence } from "../i18n.js";
 import { act, watch, queryOf } from "../api.js";
 import { badge, when, table, empty, doing } from "../widgets.js";
 
 export default function audit(page, query) {
-  const list = table([["n", "number"], [t("time"), "time"], [t("who")], [t("what")], [t("target")], [t("result")], [t("hash")]], t("nav.audit"));
+  const list = table([["#", "number aside"], [t("time"), "time"], [t("who")], [t("what")], [t("target"), "wide"], [t("result")], [t("hash"), "aside"]], t("nav.audit"), "compact");
   const none = h("div");
   const next = h("div", { class: "row" });
   const sessions = table([[t("name")], [t("role")], [t("since"), "time"], [t("expires"), "time"], ["", "actions"]], t("sessions"));
-  fill(page, h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.audit")), h("p", { class: "muted" }, t("audit.about"), " ", h("code", {}, "duly audit verify"))), h("a", { class: "button small plain", href: `/audit.json?${queryOf(query)}`, target: "_blank", rel: "noopener" }, "JSON")),
+  fill(page, h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.audit")), h("p", { class: "muted" }, t("audit.about"), " ", h("code", { class: "command" }, "duly audit verify"))), h("a", { class: "button small plain", href: `/audit.json?${queryOf(query)}`, target: "_blank", rel: "noopener" }, "JSON")),
     h("section", { class: "panel flush" }, list.wrap, none), h("div", { class: "pager" }, h("span"), next),
     h("section", { class: "section" }, h("h2", {}, t("sessions")), h("div", { class: "panel flush" }, sessions.wrap)));
   const stopList = watch("audit", { before: query.before ?? "" }, (seen) => {
-    if (!seen.entries) { list.wrap.hidden = true; fill(none, empty(t("not.allowed"), seen.problem)); return; }
-    keep(list.body, seen.entries, (one) => one.n, (one) => list.row(String(one.n), when(one.at), h("div", {}, one.actor, h("div", { class: "small muted" }, word("role", one.role))), h("span", { class: "mono" }, one.action), h("div", {}, one.target, one.detail ? h("div", { class: "small muted" }, one.detail) : null), one.result === "done" ? badge("state", "done") : h("span", { class: "badge bad" }, one.result.slice(0, 60)), h("span", { class: "mono muted", title: one.hash }, one.hash?.slice(0, 10) ?? "")));
+    if (!seen.entries) { list.wrap.hidden = true; fill(none, empty(t("not.allowed"), sentence(seen.problem))); return; }
+    keep(list.body, seen.entries, (one) => one.n, (one) => list.row(String(one.n), when(one.at), h("div", {}, one.actor, h("div", { class: "small muted" }, word("role", one.role))), h("span", { class: "mono" }, one.action), h("div", {}, one.target, one.detail ? h("div", { class: "small muted" }, sentence(one.detail)) : null), one.result === "done" ? badge("state", "done") : h("div", {}, h("span", { class: "badge bad" }, t(one.result.startsWith("refused") ? "state.refused" : "state.failed")), h("div", { class: "small muted" }, sentence(one.result))), h("span", { class: "mono muted", title: one.hash }, one.hash?.slice(0, 10) ?? "")));
     list.wrap.hidden = !seen.entries.length;
     fill(none, seen.entries.length ? null : empty(t("audit.none")));
     fill(next, query.before ? h("a", { class: "button", href: "/audit" }, t("newest")) : null, seen.next ? h("a", { class: "button", href: `/audit?${queryOf({ before: seen.next })}` }, t("older")) : null);

@@ -33,7 +33,7 @@ function enter(body, Chat, entered) {
       const token = await Chat.logIn(location.origin, name.value.trim(), password.value, "dashboard");
       entered({ name: name.value.trim(), token });
     } catch (problem) {
-      told.textContent = problem.message || explain(problem);
+      told.textContent = explain(problem);
       told.hidden = false;
     }
   };
@@ -59,7 +59,9 @@ function talk(body, Chat, who, leave) {
   const to = h("input", { autocomplete: "off", spellcheck: "false", required: true });
   const members = h("input", { autocomplete: "off", spellcheck: "false" });
   const fresh = h("form", { class: "chat-new", onsubmit: (event) => { event.preventDefault(); begin(); } }, field(t("chat.to"), to), field(t("chat.members"), members), h("button", { type: "submit", class: "button small" }, t("chat.begin")));
-  fill(body, h("div", { class: "chat" }, h("div", { class: "chat-list" }, h("div", { class: "thread-head" }, h("strong", {}, who.name), h("button", { type: "button", class: "button small plain", onclick: () => { chat.close(); leave(); } }, t("log.out"))), list, fresh),
+  const folded = h("details", { class: "fold chat-fold" }, h("summary", {}, t("chat.new")), fresh);
+  folded.open = true;
+  fill(body, h("div", { class: "chat" }, h("div", { class: "chat-list" }, h("div", { class: "thread-head" }, h("strong", {}, who.name), h("button", { type: "button", class: "button small plain", onclick: () => { chat.close(); leave(); } }, t("chat.leave"))), list, folded),
     h("div", { class: "thread" }, h("div", { class: "thread-head" }, title, state), bubbles, composer)));
 
   const conv = (id, label) => {
@@ -130,7 +132,7 @@ function talk(body, Chat, who, leave) {
       } catch { /* a conversation that has not begun */ }
       showLines();
     }
-    const last = Math.max(0, ...one.lines.keys());
+    const last = Math.max(0, ...[...one.lines.values()].filter((line) => !line.pending).map((line) => line.n));
     if (last) chat.read(one.id, last);
   }
 
@@ -150,7 +152,7 @@ function talk(body, Chat, who, leave) {
       now.lines.set(n, { n, type: one.to.startsWith("#") ? "group_chat" : "one_chat", sender: who.name, data: { text: words }, time: Date.now() });
     } catch (problem) {
       one.lines.delete(key);
-      toast(problem.message, "bad");
+      toast(explain(problem), "bad");
       text.value = words;
     }
     showList();
@@ -168,7 +170,7 @@ function talk(body, Chat, who, leave) {
         const found = [...convs.values()].find((one) => one.to === group) ?? conv(group, group);
         found.name = label;
         choose(found);
-      } catch (problem) { toast(problem.message, "bad"); return; }
+      } catch (problem) { toast(explain(problem), "bad"); return; }
     } else {
       choose([...convs.values()].find((one) => one.to === label) ?? conv(`new:${label}`, label));
     }
@@ -184,7 +186,10 @@ function talk(body, Chat, who, leave) {
       if (open !== found) found.unread = Math.max(0, (one.last ?? 0) - (one.read ?? 0));
     }
     showList();
-    if (!open && convs.size) choose([...convs.values()][0]);
+    if (!open && convs.size) {
+      if (matchMedia("(max-width: 52rem)").matches) folded.open = false; // what is said comes first on a narrow screen
+      choose([...convs.values()][0]);
+    }
   }
 
   chat.on("line", (line) => {

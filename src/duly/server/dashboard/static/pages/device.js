@@ -1,19 +1,20 @@
 // One device: how it is, what it told, and a command from here with its two acknowledgements.
 import { h, fill, keep } from "../dom.js";
-import { t, number } from "../i18n.js";
+import { t, number, sentence } from "../i18n.js";
 import { act, watch, may, mint, queryOf } from "../api.js";
-import { when, since, facts, field, checkbox, table, empty, explain } from "../widgets.js";
-import { presence, battery } from "./devices.js";
+import { badge, when, since, facts, field, checkbox, table, empty, explain } from "../widgets.js";
+import { presence, battery, signal } from "./devices.js";
 
 const ENDS = { done: "good", failed: "bad", expired: "bad", cancelled: "bad", superseded: "warn", unknown: "warn" };
 
 export default function device(page, { name = "" }) {
   const head = h("div", { class: "row" });
   const about = h("div");
-  const pushes = table([[t("time"), "time"], [t("kind")], [t("content")]], t("pushes"));
+  const pushes = table([[t("time"), "time"], [t("kind")], [t("content"), "wide"]], t("pushes"));
   const none = h("div");
+  const form = commandForm(name);
   const content = h("div", { class: "columns" },
-    h("div", { class: "stack" }, may("operator") ? commandForm(name) : h("p", { class: "notice info" }, t("viewer.only")),
+    h("div", { class: "stack" }, may("operator") ? form : h("p", { class: "notice info" }, t("viewer.only")),
       h("section", { class: "section" }, h("h2", {}, t("pushes")), h("div", { class: "panel flush" }, pushes.wrap, none))),
     h("section", { class: "section" }, h("h2", {}, t("facts")), h("div", { class: "panel" }, about)));
   const body = h("div", { class: "stack" }, content);
@@ -21,10 +22,11 @@ export default function device(page, { name = "" }) {
   const types = h("datalist", { id: "types" });
   page.append(types);
   const stop = watch("device", { name }, (seen) => {
-    if (seen.problem) { fill(body, h("div", { class: "panel" }, empty(t("device.missing"), seen.problem))); return; }
-    fill(head, presence(seen));
+    if (seen.problem) { fill(body, h("div", { class: "panel" }, empty(t("device.missing"), sentence(seen.problem)))); return; }
+    fill(head, presence(seen), seen.role === "node" ? badge("account", "one") : null);
+    if (seen.role === "node" && content.contains(form)) { form.querySelector("form").end(); form.replaceWith(h("p", { class: "notice info" }, t("node.tasks"), " ", h("code", { class: "command" }, `duly call ${name} turn_on`))); }
     if (!types.childElementCount) fill(types, seen.types.map((type) => h("option", { value: type })));
-    fill(about, facts([[t("last.heard"), since(seen.last_heard)], [t("version"), seen.version || "–"], [t("battery"), battery(seen.battery)], [t("signal"), seen.signal === null ? "–" : `${seen.signal} dBm`], [t("queue"), number(seen.queue)], [t("commanded.by"), seen.apps.join(", ") || "–"],
+    fill(about, facts([[t("last.heard"), since(seen.last_heard)], [t("version"), seen.version || "–"], [t("battery"), battery(seen.battery)], [t("signal"), signal(seen.signal)], [t("queue"), number(seen.queue)], [t("commanded.by"), seen.apps.join(", ") || "–"],
       [t("nav.messages"), h("a", { href: `/messages?${queryOf({ to: name })}` }, t("messages.of"))]]));
     keep(pushes.body, seen.pushes, (one) => one.n, (one) => pushes.row(when(one.at), h("span", { class: "mono" }, one.type), h("span", { class: "mono" }, one.data)));
     pushes.wrap.hidden = !seen.pushes.length;
@@ -57,7 +59,7 @@ function commandForm(name) {
       const end = ENDS[seen.state];
       fill(result, h("div", { class: "acks" },
         h("div", { class: "ack good" }, h("span", { class: "step" }, t("ack.first")), h("strong", {}, t("ack.stored"))),
-        h("div", { class: `ack ${end ?? ""}` }, h("span", { class: "step" }, t("ack.second")), h("strong", { "data-state": seen.state }, t(`ack.${seen.state}`)), seen.ack ? h("span", { class: "small" }, [seen.ack.detail, seen.ack.data === undefined ? "" : JSON.stringify(seen.ack.data)].filter(Boolean).join(" · ")) : null)),
+        h("div", { class: `ack ${end ?? ""}` }, h("span", { class: "step" }, t("ack.second")), h("strong", { "data-state": seen.state }, t(`ack.${seen.state}`)), seen.ack ? h("span", { class: "small" }, [sentence(seen.ack.detail ?? ""), seen.ack.data === undefined ? "" : JSON.stringify(seen.ack.data)].filter(Boolean).join(" · ")) : null)),
       h("p", { class: "small" }, h("a", { href: `/message?${queryOf({ scope: "dashboard", id: now.id })}` }, t("command.trace"))));
     });
   }
@@ -72,7 +74,7 @@ function commandForm(name) {
       if (said.code === 0 || said.code === 5) { follow(); return; }
       now = { ...now, sent: false };
       store(now);
-      fill(result, h("p", { class: "notice bad" }, `${t("command.refused")} ${said.detail ?? said.error ?? said.code}`));
+      fill(result, h("p", { class: "notice bad" }, `${t("command.refused")} ${sentence(said.detail ?? said.error ?? String(said.code))}`));
     } catch (problem) {
       fill(result, h("p", { class: "notice bad" }, explain(problem), " ", t("command.again")));
     }

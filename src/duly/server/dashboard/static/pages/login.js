@@ -31,7 +31,7 @@ export default function login(app, { go, switches, problem }) {
   fill(app, h("div", { class: "card-page" }, h("main", { class: "card" },
     h("div", { class: "row spread" }, h("span", { class: "brand" }, h("img", { src: "/static/icon.svg", alt: "" }), "duly"), switches()),
     h("h1", {}, t("login.title")), told, form,
-    h("p", { class: "muted small" }, t("login.hint"), " ", h("code", {}, "duly dashboard link")))));
+    h("p", { class: "muted small" }, t("login.hint"), " ", h("code", { class: "command" }, "duly dashboard link")))));
   document.title = `${t("login.title")} · duly`;
   if (problem) tell(explain(problem));
   const token = location.pathname === "/login" ? location.hash.slice(1) : "";

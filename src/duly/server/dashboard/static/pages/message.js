@@ -1,6 +1,6 @@
 // One message: what it is, everything that happened to it, and what can be done with it.
 import { h, fill, keep } from "../dom.js";
-import { t, word, distance } from "../i18n.js";
+import { t, word, distance, sentence, time } from "../i18n.js";
 import { act, watch, may, mint, queryOf } from "../api.js";
 import { badge, when, facts, levelOf, doing, askFor, options, empty, table } from "../widgets.js";
 
@@ -46,7 +46,7 @@ export default function message(page, query, { go }) {
   let said = "";
   return watch("message", { scope, id }, (seen) => {
     if (seen.problem) {
-      fill(body, h("div", { class: "panel" }, empty(t("message.missing"), seen.problem)));
+      fill(body, h("div", { class: "panel" }, empty(t("message.missing"), sentence(seen.problem))));
       return;
     }
     if (!body.contains(timeline)) fill(body, whole);
@@ -55,13 +55,13 @@ export default function message(page, query, { go }) {
     if (may_ !== said) { said = may_; fill(actions, buttons(seen)); }
     keep(timeline, steps(seen), (step, i) => step.key, (step) => h("li", {}, h("span", { class: `mark ${step.level}` }), h("div", {}, h("div", { class: "what" }, step.what), step.why ? h("div", { class: "why" }, step.why) : null), h("div", { class: "times" }, step.at ? when(step.at, true) : null, step.after ? h("span", { class: "after" }, step.after) : null)));
     fill(about, facts([[t("sender"), seen.scope], [t("recipient"), seen.to], [t("kind"), h("span", { class: "mono" }, seen.type)], [t("accepted.at"), when(seen.accepted_at, true)], [t("moved.at"), when(seen.moved_at, true)],
-      seen.exp ? [t("expires"), when(seen.exp)] : null, [t("remembered"), when(seen.until)], seen.ack ? [t("answer"), `${seen.ack.code} ${seen.ack.detail ?? ""}`] : null, seen.line ? [t("receipts"), JSON.stringify(seen.line)] : null]));
+      seen.exp ? [t("expires"), when(seen.exp)] : null, [t("remembered"), when(seen.until)], seen.ack ? [t("answer"), `${seen.ack.code} · ${sentence(seen.ack.detail ?? "") || word("state", seen.state)}`] : null, seen.line ? [t("receipts"), h("code", {}, JSON.stringify(seen.line))] : null]));
     const data = page.querySelector("#data");
     const content = JSON.stringify([seen.data, seen.ack?.data, seen.deliveries]);
     if (data.dataset.said !== content) {
       data.dataset.said = content;
       const sent = table([[t("recipient")], [t("state")], [t("attempts"), "number"], [t("detail")]], t("deliveries"));
-      sent.body.append(...seen.deliveries.map((one) => sent.row(one.recipient, badge("state", one.state), String(one.attempts), one.error || (one.next_at ? t("next.at", { at: new Date(one.next_at).toLocaleTimeString() }) : ""))));
+      sent.body.append(...seen.deliveries.map((one) => sent.row(one.recipient, badge("state", one.state), String(one.attempts), one.error ? sentence(one.error) : one.next_at ? t("next.at", { at: time(one.next_at) }) : "")));
       fill(data, seen.deliveries.length ? [h("h2", {}, t("deliveries")), h("div", { class: "panel flush" }, sent.wrap)] : null,
         h("h2", {}, t("content")), seen.private ? h("p", { class: "muted" }, t("content.private")) : h("pre", { tabindex: "0", "aria-label": t("content") }, seen.data ?? ""),
         seen.ack?.data !== undefined && !seen.private ? [h("h2", {}, t("answer")), h("pre", { tabindex: "0", "aria-label": t("answer") }, JSON.stringify(seen.ack.data, null, 2))] : null);
@@ -79,7 +79,7 @@ const level = (what) => (INFO.includes(what) ? "info" : WARN.includes(what) ? "w
 function steps(seen) {
   const found = seen.timeline.map((step, i) => ({
     key: `${i}`, at: step.at, level: level(step.what), after: step.what === "made" ? "" : distance(step.at - seen.accepted_at),
-    what: word("hop", step.what) + (step.attempt ? ` · ${t("attempt", { n: step.attempt })}` : ""), why: [step.what === "told" || step.what === "not told" ? word("state", step.detail) : step.detail, step.hub].filter(Boolean).join(" · "),
+    what: word("hop", step.what) + (step.attempt ? ` · ${t("attempt", { n: step.attempt })}` : ""), why: [step.what === "told" || step.what === "not told" ? word("state", step.detail) : sentence(step.detail ?? ""), step.hub].filter(Boolean).join(" · "),
   }));
   if (!ENDS.includes(seen.state)) found.push({ key: "waits", at: 0, level: "", after: "", what: t("waiting"), why: t("waiting.why") });
   return found;

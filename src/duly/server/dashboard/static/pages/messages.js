@@ -1,6 +1,6 @@
 // Messages: finding them. The first page is live; older ones are pages.
 import { h, fill, keep } from "../dom.js";
-import { t, word, time } from "../i18n.js";
+import { t, word, time, sentence } from "../i18n.js";
 import { get, watch, queryOf } from "../api.js";
 import { badge, when, short, field, options, table, empty, explain, fold } from "../widgets.js";
 
@@ -20,7 +20,7 @@ export default function messages(page, query, { go }) {
   });
   const form = h("form", { class: "filters", role: "search", "aria-label": t("find.messages"), onsubmit: (event) => { event.preventDefault(); go(`/messages?${queryOf(wanted())}`); } },
     field(t("id"), controls.id, "wide"), field(t("sender"), controls.scope), field(t("recipient"), controls.to), field(t("kind"), controls.kind), field(t("state"), controls.state),
-    field(t("since"), controls.since), field(t("until"), controls.until),
+    h("div", { class: "dates" }, field(t("since"), controls.since), field(t("until"), controls.until)),
     h("div", { class: "row" }, h("button", { type: "submit", class: "button primary" }, t("find")), h("a", { class: "button plain", href: "/messages" }, t("clear"))));
   controls.state.addEventListener("change", () => form.requestSubmit());
   const list = table([[t("accepted.at"), "time"], [t("state")], [t("kind")], [t("sender")], [t("recipient"), "to"], [t("id")], [t("detail"), "wide"]], t("nav.messages"), "compact");
@@ -33,9 +33,9 @@ export default function messages(page, query, { go }) {
   const filtered = Object.keys(query).some((name) => name !== "before");
 
   function show(seen) {
-    if (seen.problem) { fill(state, h("p", { class: "notice bad" }, seen.problem)); return; }
+    if (seen.problem) { fill(state, h("p", { class: "notice bad" }, sentence(seen.problem))); return; }
     keep(list.body, seen.messages, (one) => `${one.scope}/${one.id}`, (one) => list.row(when(one.accepted_at), badge("state", one.state), h("span", { class: "mono" }, one.type), one.scope, one.to,
-      h("a", { class: "mono", href: `/message?${queryOf({ scope: one.scope, id: one.id })}`, title: one.id }, short(one.id)), one.detail ? h("span", { class: "muted" }, one.detail) : null));
+      h("a", { class: "mono", href: `/message?${queryOf({ scope: one.scope, id: one.id })}`, title: one.id }, short(one.id)), one.detail ? h("span", { class: "muted" }, sentence(one.detail)) : null));
     list.wrap.hidden = !seen.messages.length;
     fill(state, seen.messages.length ? null : filtered ? empty(t("found.none"), seen.next ? t("found.none.yet") : t("found.none.hint")) : empty(t("messages.none"), t("messages.none.hint"), "duly send lock lock_control '{\"open\":true}'"));
     fill(searched, seen.searched_to === null ? null : t("searched.to", { time: time(seen.searched_to) }));

@@ -1,10 +1,12 @@
 // The overview: rates, latencies, what is pending, health, and charts.
 import { h, fill, keep } from "../dom.js";
-import { t, word, figure, milliseconds, span, number, bytes } from "../i18n.js";
+import { t, word, figure, milliseconds, span, number, bytes, sentence } from "../i18n.js";
 import { watch } from "../api.js";
-import { tile, segments, table, empty } from "../widgets.js";
+import { tile, segments, table, empty, tally } from "../widgets.js";
 import { chart } from "../charts.js";
 
+const OUTCOMES = ["accepted", "done", "failed", "expired", "unknown", "superseded", "cancelled", "duplicate", "refused"];
+const TODO = { duly_oldest_pending_seconds: "/messages?state=open", duly_dead_letters: "/alerts?view=dead" };
 const TILES = ["accepted", "done", "latency", "p99", "pending", "devices", "duplicate", "retries", "superseded", "refused", "unknown", "commit"];
 
 export default function overview(page) {
@@ -12,12 +14,12 @@ export default function overview(page) {
   const tiles = Object.fromEntries(TILES.map((name) => [name, tile(t(`tile.${name}`))]));
   const health = h("div", { class: "health" });
   const attention = h("div", { class: "stack", role: "status", "aria-label": t("attention") });
-  const outcomes = table([[t("kind")], ...["accepted", "done", "failed", "unknown", "superseded", "duplicate", "refused"].map((name) => [word("state", name), "number"])], t("outcomes"));
+  const outcomes = table([[t("kind")], ...OUTCOMES.map((name) => [word("state", name), "number"])], t("outcomes"));
   const nothing = h("div");
   const charts = [
     chart(t("chart.rates"), [["accepted", word("state", "accepted"), "c1"], ["done", word("state", "done"), "c2"], ["duplicate", word("state", "duplicate"), "c3"], ["refused", word("state", "refused"), "c4"], ["retries", word("state", "retries"), "c5"]], t("per.second")),
     chart(t("chart.latency"), [["p50_ms", "p50", "c1"], ["p99_ms", "p99", "c3"]], "ms"),
-    chart(t("chart.pending"), [["pending", word("state", "pending"), "c1"], ["connections", word("state", "connections"), "c6"]], ""),
+    chart(t("chart.pending"), [["pending", word("state", "pending"), "c1"], ["connections", word("state", "connections"), "c6"]], "", true),
     chart(t("chart.commit"), [["commit_p50_ms", "p50", "c2"], ["commit_p99_ms", "p99", "c3"]], "ms"),
   ];
   let stopChart = null;
@@ -56,7 +58,7 @@ export default function overview(page) {
     const [c50, cu] = milliseconds(rate("commit_p50_ms"));
     tiles.commit.set(c50, { unit: cu, about: `p99 ${milliseconds(rate("commit_p99_ms")).join(" ")}` });
     attention.hidden = !seen.thresholds.length;
-    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), ` · ${word("advice", one.metric)}`));
+    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), " · ", TODO[one.metric] ? h("a", { href: TODO[one.metric] }, word("advice", one.metric)) : word("advice", one.metric)));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
     const kinds = {};
     for (const [key, value] of Object.entries(seen.metrics.duly_messages_total ?? {})) {
@@ -64,9 +66,9 @@ export default function overview(page) {
       (kinds[key.slice(0, at) || "–"] ??= {})[key.slice(at + 1)] = value;
     }
     const rows = Object.entries(kinds).sort(([a], [b]) => a.localeCompare(b));
-    fill(nothing, rows.length ? null : empty(t("nothing.yet"), t("overview.hint"), "duly demo"));
+    fill(nothing, rows.length ? null : empty(t("nothing.yet"), t("overview.hint"), "duly add device lock && duly device lock"));
     outcomes.wrap.hidden = !rows.length;
-    keep(outcomes.body, rows, ([kind]) => kind, ([kind, of]) => outcomes.row(h("span", { class: "mono" }, kind), ...["accepted", "done", "failed", "unknown", "superseded", "duplicate", "refused"].map((name) => number(of[name] ?? 0))));
+    keep(outcomes.body, rows, ([kind]) => kind, ([kind, of]) => outcomes.row(h("span", { class: "mono" }, kind), ...OUTCOMES.map((name) => tally(of[name]))));
   });
   watchChart("minutes");
   return () => { stop(); stopChart?.(); charts.forEach((each) => each.end()); };
@@ -77,12 +79,12 @@ const one = (values) => Object.values(values ?? {})[0] ?? 0;
 function parts(seen) {
   const { ledger, notifier, disk, broker, problems } = seen.health;
   const found = [];
-  found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ?? `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t("messages.word")} · ${bytes(ledger?.bytes)}` });
-  found.push(broker ? { name: t("part.broker"), level: broker.problem ? "bad" : "good", about: broker.problem ?? `${broker.embedded ? t("embedded") : t("outside")} · ${broker.url}` } : { name: t("part.broker"), level: "", about: t("broker.off") });
-  found.push(notifier ? { name: t("part.notifier"), level: notifier.problem ? "bad" : "good", about: notifier.problem ?? `${number(notifier.ms, 1)} ms` } : { name: t("part.notifier"), level: "", about: t("notifier.off") });
-  found.push({ name: t("part.hubs"), level: "good", about: `${seen.hubs.length} · ${seen.hubs.map((hub) => (hub.here ? `${seen.hub} (${hub.name})` : hub.name)).join(", ")}` });
+  found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ? sentence(ledger.problem) : `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t("messages.word")} · ${bytes(ledger?.bytes)}` });
+  found.push(broker ? { name: t("part.broker"), level: broker.problem ? "bad" : "good", about: broker.problem ? sentence(broker.problem) : `${broker.embedded ? t("embedded") : t("outside")} · ${broker.url}` } : { name: t("part.broker"), level: "", about: t("broker.off") });
+  found.push(notifier ? { name: t("part.notifier"), level: notifier.problem ? "bad" : "good", about: notifier.problem ? sentence(notifier.problem) : `${number(notifier.ms, 1)} ms` } : { name: t("part.notifier"), level: "", about: t("notifier.off") });
+  found.push({ name: t("part.hubs"), level: "good", about: seen.hubs.length < 2 ? seen.hub : `${seen.hubs.length} · ${seen.hubs.map((hub) => (hub.here ? `${seen.hub} (${hub.name})` : hub.name)).join(", ")}` });
   if (disk) found.push({ name: t("part.disk"), level: disk.free / disk.total < 0.05 ? "bad" : "good", about: t("disk.free", { free: bytes(disk.free), total: bytes(disk.total) }) });
   const broken = Object.entries(problems ?? {});
-  found.push({ name: t("part.tasks"), level: broken.length ? "bad" : "good", about: broken.length ? broken.map(([name, why]) => `${name}: ${why}`).join("; ") : t("tasks.fine") });
+  found.push({ name: t("part.tasks"), level: broken.length ? "bad" : "good", about: broken.length ? broken.map(([name, why]) => `${name}: ${sentence(why)}`).join("; ") : t("tasks.fine") });
   return found;
 }
