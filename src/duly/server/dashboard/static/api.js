@@ -9,9 +9,9 @@ export class Problem extends Error {
 }
 
 export const session = { name: "", role: "", csrf: "", hub: "", expires: 0 };
-const listeners = { ended: new Set(), link: new Set() };
+const listeners = { ended: new Set(), changed: new Set(), link: new Set() };
 
-/** Calls back when the session has ended ("ended"), or the hub is reachable again or not ("link"). */
+/** Calls back when the session has ended ("ended") or is another one ("changed"), or the hub is reachable again or not ("link"). */
 export function on(event, callback) {
   listeners[event].add(callback);
   return () => listeners[event].delete(callback);
@@ -42,16 +42,32 @@ export const queryOf = (query) => new URLSearchParams(Object.entries(query).filt
 
 export const get = (view, query = {}) => ask(`/${view}.json?${queryOf(query)}`);
 
-export const act = (action, body) => ask(`/page/do/${action}`, {
-  method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": session.csrf }, body: JSON.stringify(body),
-});
+export async function act(action, body) {
+  try {
+    return await ask(`/page/do/${action}`, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": session.csrf }, body: JSON.stringify(body) });
+  } catch (problem) {
+    if (problem.status === 403) await checkSession();
+    throw problem;
+  }
+}
 
 export async function refreshSession() {
   Object.assign(session, await ask("/page/session"));
   return session;
 }
 
-export const logIn = (body) => ask("/page/login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+/** Looks whether the session is still that of this page: another tab may have logged in, and the cookie is the browser's. */
+export async function checkSession() {
+  const { csrf } = session;
+  if (!session.name) return;
+  try { await refreshSession(); } catch { return; } // one that has ended tells so itself
+  if (session.csrf !== csrf) tell("changed");
+}
+
+export async function logIn(body) {
+  await ask("/page/login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) });
+  session.name = ""; // who was logged in before is not any more; the hub is asked who is
+}
 
 export async function logOut() {
   await ask("/page/logout", { method: "POST", headers: { "X-CSRF-Token": session.csrf } });

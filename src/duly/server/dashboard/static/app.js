@@ -1,7 +1,7 @@
 // The frame of the page: who is logged in, where we are, and what is shown there.
 import { h, fill, icon } from "./dom.js";
 import { t, language, setLanguage, word } from "./i18n.js";
-import { session, refreshSession, logOut, closeLive, on, may } from "./api.js";
+import { session, refreshSession, checkSession, logOut, closeLive, on, may } from "./api.js";
 import { toast, explain } from "./widgets.js";
 import login from "./pages/login.js";
 import overview from "./pages/overview.js";
@@ -116,8 +116,10 @@ document.addEventListener("click", (event) => {
   go(url.pathname + url.search);
   main?.focus({ preventScroll: true });
 });
+document.addEventListener("visibilitychange", () => { if (document.visibilityState === "visible") checkSession(); });
 addEventListener("popstate", show);
 on("ended", () => { toast(t("session.ended")); closeLive(); show(); });
+on("changed", () => { toast(t("session.other", { name: session.name })); closeLive(); frame(); show(); });
 on("link", (up) => { lost.hidden = up; });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (!document.documentElement.dataset.theme) show(); });
 show();

@@ -42,7 +42,7 @@ export function chart(title, lines, unit, whole = false) {
     const axis = { stroke: colour("muted"), grid, ticks: { show: false }, font: "12px system-ui, sans-serif" };
     return {
       ...size(),
-      padding: [8, 6, 0, 0],
+      padding: [8, 18, 0, 0],
       cursor: { y: false, points: { size: 6 } },
       legend: { show: false },
       scales: { x: { time: true }, y: { range: (_, low, high) => [0, Math.max(high * 1.15, 1)] } },

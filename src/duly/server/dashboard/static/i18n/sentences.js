@@ -4,6 +4,12 @@
 // sentences contain sentences. A sentence that is not here is shown as the hub says it. A test finds each in
 // the hub's source.
 export default [
+  // what stands before another sentence
+  ["refused: {why}", "被拒绝：{why}"],
+  ["given up after {n} attempts: {why}", "尝试 {n} 次后放弃：{why}"],
+  ["given up after 1 attempt: {why}", "尝试 1 次后放弃：{why}"],
+  ["in doubt: {why}", "存疑：{why}"],
+  ["once repeated, and again {why}", "已重复一次，结果仍为：{why}"],
   // how a message ended
   ["the recipient did not answer in time; whether it took effect is not known", "接收方没有及时应答；不知道是否已经生效"],
   ["we stopped in the middle of it; whether it took effect is not known", "中枢在处理途中停止；不知道是否已经生效"],
@@ -35,10 +41,6 @@ export default [
   ["a command that may wait needs exp, or an id that tells its age, like a seq_id", "可以等待的命令需要 exp，或能说明产生时间的标识，例如 seq_id"],
   ["there is no such conversation or person, or you may not do that there", "没有这个会话或这个人，或者您无权这样做"],
   // alerts and their deliveries
-  ["given up after {n} attempts: {why}", "尝试 {n} 次后放弃：{why}"],
-  ["given up after 1 attempt: {why}", "尝试 1 次后放弃：{why}"],
-  ["in doubt: {why}", "存疑：{why}"],
-  ["once repeated, and again {why}", "已重复一次，结果仍为：{why}"],
   ["no recipient needs to be told any more", "已不需要再通知任何人"],
   ["we stopped before we knew whether it had arrived", "中枢在得知是否送达之前停止"],
   ["it cannot be reached", "无法连接"],
@@ -107,7 +109,6 @@ export default [
   ["no connection to {where}: {why}", "没有连上 {where}：{why}"],
   ["a hint does not arrive within {n} s{why}", "提示在 {n} 秒内没有到达{why}"],
   // the audit chain, and sentences with a name or a word before them
-  ["refused: {why}", "被拒绝：{why}"],
   ["by link from {address}", "通过链接，来自 {address}"],
   ["by password from {address}", "通过密码，来自 {address}"],
   ["{by}: {why}", "{by}：{why}"],

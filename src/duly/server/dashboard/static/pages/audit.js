@@ -5,7 +5,7 @@ import { act, watch, queryOf } from "../api.js";
 import { badge, when, table, empty, doing } from "../widgets.js";
 
 export default function audit(page, query) {
-  const list = table([["#", "number aside"], [t("time"), "time"], [t("who")], [t("what")], [t("target"), "wide"], [t("result")], [t("hash"), "aside"]], t("nav.audit"), "compact");
+  const list = table([["#", "number aside"], [t("time"), "time"], [t("result"), "result"], [t("who"), "who"], [t("what"), "tight"], [t("target"), "wide"], [t("hash"), "aside tight"]], t("nav.audit"), "compact");
   const none = h("div");
   const next = h("div", { class: "row" });
   const sessions = table([[t("name")], [t("role")], [t("since"), "time"], [t("expires"), "time"], ["", "actions"]], t("sessions"));
@@ -14,7 +14,7 @@ export default function audit(page, query) {
     h("section", { class: "section" }, h("h2", {}, t("sessions")), h("div", { class: "panel flush" }, sessions.wrap)));
   const stopList = watch("audit", { before: query.before ?? "" }, (seen) => {
     if (!seen.entries) { list.wrap.hidden = true; fill(none, empty(t("not.allowed"), sentence(seen.problem))); return; }
-    keep(list.body, seen.entries, (one) => one.n, (one) => list.row(String(one.n), when(one.at), h("div", {}, one.actor, h("div", { class: "small muted" }, word("role", one.role))), h("span", { class: "mono" }, one.action), h("div", {}, one.target, one.detail ? h("div", { class: "small muted" }, sentence(one.detail)) : null), one.result === "done" ? badge("state", "done") : h("div", {}, h("span", { class: "badge bad" }, t(one.result.startsWith("refused") ? "state.refused" : "state.failed")), h("div", { class: "small muted" }, sentence(one.result))), h("span", { class: "mono muted", title: one.hash }, one.hash?.slice(0, 10) ?? "")));
+    keep(list.body, seen.entries, (one) => one.n, (one) => list.row(String(one.n), when(one.at), one.result === "done" ? badge("state", "done") : h("div", {}, h("span", { class: "badge bad" }, t(one.result.startsWith("refused") ? "state.refused" : "state.failed")), h("div", { class: "small muted" }, sentence(one.result.replace(/^refused: /, "")))), h("div", {}, one.actor, h("div", { class: "small muted" }, word("role", one.role))), h("span", { class: "mono" }, one.action), h("div", {}, one.target, one.detail ? h("div", { class: "small muted" }, sentence(one.detail)) : null), h("span", { class: "mono muted", title: one.hash }, one.hash?.slice(0, 10) ?? "")));
     list.wrap.hidden = !seen.entries.length;
     fill(none, seen.entries.length ? null : empty(t("audit.none")));
     fill(next, query.before ? h("a", { class: "button", href: "/audit" }, t("newest")) : null, seen.next ? h("a", { class: "button", href: `/audit?${queryOf({ before: seen.next })}` }, t("older")) : null);
