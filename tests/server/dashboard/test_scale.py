@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -17,6 +18,7 @@ from duly.identity.accounts import Role
 from duly.server.dashboard.message_views import STRETCH
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from tests.local_hub import LocalHub
+from tests.servers import GUARD
 from tests.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]
@@ -119,3 +121,40 @@ async def test_the_one_among_all_is_found_by_a_rare_filter(full: LocalHub) -> No
         query["before"] = page["next"]
     assert isinstance(page, dict)
     assert [one["to"] for one in page["messages"]] == ["d10"]
+
+
+@pytest.mark.proof
+async def test_a_person_pages_through_them(full: LocalHub, browser: Any) -> None:
+    """Page by page without a repeat, back to the newest, and with a filter that a single one fits."""
+    context = await browser.new_context(locale="en-GB")
+    page = await context.new_page()
+    page.set_default_timeout(GUARD * 1000)
+    token = await full.hub.dashboard.access.make_link()
+    await page.goto(f"{full.url}/login#{token}")
+    await page.wait_for_selector(".health .part")
+    await page.goto(f"{full.url}/messages")
+    seen: list[str] = []
+    for _ in range(4):
+        first = page.locator("tbody tr a").first
+        await first.wait_for()
+        ids = await page.eval_on_selector_all("tbody tr a", "links => links.map((link) => link.title)")
+        seen += ids
+        await page.click("a:has-text('Older')")
+        await page.wait_for_function("id => document.querySelector('tbody tr a')?.title !== id", arg=ids[0])
+    assert len(seen) == len(set(seen)) == 200
+    assert seen == sorted(seen, reverse=True)
+    await page.click("a:has-text('Newest')")
+    await page.wait_for_function("id => document.querySelector('tbody tr a')?.title === id", arg=seen[0])
+    await page.select_option("select[name=state]", "unknown")
+    await page.wait_for_url("**/messages?state=unknown")
+    while not await page.locator("tbody tr .badge.warn").count():
+        further = page.locator("a:has-text('Look further back')")
+        if await further.count():
+            await further.click()
+        await page.wait_for_timeout(50)
+    assert await page.locator("tbody tr").count() == 1
+    await page.goto(f"{full.url}/devices")
+    await page.wait_for_selector("text=of 1,000 are online")
+    await page.click("a:has-text('Next page')")
+    await page.wait_for_selector("a:has-text('First page')")
+    await context.close()
