@@ -29,6 +29,9 @@ SHARE: Final = 30.0
 times the time it took, times the number of views."""
 PACE: Final = {"chart": 2.0}
 """Seconds between two times at which a view is made at most, where that is more than a moment."""
+WORK_SECONDS: Final = 0.3
+"""No view works longer than this: what it takes beyond is waiting, for a ledger that does not answer. To wait
+costs the hub nothing, and a page must not stand still for minutes because of it."""
 VIEWS_MOST: Final = 8
 """Views that one page shows at the same time."""
 PAGES_MOST: Final = 200
@@ -133,12 +136,14 @@ class LiveUpdates:
         if not self._pages:
             self._due.clear()
             return
-        made: dict[object, bytes] = {}
         keys = {shown.key for page in self._pages for shown in page.shown.values()}
         self._due = {key: due for key, due in self._due.items() if key in keys}
-        for page in list(self._pages):
-            if monotonic() - page.checked > CHECK_SECONDS and not await self._holds(page):
-                continue
+        made: dict[object, asyncio.Future[bytes]] = {}
+        # Beside each other: a view that waits for a ledger holds up none that does not need it.
+        await asyncio.gather(*(self._update(page, made) for page in list(self._pages)))
+
+    async def _update(self, page: LivePage, made: dict[object, asyncio.Future[bytes]]) -> None:
+        if monotonic() - page.checked <= CHECK_SECONDS or await self._holds(page):
             await self._show(page, made)
 
     async def _holds(self, page: LivePage) -> bool:
@@ -152,18 +157,22 @@ class LiveUpdates:
         await page.socket.close(code=GONE, message=b"the session has ended")
         return False
 
-    async def _show(self, page: LivePage, made: dict[object, bytes]) -> None:
-        for id_, shown in list(page.shown.items()):
-            if page.behind or page.socket.closed:
+    async def _show(self, page: LivePage, made: dict[object, asyncio.Future[bytes]]) -> None:
+        await asyncio.gather(*(self._show_one(page, id_, shown, made) for id_, shown in page.shown.items()))
+
+    async def _show_one(
+        self, page: LivePage, id_: int, shown: _Shown, made: dict[object, asyncio.Future[bytes]]
+    ) -> None:
+        if page.behind or page.socket.closed:
+            return
+        if shown.key not in made:
+            if shown.sent and monotonic() < self._due.get(shown.key, 0.0):
                 return
-            body = made.get(shown.key)
-            if body is None:
-                if shown.sent and monotonic() < self._due.get(shown.key, 0.0):
-                    continue
-                body = made[shown.key] = await self._made(page.visitor, shown)
-            if body != shown.sent:
-                shown.sent = body
-                await self._send(page, b'{"id":%d,"is":%b}' % (id_, body))
+            made[shown.key] = asyncio.ensure_future(self._made(page.visitor, shown))
+        body = await made[shown.key]
+        if body != shown.sent and page.shown.get(id_) is shown:
+            shown.sent = body
+            await self._send(page, b'{"id":%d,"is":%b}' % (id_, body))
 
     async def _made(self, visitor: DashboardVisitor, shown: _Shown) -> bytes:
         began = monotonic()
@@ -172,7 +181,7 @@ class LiveUpdates:
         except DulyError as problem:
             value = {"problem": str(problem), "error": problem.word}
         body = msgspec.json.encode(value)
-        took = monotonic() - began
+        took = min(monotonic() - began, WORK_SECONDS)
         pause = max(TICK_SECONDS / 2, PACE.get(shown.key[2], 0.0), SHARE * took * (len(self._due) or 1))
         self._due[shown.key] = monotonic() + pause
         return body

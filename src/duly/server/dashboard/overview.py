@@ -2,7 +2,8 @@
 the hub depends on.
 
 Everything here is in memory already, or was read within the last seconds: an open page costs messages
-nothing.
+nothing. What the hub depends on is asked in the background: a part that does not answer is shown as such, and
+holds nothing up.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ if TYPE_CHECKING:
 
 HEALTH_SECONDS: Final = 10.0
 """How long a look at ledger, notifier and disk is used again."""
+TROUBLE_SECONDS: Final = 2.0
+"""How long a look that found a problem is used again."""
+FIRST_SECONDS: Final = 1.0
+"""How long the first view waits for the first look."""
+TOTALS_WAIT_SECONDS: Final = 1.0
 TOTALS_SECONDS: Final = 2.0
 """How long the totals of all hubs are used again."""
 SPANS: Final = {"minutes": ChartStep.SECOND, "hours": ChartStep.MINUTE, "days": ChartStep.HOUR}
@@ -37,8 +43,14 @@ class OverviewViews:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._health: tuple[float, dict[str, object]] = (-HEALTH_SECONDS, {})
-        self._looking = asyncio.Lock()
+        self._health: dict[str, object] = {
+            "ledger": {"problem": "no answer yet"},
+            "notifier": None,
+            "disk": None,
+        }
+        self._look_due = 0.0
+        """when the parts are asked again, by the monotonic clock"""
+        self._look: asyncio.Task[None] | None = None
         self._totals: tuple[float, list[ClusterTotal]] = (-TOTALS_SECONDS, [])
 
     async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
@@ -83,8 +95,9 @@ class OverviewViews:
             return []
         read_at, found = self._totals
         if monotonic() - read_at > TOTALS_SECONDS:
-            with suppress(DulyError):  # the ledger does not answer: its health says so
-                found = await self._hub.cluster_totals()
+            with suppress(DulyError, TimeoutError):  # the ledger does not answer: its health says so
+                async with asyncio.timeout(TOTALS_WAIT_SECONDS):
+                    found = await self._hub.cluster_totals()
             self._totals = (monotonic(), found)
         return found
 
@@ -95,14 +108,22 @@ class OverviewViews:
 
     async def _healthy(self) -> dict[str, object]:
         """How the parts are that the hub depends on; they are asked every few seconds."""
-        hub = self._hub
-        async with self._looking:
-            looked_at, found = self._health
-            if monotonic() - looked_at > HEALTH_SECONDS:
-                found = await self._examine()
-                self._health = (monotonic(), found)
+        hub, first = self._hub, not self._look_due
+        if self._look is None and monotonic() >= self._look_due:
+            self._look = hub.tasks.do("looking at the health of the hub's parts", self._look_around())
+        if first and self._look is not None:
+            await asyncio.wait([self._look], timeout=FIRST_SECONDS)
         mqtt = None if hub.mqtt is None else hub.mqtt.state()
-        return found | {"broker": mqtt, "down": hub.down, "problems": hub.problems}
+        return self._health | {"broker": mqtt, "down": hub.down, "problems": hub.problems}
+
+    async def _look_around(self) -> None:
+        try:
+            self._health = await self._examine()
+        finally:
+            parts = (self._health["ledger"], self._health["notifier"])
+            trouble = any(isinstance(part, dict) and part.get("problem") for part in parts)
+            self._look_due = monotonic() + (TROUBLE_SECONDS if trouble else HEALTH_SECONDS)
+            self._look = None
 
     async def _examine(self) -> dict[str, object]:
         hub = self._hub

@@ -84,7 +84,7 @@ async function show() {
     } catch (problem) {
       main = null;
       closeLive();
-      leave = login(app, { go, switches, problem: problem.status === 401 ? null : problem });
+      leave = login(app, { go, switches, problem: problem.status === 401 ? null : problem, again: show });
       return;
     }
   }

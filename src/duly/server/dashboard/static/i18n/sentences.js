@@ -106,6 +106,10 @@ export default [
   ["before is not the 'next' of a page of this list that was given to you; begin without it", "这个翻页位置无效；请从第一页开始"],
   // health
   ["no answer yet", "尚无应答"],
+  ["nothing can be stored just now", "目前无法存储任何内容"],
+  ["PostgreSQL cannot be used now ({why}); {stored}", "PostgreSQL 目前不可用（{why}）；{stored}"],
+  ["nothing was stored. Try again when it is back", "没有存储任何内容。待其恢复后再试"],
+  ["it may or may not be stored. Repeat it with the same ids: that is safe either way", "不知道是否已存储。请用相同标识重复，无论如何都是安全的"],
   ["no connection to {where}: {why}", "没有连上 {where}：{why}"],
   ["a hint does not arrive within {n} s{why}", "提示在 {n} 秒内没有到达{why}"],
   // the audit chain, and sentences with a name or a word before them

@@ -5,7 +5,7 @@ import { act, watch, queryOf } from "../api.js";
 import { badge, when, table, empty, doing } from "../widgets.js";
 
 export default function audit(page, query) {
-  const list = table([["#", "number aside"], [t("time"), "time"], [t("result"), "result"], [t("who"), "who"], [t("what"), "tight"], [t("target"), "wide"], [t("hash"), "aside tight"]], t("nav.audit"), "compact");
+  const list = table([["#", "number aside"], [t("time"), "time"], [t("result"), "result"], [t("who"), "actor"], [t("what"), "tight"], [t("target"), "wide"], [t("hash"), "aside tight"]], t("nav.audit"), "compact");
   const none = h("div");
   const next = h("div", { class: "row" });
   const sessions = table([[t("name")], [t("role")], [t("since"), "time"], [t("expires"), "time"], ["", "actions"]], t("sessions"));

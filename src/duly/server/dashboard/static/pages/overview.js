@@ -77,7 +77,8 @@ export default function overview(page) {
 const one = (values) => Object.values(values ?? {})[0] ?? 0;
 
 function parts(seen) {
-  const { ledger, notifier, disk, broker, problems } = seen.health;
+  const { ledger: looked, notifier, disk, broker, problems, down } = seen.health;
+  const ledger = down ? { problem: down } : looked; // the hub knows at once that nothing can be stored
   const found = [];
   found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ? sentence(ledger.problem) : `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t("messages.word")} · ${bytes(ledger?.bytes)}` });
   found.push(broker ? { name: t("part.broker"), level: broker.problem ? "bad" : "good", about: broker.problem ? sentence(broker.problem) : `${broker.embedded ? t("embedded") : t("outside")} · ${broker.url}` } : { name: t("part.broker"), level: "", about: t("broker.off") });
