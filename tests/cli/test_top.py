@@ -14,7 +14,7 @@ def test_once_shows_rates_totals_and_health(home: CommandLine) -> None:
     done = home.duly("top", "--once")
     assert done.returncode == 0, done.stderr
     assert re.search(r"^duly hub-[0-9a-f]{8}  up ", done.stdout)
-    assert "works · SqliteLedger · no MQTT · 1 hub\n" in done.stdout
+    assert "works · SQLite · no MQTT · 1 hub\n" in done.stdout
     assert re.search(r"^query +\d+ +\d+", done.stdout, re.MULTILINE)
     assert re.search(r"connections   app \d+ · device 1", done.stdout)
 
@@ -61,4 +61,4 @@ def test_bars_are_as_high_as_the_rates() -> None:
 
 
 def test_a_hub_without_messages_says_what_to_do() -> None:
-    assert "duly demo" in "".join(top._totals([]))
+    assert "duly send" in "".join(top._totals([]))

@@ -15,7 +15,7 @@ from duly.core.operations import AppendEntry, PutNewItem
 from duly.core.units import DAY, MS, SECOND
 from duly.errors import LedgerUnavailable
 from duly.runtime import trail as trails
-from duly.runtime.hop_counts import HOP_WIDTH
+from duly.runtime.hop_counts import HOP_WIDTH, LEAVING
 from duly.runtime.telemetry import Telemetry
 from duly.runtime.trail import HOPS_KEPT, Trail
 from duly.storage.memory import MemoryLedger
@@ -311,6 +311,32 @@ def test_the_oldest_message_under_way_is_the_first_that_is_still_open(ledger: Me
     ledger.clock.time += 5 * SECOND
     assert trail.oldest(lambda key: key == message(2).key) == pytest.approx(5, abs=0.01)
     assert trail.oldest(lambda _: False) == 0
+
+
+def test_a_look_at_the_oldest_while_an_end_is_stored_takes_nothing_from_the_counts(
+    ledger: MemoryLedger,
+) -> None:
+    """The engine has let go of a message whose end is being stored; the end is noted when it is stored."""
+    telemetry = Telemetry("a")
+    trail = Trail(ledger, telemetry)
+    for number in (1, 2):
+        trail.said(message(number), FRESH)
+        trail.sent(message(number), 1)
+    trail.fold()
+    assert trail.oldest(lambda _: False) == 0
+    trail.ended(message(1).key, State.UNKNOWN)
+    trail.fold()
+    counted = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+    assert counted == {("lock_control", "accepted"): 2, ("lock_control", "unknown"): 1}
+    assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
+        "send": 2, "run": 1, "total": 1,
+    }  # fmt: skip
+    # The other one has ended at another hub: nothing more is heard of it here, and it is forgotten.
+    assert isinstance(ledger.clock, StepClock)
+    ledger.clock.time += LEAVING + SECOND
+    assert trail.oldest(lambda _: False) == 0
+    assert not trail._counts._leaving
+    assert trail._counts._kinds.keys() == {message(1).key}, "a late answer may settle it"
 
 
 def test_a_clock_that_is_ahead_is_noticed_and_forgotten(ledger: MemoryLedger) -> None:

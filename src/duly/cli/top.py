@@ -28,6 +28,8 @@ from duly.cli.output import rendered
 EVERY: Final = 1.0
 SHORTEST: Final = 0.1
 KINDS_SHOWN: Final = 12
+LEDGERS: Final = {"PostgresLedger": "PostgreSQL", "SqliteLedger": "SQLite", "MemoryLedger": "memory"}
+"""What a ledger is called; the hub names its class."""
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 RATES: Final = ("accepted", "done", "duplicate", "retries", "superseded", "refused", "unknown", "failed")
 OUTCOMES: Final = (
@@ -155,7 +157,8 @@ def _health(state: JsonObject, value: Callable[[str], float]) -> str:
     broker = "no MQTT" if mqtt is None else mqtt["problem"] or "broker works"
     health = style(f"down: {state['down']}", "red") if state["down"] else style("works", "green")
     problems = "".join(style(f" · {part} does not run", "red") for part in state["problems"])
-    return f"{health} · {state['ledger']} · {broker} · {hubs}{notifier}{problems}"
+    ledger = LEDGERS.get(state["ledger"], state["ledger"])
+    return f"{health} · {ledger} · {broker} · {hubs}{notifier}{problems}"
 
 
 def _sparks(rates: list[float]) -> str:

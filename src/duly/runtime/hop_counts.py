@@ -19,6 +19,9 @@ from duly.runtime.telemetry import Telemetry
 
 OPEN_KEPT: Final = 100_000
 """Messages under way whose times are remembered."""
+LEAVING: Final = 10 * SECOND
+"""How long a message is remembered that is no longer under way and whose end was not noted: it is being
+stored just now, or has ended at another hub."""
 
 
 class HopKind(IntEnum):
@@ -127,6 +130,8 @@ class HopCounts:
         """when messages under way were accepted, the oldest first"""
         self._sent: dict[bytes, int] = {}
         """when they were first sent"""
+        self._leaving: dict[bytes, tuple[int, int]] = {}
+        """when messages were accepted that are no longer under way, and since when they are not"""
         self._skews = [0.0, 0.0]
         self._minute = 0
 
@@ -177,7 +182,8 @@ class HopCounts:
             elif kind is ENDED:
                 known = kinds.pop(key, "")
                 tally.ended[known, what] += 1
-                began = accepted.pop(key, 0)
+                left, _ = self._leaving.pop(key, (0, 0))
+                began = accepted.pop(key, 0) or left
                 if began:
                     tally.totals.append(at - began)
                     began = sent.pop(key, 0)
@@ -188,20 +194,27 @@ class HopCounts:
 
     def _forget(self) -> None:
         """Forget the oldest where there are too many; messages that never end here do not fill memory."""
-        for known in (self._kinds, self._accepted, self._sent):
+        for known in (self._kinds, self._accepted, self._sent, self._leaving):
             while len(known) > OPEN_KEPT:
                 del known[next(iter(known))]
 
     def oldest(self, is_under_way: Callable[[bytes], bool], now: int) -> float:
         """The age of the oldest message under way, in seconds; 0 if there is none. Messages that are no
-        longer under way here, by what `is_under_way` says, are forgotten."""
+        longer under way here, by what `is_under_way` says, are forgotten, a little later: the end of one that
+        is being stored is noted when it is stored."""
+        while self._leaving:
+            key = next(iter(self._leaving))
+            if now - self._leaving[key][1] < LEAVING:
+                break
+            del self._leaving[key]
+            if key not in self._accepted:  # it was sent again meanwhile
+                self._kinds.pop(key, None)
+                self._sent.pop(key, None)
         while self._accepted:
             key = next(iter(self._accepted))
             if is_under_way(key):
                 return max(0.0, (now - self._accepted[key]) / SECOND)
-            del self._accepted[key]
-            self._kinds.pop(key, None)
-            self._sent.pop(key, None)
+            self._leaving[key] = (self._accepted.pop(key), now)
         return 0.0
 
     def skewed(self, seconds: float) -> None:

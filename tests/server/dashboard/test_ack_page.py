@@ -95,8 +95,13 @@ async def test_the_button_acknowledges_in_the_name_of_the_recipient_and_twice_is
 
 
 async def test_the_page_is_in_the_language_of_the_browser(link: str, http: aiohttp.ClientSession) -> None:
-    async with http.get(link, headers={"Accept-Language": "zh-CN,zh;q=0.9"}) as answer:
-        assert "确认" in await answer.text()
+    chinese = {"Accept-Language": "zh-CN,zh;q=0.9"}
+    async with http.get(link, headers=chinese) as answer:
+        text = await answer.text()
+        assert "确认" in text
+        assert any(word in text for word in ("提示", "警告", "严重")), "the severity, too"
+    async with http.get(link[:-4], headers=chinese) as answer:
+        assert "链接无效" in await answer.text()
 
 
 async def test_an_alert_that_is_over_needs_nothing_more(

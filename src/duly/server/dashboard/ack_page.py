@@ -58,7 +58,16 @@ _CHINESE: Final = {
     "by": "操作者",
     "hint": "确认表示由您负责处理，相关人员会看到，后续升级通知也会停止。",
     "sorry": "操作未能完成",
+    "info": "提示",
+    "warning": "警告",
+    "critical": "严重",
+    "this link is not complete; copy it whole from the notification": "链接不完整；请从通知中完整复制",
+    "this link is not valid; copy it whole from the notification": "链接无效；请从通知中完整复制",
+    "this link has expired; acknowledge the alert on the dashboard": "链接已过期；请在页面上确认这条告警",
+    "this hub makes no such links": "这个中枢不提供这种链接",
+    "this alert is not known any more": "这条告警已无记录",
 }
+"""Besides the words the severities, and the sentences that refuse a link; English says them as they are."""
 
 
 class AckPage:
@@ -121,6 +130,11 @@ def _words(request: web.Request) -> dict[str, str]:
     return _CHINESE if request.headers.get("Accept-Language", "").lower().startswith("zh") else _ENGLISH
 
 
+def _said(words: dict[str, str], text: str) -> str:
+    """A word or a sentence of the hub in the language of the page, if it has it."""
+    return words.get(text, text)
+
+
 def _page(
     words: dict[str, str], alert: AlertRecord, claim: AckClaim, said: str, token: str = ""
 ) -> web.Response:
@@ -128,7 +142,7 @@ def _page(
     message = alert.record.message
     rows = {
         words["happened"]: moment(message.time, "UTC"),
-        words["severity"]: str(seen["severity"]),
+        words["severity"]: _said(words, str(seen["severity"])),
         words["sentinel"]: message.scope,
         words["device"]: str(seen["device"] or "–"),
         words["recipient"]: claim.recipient,
@@ -145,7 +159,7 @@ def _page(
 
 
 def _problem(words: dict[str, str], problem: DulyError) -> web.Response:
-    text = f'<p class="notice bad" role="alert">{escape(str(problem))}</p>'
+    text = f'<p class="notice bad" role="alert">{escape(_said(words, str(problem)))}</p>'
     return _html(words, words["sorry"], text, 403 if isinstance(problem, NotAllowed) else 404)
 
 

@@ -165,11 +165,19 @@ class LiveUpdates:
     ) -> None:
         if page.behind or page.socket.closed:
             return
-        if shown.key not in made:
-            if shown.sent and monotonic() < self._due.get(shown.key, 0.0):
-                return
-            made[shown.key] = asyncio.ensure_future(self._made(page.visitor, shown))
-        body = await made[shown.key]
+        others = made.get(shown.key)
+        if others is not None:
+            body = await others
+        elif shown.sent and monotonic() < self._due.get(shown.key, 0.0):
+            return
+        else:
+            mine = made[shown.key] = asyncio.get_running_loop().create_future()
+            try:
+                body = await self._made(page.visitor, shown)
+            except BaseException:
+                mine.cancel()
+                raise
+            mine.set_result(body)
         if body != shown.sent and page.shown.get(id_) is shown:
             shown.sent = body
             await self._send(page, b'{"id":%d,"is":%b}' % (id_, body))

@@ -48,9 +48,9 @@ class OverviewViews:
             "notifier": None,
             "disk": None,
         }
-        self._look_due = 0.0
+        self._examine_due = 0.0
         """when the parts are asked again, by the monotonic clock"""
-        self._look: asyncio.Task[None] | None = None
+        self._examining: asyncio.Task[None] | None = None
         self._totals: tuple[float, list[ClusterTotal]] = (-TOTALS_SECONDS, [])
 
     async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
@@ -108,22 +108,22 @@ class OverviewViews:
 
     async def _healthy(self) -> dict[str, object]:
         """How the parts are that the hub depends on; they are asked every few seconds."""
-        hub, first = self._hub, not self._look_due
-        if self._look is None and monotonic() >= self._look_due:
-            self._look = hub.tasks.do("looking at the health of the hub's parts", self._look_around())
-        if first and self._look is not None:
-            await asyncio.wait([self._look], timeout=FIRST_SECONDS)
+        hub, first = self._hub, not self._examine_due
+        if self._examining is None and monotonic() >= self._examine_due:
+            self._examining = hub.tasks.do("looking at the health of the hub's parts", self._examine_parts())
+        if first and self._examining is not None:
+            await asyncio.wait([self._examining], timeout=FIRST_SECONDS)
         mqtt = None if hub.mqtt is None else hub.mqtt.state()
         return self._health | {"broker": mqtt, "down": hub.down, "problems": hub.problems}
 
-    async def _look_around(self) -> None:
+    async def _examine_parts(self) -> None:
         try:
             self._health = await self._examine()
         finally:
             parts = (self._health["ledger"], self._health["notifier"])
             trouble = any(isinstance(part, dict) and part.get("problem") for part in parts)
-            self._look_due = monotonic() + (TROUBLE_SECONDS if trouble else HEALTH_SECONDS)
-            self._look = None
+            self._examine_due = monotonic() + (TROUBLE_SECONDS if trouble else HEALTH_SECONDS)
+            self._examining = None
 
     async def _examine(self) -> dict[str, object]:
         hub = self._hub

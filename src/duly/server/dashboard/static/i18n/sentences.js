@@ -24,7 +24,7 @@ export default [
   ["{name} was removed, and the name is another account's now", "{name} 已被移除，这个名称现在属于另一个账号"],
   ["you may not do that (any more); ask for a grant, or log in again", "您（已）无权这样做；请申请授权或重新登录"],
   ["cancelled by {name} on the dashboard", "由 {name} 在页面上取消"],
-  ["settled by hand by {name}: {why}", "由 {name} 人工认定：{why}"],
+  ["settled by hand by {name}: {why}", "由 {name} 人工裁定：{why}"],
   ["the ledger was restored from a backup made before its end: it may have taken effect", "账本由它结束之前的备份恢复：它可能已经生效"],
   // what is refused
   ["{device} is offline; try later, or send it with queue", "{device} 不在线；请稍后再试，或选择排队发送"],
@@ -100,7 +100,7 @@ export default [
   ["it is {state} and does not wait any more; it cannot be cancelled", "它的状态是“{state}”，已不在等待；无法取消"],
   ["it could not be cancelled any more: it is {state} now", "已来不及取消：它现在的状态是“{state}”"],
   ["say how it ended, done or failed, and why you know", "请说明它是已完成还是失败，以及您的依据"],
-  ["it is {state}; only what is unknown can be settled", "它的状态是“{state}”；只有结果未知的才能人工认定"],
+  ["it is {state}; only what is unknown can be settled", "它的状态是“{state}”；只有结果未知的才能裁定"],
   ["the data is not JSON: {why}", "数据不是 JSON：{why}"],
   ["{name} has more than {n} characters", "{name} 超过 {n} 个字符"],
   ["before is not the 'next' of a page of this list that was given to you; begin without it", "这个翻页位置无效；请从第一页开始"],

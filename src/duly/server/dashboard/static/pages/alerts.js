@@ -75,7 +75,7 @@ function events(place, next, view, query) {
       return list.row(when(one.time), badge("severity", one.severity), h("div", {}, h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), one.together > 1 ? h("div", { class: "small muted" }, t("episode", { n: one.together })) : null),
         one.sentinel, one.device || "–", badge("status", one.status), one.deliveries.length ? h("span", { class: "muted" }, t("notified.of", { n: number(done), total: number(one.deliveries.length) })) : "–", actions(one));
     });
-    shows(list, none, seen.alerts, () => (view === "active" ? empty(t("alerts.none.active"), t("alerts.none.active.hint")) : empty(t("alerts.none"), t("alerts.none.hint"), "duly alert trigger smoke")));
+    shows(list, none, seen.alerts, () => (view === "active" ? empty(t("alerts.none.active"), t("alerts.none.active.hint")) : empty(t("alerts.none"), t("alerts.none.hint"), "duly profile set default --send console: && duly alert trigger smoke")));
     pager(next, query, seen);
   });
 }
