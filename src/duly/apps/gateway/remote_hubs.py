@@ -13,12 +13,15 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from msgspec import Raw
+
 from duly.apps.gateway.followed_commands import FollowedCommands
 from duly.apps.gateway.local_gateway import LocalGateway
 from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
 from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
 from duly.apps.gateway.pushes import stream_of
 from duly.apps.gateway.shared_deliveries import SharedDeliveries
+from duly.apps.gateway.shared_progress import SharedProgress
 from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
@@ -131,6 +134,10 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Note that an app was told that its command was taken: it is owed the outcome."""
         ...
 
+    def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
+        """Pass on how far a device here is with a command."""
+        ...
+
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Hint that a command ended here; the origins here that followed it."""
         ...
@@ -227,6 +234,9 @@ class SingleHub(NoRemoteHubs):
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Do nothing: the outbox knows its origins."""
 
+    def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
+        """Do nothing: every app is here."""
+
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Return none: every origin that follows a command is one that the outbox knows."""
         return ()
@@ -246,6 +256,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self.tasks = Supervisor()
         self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
         self._followed = FollowedCommands(ledger, notifier, local, self.tasks)
+        self._progress = SharedProgress(notifier, local)
         self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
         notifier.listen(PUSH, self._pushes.want)
@@ -357,6 +368,11 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
         if self._followed.follow(message, verdict, origin) and verdict.kind is VerdictKind.FRESH:
             self._deliveries.hint(message)
+
+    def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
+        """Pass on how far a device here is, with the hint itself, if there is another hub."""
+        if len(self.registry.living) > 1:
+            self._progress.hint(key, device, progress, more)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Hint to the other hubs that a command ended here; the origins here that followed it."""
