@@ -169,9 +169,7 @@ async def test_what_an_app_has_waiting_is_bounded(open_local: Open, settings: di
 
 
 @pytest.mark.parametrize("settings", [{"max_queued": 20}, {"max_queued_bytes": 2_000}])
-async def test_one_app_does_not_fill_a_device_for_another(
-    open_local: Open, settings: dict[str, int]
-) -> None:
+async def test_one_app_does_not_fill_a_device_for_another(open_local: Open, settings: dict[str, int]) -> None:
     local = await open_local(**settings)
     exp = int((time.time() + 600) * 1000)
 
@@ -181,7 +179,7 @@ async def test_one_app_does_not_fill_a_device_for_another(
 
     async with local.join("phone") as phone, local.join("tablet") as tablet:
         assert await codes(phone, 22) == [0] * 20 + [4] * 2
-        assert await codes(tablet, 3) == [0] * 2 + [4], "a tenth of what may wait for a device is open to each"
+        assert await codes(tablet, 3) == [0] * 2 + [4], "a tenth of what may wait is open to each"
         assert ("tablet", "rate_limited") in await local.refused()
 
 

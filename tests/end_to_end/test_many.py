@@ -50,6 +50,9 @@ async def rung(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[Local
     await it.stop()
 
 
+LONG = "x" * 8_000
+
+
 async def ends(peer: Peer, seq_id: str) -> Json:
     return await peer.first(lambda f: f["type"] == "ack" and f["seq_id"] == seq_id)
 
@@ -83,7 +86,7 @@ async def test_what_is_rung_for_waits_for_no_look_into_the_ledger(
     await it.stop()
 
 
-@pytest.mark.parametrize("said", [40, {"step": "é\"\\\n"}, None, "x" * 8_000], ids=["number", "text", "none", "long"])
+@pytest.mark.parametrize("said", [40, {"step": 'é"\\\n'}, None, LONG], ids=["number", "text", "none", "long"])
 async def test_an_app_hears_from_another_hub_how_far_its_device_is(rung: LocalCluster, said: object) -> None:
     """Progress is kept nowhere, so one that is lost is lost: the device says it until it is heard."""
     async with rung.join(1, "lock") as lock, rung.join(0, "phone") as phone, rung.join(2, "tablet") as tablet:
@@ -100,8 +103,8 @@ async def test_an_app_hears_from_another_hub_how_far_its_device_is(rung: LocalCl
         saying = asyncio.create_task(say())
         heard = await phone.first(lambda f: f["type"] == "ack")
         saying.cancel()
-        fits = said != "x" * 8_000  # more than a hint carries: only that the device is at work
-        expected = {"type": "ack", "seq_id": seq_id, "from": "lock", "state": "delivered"}
+        fits = said != LONG  # more than a hint carries: only that the device is at work
+        expected: Json = {"type": "ack", "seq_id": seq_id, "from": "lock", "state": "delivered"}
         if fits:
             expected |= {"mine": 7} if said is None else {"mine": 7, "progress": said}
         assert heard == expected

@@ -97,7 +97,7 @@ def restore(
     say(f"messages made before {clock(done.stale_before // units.MS)} that are not in it are stale")
     wait = done.stale_before - time.time_ns() // 1_000
     if wait > 0:
-        note(f"that is in {units.show(wait)}: until then the hub refuses new messages; name --lost-at, or --skew")
+        note(f"that is in {units.show(wait)}: until then the hub refuses new messages; see --lost-at, --skew")
     say(
         f"{count(done.unknown, 'open message')} may have ended since, and are unknown now; "
         f"{count(done.open, 'message')} still open"

@@ -2,8 +2,8 @@
 
 The law: what one sender or one recipient has waiting is bounded, in messages and in bytes, so that no account
 fills the memory and the disk that all share. What is handed over no longer counts: the window bounds that.
-One sender alone does not fill a recipient for the others: where a recipient has its most, each sender that has
-less than a tenth of that waiting there may go on up to the tenth.
+One sender alone does not fill a recipient for the others: where a recipient has its most, each sender that
+has less than a tenth of that waiting there may go on up to the tenth.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Final
 from msgspec import Struct
 
 from duly.errors import Malformed
-
 
 SHARE: Final = 10
 """The part of a full recipient's most that is still open to each sender: one in so many."""

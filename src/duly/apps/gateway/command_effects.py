@@ -58,6 +58,7 @@ class CommandEffects:
         self._trail = trail
         self._traces = traces
         self._unaddressed = unaddressed
+        remote.hear_progress(self.show_progress)
 
     def reply(self, reply: Reply) -> None:
         """Tell a sender what was said of its command."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from msgspec import Raw
-
 from duly.apps.gateway.pushes import PushService
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.core.messages import Message
@@ -15,7 +13,6 @@ from duly.runtime.engine import Engine
 from duly.runtime.kept_traces import KeptTraces
 from duly.runtime.tracing import CommandTraces
 from duly.storage.ledger import Record
-from duly.wire.fields import Fields
 
 
 class LocalGateway(Protocol):
@@ -37,10 +34,6 @@ class LocalGateway(Protocol):
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
         """Tell apps here how a command has ended at another hub."""
-        ...
-
-    def show_progress(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
-        """Tell apps here how far a device at another hub is with their command."""
         ...
 
     async def replaced(self, device: str) -> None:

@@ -21,7 +21,7 @@ from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
 from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
 from duly.apps.gateway.pushes import stream_of
 from duly.apps.gateway.shared_deliveries import SharedDeliveries
-from duly.apps.gateway.shared_progress import SharedProgress
+from duly.apps.gateway.shared_progress import SharedProgress, ShowProgress
 from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
@@ -134,6 +134,10 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Note that an app was told that its command was taken: it is owed the outcome."""
         ...
 
+    def hear_progress(self, show: ShowProgress) -> None:
+        """Have `show` called with the progress of commands whose device is at another hub."""
+        ...
+
     def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
         """Pass on how far a device here is with a command."""
         ...
@@ -234,6 +238,9 @@ class SingleHub(NoRemoteHubs):
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Do nothing: the outbox knows its origins."""
 
+    def hear_progress(self, show: ShowProgress) -> None:
+        """Do nothing: every device is here."""
+
     def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
         """Do nothing: every app is here."""
 
@@ -256,7 +263,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self.tasks = Supervisor()
         self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
         self._followed = FollowedCommands(ledger, notifier, local, self.tasks)
-        self._progress = SharedProgress(notifier, local)
+        self._progress = SharedProgress(notifier, local.sessions)
         self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
         notifier.listen(PUSH, self._pushes.want)
@@ -368,6 +375,10 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
         if self._followed.follow(message, verdict, origin) and verdict.kind is VerdictKind.FRESH:
             self._deliveries.hint(message)
+
+    def hear_progress(self, show: ShowProgress) -> None:
+        """Have `show` called with the progress that comes with hints."""
+        self._progress.show = show
 
     def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
         """Pass on how far a device here is, with the hint itself, if there is another hub."""

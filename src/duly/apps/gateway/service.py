@@ -61,7 +61,7 @@ from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
-from duly.wire.fields import MORE, Fields, timeout_in
+from duly.wire.fields import MORE, timeout_in
 from duly.wire.frames import Frame
 from duly.wire.outgoing import WelcomeFrame
 from duly.wire.session import Session
@@ -418,10 +418,6 @@ class GatewayService:
     def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
         """Tell apps here how a command has ended, and by what `how`: at another hub, or by hand."""
         self._effects.tell_end(record, origins, how)
-
-    def show_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
-        """Tell apps here how far a device at another hub is with their command."""
-        self._effects.show_progress(key, device, progress, more)
 
     async def replaced(self, device: str) -> None:
         """Close the session of a device that has connected to another hub."""

@@ -7,23 +7,26 @@ the app hears only that the device is at work.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
-from duly.apps.gateway.local_gateway import LocalGateway
+from duly.apps.gateway.sessions import GatewaySessions
 from duly.cluster.notifier import HintSender
 from duly.core.messages import key_of, names_in
 from duly.errors import Malformed
-from duly.wire.fields import Fields
-from duly.wire.frames import NOTHING
+from duly.wire.fields import NOTHING, Fields
 
 PROGRESS: Final = "progress"
 """The hint that carries how far a device is with a command: [scope, id, device, [progress] or [],
 fields]."""
 PASSING_BYTES: Final = 3_000
 """What fits into a hint, with every character escaped."""
+
+ShowProgress: TypeAlias = Callable[[bytes, str, msgspec.Raw, Fields], None]
+"""(key of the command, device, progress, its own fields)"""
 
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder(tuple[str, str, str, list[msgspec.Raw], Fields]).decode
@@ -32,9 +35,11 @@ _decode: Final = msgspec.json.Decoder(tuple[str, str, str, list[msgspec.Raw], Fi
 class SharedProgress:
     """Passes the progress of commands from hub to hub."""
 
-    def __init__(self, notifier: HintSender, local: LocalGateway) -> None:
+    def __init__(self, notifier: HintSender, sessions: GatewaySessions) -> None:
         self._notifier = notifier
-        self._local = local
+        self._sessions = sessions
+        self.show: ShowProgress = _show_nothing
+        """tells the apps here"""
         notifier.listen(PROGRESS, self._heard)
 
     def hint(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
@@ -48,6 +53,9 @@ class SharedProgress:
     def _heard(self, what: str) -> None:
         with suppress(msgspec.DecodeError, Malformed):
             scope, id_, device, said, more = _decode(what)
-            if scope in self._local.sessions.apps:
-                progress = said[0] if said else NOTHING
-                self._local.show_progress(key_of(scope, id_), device, progress, more)
+            if scope in self._sessions.apps:
+                self.show(key_of(scope, id_), device, said[0] if said else NOTHING, more)
+
+
+def _show_nothing(key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
+    """The hub has not started yet."""
