@@ -67,16 +67,17 @@ class Backlog:
         `of_sender` what else waits of the sender does not count."""
         if not self.waiting:
             return None
-        policy = self.policy
-        for name in (("of", sender), ("for", recipient)):
-            count, size = self._counts.get(name, (0, 0))
-            if count < policy.messages and size < policy.bytes:
-                continue
-            if self._has_share(sender, recipient) if name[0] == "for" else not of_sender:
-                continue
-            if count >= policy.messages:
-                return f"{count} commands {name[0]} {name[1]} are waiting, {policy.messages} may"
-            return f"{size} bytes of commands {name[0]} {name[1]} are waiting, {policy.bytes} may"
+        return (self._full("of", sender) if of_sender else None) or (
+            None if self._has_share(sender, recipient) else self._full("for", recipient)
+        )
+
+    def _full(self, which: str, name: str) -> str | None:
+        """Return that a sender or a recipient has its most waiting; None: it has not."""
+        count, size = self._counts.get((which, name), (0, 0))
+        if count >= self.policy.messages:
+            return f"{count} commands {which} {name} are waiting, {self.policy.messages} may"
+        if size >= self.policy.bytes:
+            return f"{size} bytes of commands {which} {name} are waiting, {self.policy.bytes} may"
         return None
 
     def _has_share(self, sender: str, recipient: str) -> bool:

@@ -155,6 +155,7 @@ OTHER_PATHS = {"path", "fullpath", "prefix", "workflow_path", "webhook_path", "f
 """Paths of addresses, and names that a service is told."""
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that services of Apprise load
 def test_every_path_among_the_arguments_of_apprise_is_known() -> None:
     """A new one is looked at here: is it opened by Apprise's attachments, and before something is sent?"""
     found = set()
