@@ -82,6 +82,11 @@ class GatewayRemote(RemoteHubs, Protocol):
         that it is gone."""
         ...
 
+    def has_given_up(self, device: str) -> bool:
+        """Whether a device was online when its hub died and did not come back in time, so that apps were told
+        that it is gone."""
+        ...
+
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub holds a device; None where no other hub can."""
         ...
@@ -193,6 +198,10 @@ class SingleHub(NoRemoteHubs):
         """Whether a device was online when this hub last ended, and may still come back."""
         return self._presence.is_awaited(device)
 
+    def has_given_up(self, device: str) -> bool:
+        """Whether a device was online when this hub last ended, and did not come back in time."""
+        return self._presence.has_given_up(device)
+
     def search(self, device: str) -> Awaitable[bool] | None:
         """There is no other hub to find a device at."""
         return None
@@ -263,6 +272,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self.tasks = Supervisor()
         self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
         self._followed = FollowedCommands(ledger, notifier, local, self.tasks)
+        self._given_up: set[str] = set()
         self._progress = SharedProgress(notifier, local.sessions)
         self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
@@ -289,6 +299,9 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         for device in await self.registry.refresh():
             if device not in here:
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
+                self._given_up.add(device)
+        if self._given_up:
+            self._given_up.difference_update(self.registry.held_devices())
         await self.registry.drop_absent(here.keys())
         for device in list(here):
             if self.registry.may_be_lost(device) or not self.registry.is_registered(device):
@@ -322,6 +335,10 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     def is_awaited(self, device: str) -> bool:
         """The registry says of a dead hub's devices that it holds them, until they are given up."""
         return False
+
+    def has_given_up(self, device: str) -> bool:
+        """Whether this hub has told apps that a dead hub's device is gone."""
+        return device in self._given_up
 
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub that lives holds a device."""
