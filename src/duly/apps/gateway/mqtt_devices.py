@@ -328,9 +328,9 @@ class MqttDevices:
             await self._gone(name)
 
     def _is_no_news(self, name: str, status: fd.FdStatus, payload: bytes, *, kept: bool) -> bool:
-        """Whether a device had said this before it was found to be offline, or may have: one that did not come
-        back after the hub's start, and says how often it reports, is back when it reports. What a broker that
-        was late has kept of it may be from before."""
+        """Whether a device had said this before it was found to be offline, or may have: one that did not
+        come back after the hub's start, and says how often it reports, is back when it reports. What a broker
+        that was late has kept of it may be from before."""
         if kept and status.heartbeat and self._gateway.remote.has_given_up(name):
             return True
         return self._absences.is_no_news(name, status, payload, kept=kept)
