@@ -208,16 +208,22 @@ def test_a_floor_that_is_not_in_the_future_needs_no_mending() -> None:
 
 def test_after_a_restore_what_was_made_before_the_loss_and_is_not_known_is_stale() -> None:
     floor = Floor(until=START - DAY, trusted=START).restore(START, START)
-    assert floor.covers(START + HOUR, START - MINUTE), "it may have been accepted after the backup"
-    assert not floor.covers(START + HOUR, START + MINUTE), "it was made after the loss"
-    assert not floor.covers(START + 10 * 365 * DAY, START - MINUTE), "an alert that is kept for years"
-    assert floor.covers(START + HOUR, 0), "it does not say when it was made, and expires soon"
-    assert not floor.covers(START + 30 * DAY, 0), "nothing of its kind would ever be accepted"
+    assert floor.refusal(START + HOUR, START - MINUTE, START) is not None, (
+        "it may have been accepted after the backup"
+    )
+    assert floor.refusal(START + HOUR, START + MINUTE, START) is None, "it was made after the loss"
+    assert floor.refusal(START + 10 * 365 * DAY, START - MINUTE, START) is None, (
+        "an alert that is kept for years"
+    )
+    assert floor.refusal(START + HOUR, 0, START) is not None, (
+        "it does not say when it was made, and expires soon"
+    )
+    assert floor.refusal(START + 30 * DAY, 0, START) is None, "nothing of its kind would ever be accepted"
 
 
 def test_mending_everything_forgets_barrier_and_restore() -> None:
     risen = Floor(until=START + DAY, trusted=START + DAY)
     assert risen.mend(START, everything=True) == Floor(START, START)
     mended = risen.mend(START)
-    assert mended.covers(START + HOUR, START - 1), "its id may have been forgotten"
-    assert not mended.mend(START, everything=True).covers(START + HOUR, START - 1)
+    assert mended.refusal(START + HOUR, START - 1, START) is not None, "its id may have been forgotten"
+    assert mended.mend(START, everything=True).refusal(START + HOUR, START - 1, START) is None
