@@ -173,6 +173,7 @@ class _AbandonedUpgrade(connect_utils.TLSUpgradeProto):
     "Future exception was never retrieved". A connect that does wait gets the error as before."""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """Fails the future, and retrieves the error for a connect that no longer waits for it."""
         super().connection_lost(exc)
         if not self.on_data.cancelled():
             self.on_data.exception()
