@@ -78,6 +78,9 @@ def test_a_backup_is_restored_into_another_folder(duly: Duly) -> None:
     assert json.loads(duly("backup", "k.db", "--with-key", "--json").stdout)["key_included"] is True
     done = duly("restore", "k.db", "--data", "new", "--skew", "0s")
     assert "1 open message may have ended since" in done.stdout
+    assert "until then the hub refuses new messages" not in done.stderr
+    late = duly("restore", "k.db", "--data", "late")
+    assert "in 5 min: until then the hub refuses new messages" in late.stderr
     floor = duly("floor", "--data", "new")
     assert "this ledger was restored" in floor.stderr
     assert "has forgotten nothing since it was restored" in floor.stdout

@@ -6,6 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from duly.core.messages import FORGOTTEN
 from duly.core.trusted_time import CONFIRM, DRIFT, Floor, TrustedClock
 from duly.core.units import DAY, HOUR, MINUTE, SECOND
 
@@ -166,11 +167,21 @@ def test_no_wrong_minutes_ever_raise_it_beyond_the_true_time(steps: list[tuple[s
 def test_a_mended_floor_takes_what_is_new_and_leaves_stale_what_may_have_been_forgotten() -> None:
     now = START
     mended = Floor(until=now + 2 * DAY, trusted=now + 2 * DAY).mend(now)
-    assert not mended.covers(until=now + DAY + SECOND, made=now + SECOND)
-    assert mended.covers(until=now + DAY, made=now)
-    assert mended.covers(until=now + DAY, made=0), "what does not say when it was made may be old"
-    assert not mended.covers(until=now + 2 * DAY + SECOND, made=0)
+    assert mended.refusal(now + DAY + SECOND, now + SECOND, now) is None
+    assert mended.refusal(now + DAY, now, now) is not None
+    assert mended.refusal(now + DAY, 0, now) is not None, "what does not say when it was made may be old"
+    assert mended.refusal(now + 2 * DAY + SECOND, 0, now) is None
     assert mended.top == now + 2 * DAY
+
+
+def test_who_is_refused_for_a_floor_in_the_future_is_not_advised_a_new_id_that_is_refused_as_well() -> None:
+    now, far = START, Floor(until=START + 2 * DAY)
+    refusal = far.refusal(now + DAY, now, now)
+    assert refusal is not None
+    assert "'duly floor --mend'" in refusal.reason
+    after = far.mend(now + SECOND)
+    assert after.refusal(now + DAY, now, now + MINUTE) is FORGOTTEN, "a new id is accepted by now"
+    assert after.refusal(now + MINUTE + DAY, now + MINUTE, now + MINUTE) is None
 
 
 def test_what_is_made_after_the_mending_is_stale_again_once_it_may_be_forgotten() -> None:
@@ -181,7 +192,7 @@ def test_what_is_made_after_the_mending_is_stale_again_once_it_may_be_forgotten(
     ledger.run(2 * HOUR, hub)
     assert mended.mended == ledger.floor.mended
     assert abs(ledger.lag) <= DRIFT
-    assert ledger.floor.covers(until=START + HOUR, made=START + SECOND)
+    assert ledger.floor.refusal(START + HOUR, START + SECOND, START + MINUTE) is not None
 
 
 def test_mending_everything_forgets_the_barrier_too() -> None:
@@ -197,16 +208,22 @@ def test_a_floor_that_is_not_in_the_future_needs_no_mending() -> None:
 
 def test_after_a_restore_what_was_made_before_the_loss_and_is_not_known_is_stale() -> None:
     floor = Floor(until=START - DAY, trusted=START).restore(START, START)
-    assert floor.covers(START + HOUR, START - MINUTE), "it may have been accepted after the backup"
-    assert not floor.covers(START + HOUR, START + MINUTE), "it was made after the loss"
-    assert not floor.covers(START + 10 * 365 * DAY, START - MINUTE), "an alert that is kept for years"
-    assert floor.covers(START + HOUR, 0), "it does not say when it was made, and expires soon"
-    assert not floor.covers(START + 30 * DAY, 0), "nothing of its kind would ever be accepted"
+    assert floor.refusal(START + HOUR, START - MINUTE, START) is not None, (
+        "it may have been accepted after the backup"
+    )
+    assert floor.refusal(START + HOUR, START + MINUTE, START) is None, "it was made after the loss"
+    assert floor.refusal(START + 10 * 365 * DAY, START - MINUTE, START) is None, (
+        "an alert that is kept for years"
+    )
+    assert floor.refusal(START + HOUR, 0, START) is not None, (
+        "it does not say when it was made, and expires soon"
+    )
+    assert floor.refusal(START + 30 * DAY, 0, START) is None, "nothing of its kind would ever be accepted"
 
 
 def test_mending_everything_forgets_barrier_and_restore() -> None:
     risen = Floor(until=START + DAY, trusted=START + DAY)
     assert risen.mend(START, everything=True) == Floor(START, START)
     mended = risen.mend(START)
-    assert mended.covers(START + HOUR, START - 1), "its id may have been forgotten"
-    assert not mended.mend(START, everything=True).covers(START + HOUR, START - 1)
+    assert mended.refusal(START + HOUR, START - 1, START) is not None, "its id may have been forgotten"
+    assert mended.mend(START, everything=True).refusal(START + HOUR, START - 1, START) is None

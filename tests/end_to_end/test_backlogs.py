@@ -168,6 +168,21 @@ async def test_what_an_app_has_waiting_is_bounded(open_local: Open, settings: di
         assert (await phone.hear_of(after))["code"] == 0, "a refused id is not burned"
 
 
+@pytest.mark.parametrize("settings", [{"max_queued": 20}, {"max_queued_bytes": 2_000}])
+async def test_one_app_does_not_fill_a_device_for_another(open_local: Open, settings: dict[str, int]) -> None:
+    local = await open_local(**settings)
+    exp = int((time.time() + 600) * 1000)
+
+    async def codes(app: Peer, count: int) -> list[int]:
+        ids = [await app.command("lock", queue=True, exp=exp, data="x" * 98) for _ in range(count)]
+        return [(await app.hear_of(seq_id))["code"] for seq_id in ids]
+
+    async with local.join("phone") as phone, local.join("tablet") as tablet:
+        assert await codes(phone, 22) == [0] * 20 + [4] * 2
+        assert await codes(tablet, 3) == [0] * 2 + [4], "a tenth of what may wait is open to each"
+        assert ("tablet", "rate_limited") in await local.refused()
+
+
 @pytest.mark.parametrize("query", ["", "?wait=1"])
 async def test_by_http_who_asks_too_much_is_told_when_to_come_back(open_local: Open, query: str) -> None:
     """429 with Retry-After, the seconds in the body, and the id that is refused."""

@@ -89,7 +89,7 @@ async def test_a_hub_on_this_machine_answers_to_no_name_of_a_stranger(local: Loc
 
 
 def test_beyond_this_machine_the_own_origin_is_the_host_that_was_asked() -> None:
-    gate = RequestGate([], None)
+    gate = RequestGate([], None, lambda part: None)
     assert gate.knows("https://hub.example", "hub.example")
     assert gate.knows("https://hub.example:8443", "hub.example:8443")
     assert not gate.knows("https://evil.example", "hub.example")

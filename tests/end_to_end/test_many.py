@@ -50,8 +50,13 @@ async def rung(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[Local
     await it.stop()
 
 
+LONG = "x" * 8_000
+
+
 async def ends(peer: Peer, seq_id: str) -> Json:
-    return await peer.first(lambda f: f["type"] == "ack" and f["seq_id"] == seq_id)
+    """How a command ended; what comes before of its progress is passed over."""
+    told = ("ack", seq_id)
+    return await peer.first(lambda f: (f["type"], f.get("seq_id")) == told and f["state"] != "delivered")
 
 
 async def test_an_app_on_one_hub_commands_a_device_on_another(cluster: LocalCluster) -> None:
@@ -81,6 +86,33 @@ async def test_what_is_rung_for_waits_for_no_look_into_the_ledger(
             assert (await ends(phone, await phone.command("lock")))["state"] == "done"
         obeying.cancel()
     await it.stop()
+
+
+@pytest.mark.parametrize("said", [40, {"step": 'é"\\\n'}, None, LONG], ids=["number", "text", "none", "long"])
+async def test_an_app_hears_from_another_hub_how_far_its_device_is(rung: LocalCluster, said: object) -> None:
+    """Progress is kept nowhere, so one that is lost is lost: the device says it until it is heard."""
+    async with rung.join(1, "lock") as lock, rung.join(0, "phone") as phone, rung.join(2, "tablet") as tablet:
+        await rung.known("lock")
+        seq_id = await phone.command("lock", timeout=600_000)
+        command = await lock.hear()
+        working = {"seq_id": seq_id, "to": "phone", "state": "delivered", "mine": 7}
+
+        async def say() -> None:
+            while True:
+                await lock.say("ack", **working if said is None else working | {"progress": said})
+                await asyncio.sleep(0.2)
+
+        saying = asyncio.create_task(say())
+        heard = await phone.first(lambda f: f["type"] == "ack")
+        saying.cancel()
+        fits = said != LONG  # more than a hint carries: only that the device is at work
+        expected: Json = {"type": "ack", "seq_id": seq_id, "from": "lock", "state": "delivered"}
+        if fits:
+            expected |= {"mine": 7} if said is None else {"mine": 7, "progress": said}
+        assert heard == expected
+        await lock.ack(command)
+        await phone.first(lambda f: f["type"] == "ack" and f["state"] == "done")
+        assert await tablet.hears_nothing()
 
 
 async def test_the_same_command_from_everywhere_at_once_runs_once_and_all_hear_the_end(

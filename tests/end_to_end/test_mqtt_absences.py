@@ -84,6 +84,42 @@ async def test_what_a_broker_kept_of_a_device_that_was_offline_is_no_news(
         firmware.stop()
 
 
+async def test_what_a_late_broker_kept_does_not_bring_a_device_online_that_was_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It died with its broker, so that no will was told, and the hub was started before the broker was."""
+    broker, reports = Mosquitto(), {"online": True, "time": 100, "heartbeat": 3_600}
+    broker.start()
+    try:
+        async with started(tmp_path, broker.url("hub")) as hub:
+            await hub.accounts.add(Role.DEVICE, "lock")
+            firmware = Firmware(f"127.0.0.1:{broker.port}", "lock", "", mute=True)
+            said = firmware.say("nodes/lock/status", reports, retain=True)
+            await asyncio.to_thread(said.wait_for_publish, 45)
+            await until(lambda: hub.gateway.online("lock"))
+        broker.stop()
+        firmware.stop()
+        monkeypatch.setattr("duly.apps.gateway.presence.GRACE", 0.05)
+        hub = Hub(Settings(data=str(tmp_path), port=0, mqtt=broker.url("hub"), patience=1))
+        await hub.start()
+        try:
+            await until(lambda: hub.gateway.remote.has_given_up("lock"))
+            told = await hub.ledger.extent(stream_of("lock"))
+            broker.start()
+            await heard_of(hub, "lock")
+            assert not hub.gateway.online("lock")
+            assert await hub.ledger.extent(stream_of("lock")) == told, "apps are told nothing"
+            firmware = Firmware(f"127.0.0.1:{broker.port}", "lock", "", mute=True)
+            firmware.say("nodes/lock/status", reports | {"time": 200}, retain=True)
+            await until(lambda: hub.gateway.online("lock"))
+            assert not hub.gateway.remote.has_given_up("lock")
+            firmware.stop()
+        finally:
+            await hub.stop()
+    finally:
+        broker.stop()
+
+
 @pytest.mark.parametrize(
     ("said", "online"),
     [

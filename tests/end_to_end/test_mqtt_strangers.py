@@ -232,6 +232,16 @@ async def test_a_node_cannot_write_to_the_hub_and_the_refused_publish_is_known(
     assert await local.why(f"nodes/hub/{kind}", "not_allowed", "far may not publish") == "far"
 
 
+async def test_what_a_node_publishes_for_a_device_is_refused_and_known(
+    local: HubWithBroker,
+) -> None:
+    """Only the hub commands devices; the sender of a task that never arrives finds out why."""
+    await local.add(Role.NODE, "far")
+    far = await local.client("far")
+    tell(far, "nodes/lock/pending", {"msg_id": "m-1", "sender": "far", "action": "open", "time": 1})
+    assert await local.why("nodes/lock/pending", "not_allowed", "far may not publish") == "far"
+
+
 async def test_a_refused_subscription_is_known(local: HubWithBroker) -> None:
     thief = await local.client("thief")
     thief.subscribe("nodes/lock/pending", 1)

@@ -13,7 +13,7 @@ from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import Message, VerdictKind
 from duly.core.trusted_time import Floor
-from duly.core.units import DAY, FOREVER, YEAR
+from duly.core.units import DAY, FOREVER, HOUR, MINUTE, MS, YEAR
 from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, SecretKeyMissing
 from duly.server.ledger_backups import back_up, restore
 from duly.server.ledger_check import check_invariants
@@ -180,9 +180,32 @@ async def test_postgres_is_backed_up_to_a_file_and_restored_into_postgres(
 )
 def test_a_restored_floor_covers_what_may_have_been_accepted(made: int, until: int, stale: bool) -> None:
     floor = Floor(trusted=NOW).restore(NOW, NOW + 5)
-    assert floor.covers(until, made) is stale
-    assert Floor().covers(until, made) is False
-    assert floor.mend(NOW + 10, everything=True).covers(until, made) is False
+    assert (floor.refusal(until, made, NOW) is not None) is stale
+    assert Floor().refusal(until, made, NOW) is None
+    assert floor.mend(NOW + 10, everything=True).refusal(until, made, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("made", "now", "advice", "wait"),
+    [
+        (NOW - MINUTE, NOW - 5 * MINUTE, "nothing new is accepted in the next 5 min; send it", 5 * MINUTE),
+        (NOW - MINUTE, NOW + MINUTE, "if it is still wanted, use a new id", 0),
+        (0, NOW - 5 * MINUTE, "use one that does, such as a UUIDv7", 0),
+    ],
+    ids=["too early for any id", "later", "ageless"],
+)
+def test_the_refusal_after_a_restore_says_what_to_do_and_when(
+    made: int, now: int, advice: str, wait: int
+) -> None:
+    """A new id alone does not help as long as clocks that are ahead may have made it before the loss."""
+    floor = Floor(trusted=NOW).restore(NOW, NOW)
+    refusal = floor.refusal(NOW + HOUR, made, now)
+    assert refusal is not None
+    assert advice in refusal.reason
+    assert refusal.wait == (wait + MS if wait else 0)
+    after = now + refusal.wait
+    if made:
+        assert floor.refusal(after + HOUR, max(after, NOW + 1), after) is None, "then a new id is accepted"
 
 
 async def test_a_copy_of_the_folder_needs_no_lock_to_be_checked(folder: Path, tmp_path: Path) -> None:

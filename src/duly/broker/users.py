@@ -28,6 +28,9 @@ from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.fd import PREFIX
 
+NAMED_DEVICES: Final = 1_000
+"""The devices whose topics a node is refused by name, so that the refusal is recorded; what it publishes to
+others' is dropped all the same. They are those that there are when it connects."""
 _CLIENT_ID: Final = re.compile(r".+-[0-9a-f]{12}")
 
 
@@ -63,7 +66,8 @@ class HubUsers(Users):
             return acl_dialects.device(username)
         if who.role is Role.NODE:
             # No one reads this in the account of the nodes. A refusal is recorded; silence would not be.
-            return replace(acl_dialects.node(username), denied=(f"{PREFIX}/{HUB}/+",))
+            devices = (f"{PREFIX}/{name}/pending" for name in self._accounts.devices(NAMED_DEVICES))
+            return replace(acl_dialects.node(username), denied=(f"{PREFIX}/{HUB}/+", *devices))
         raise NotAllowed(
             f"{username} is neither a device nor a node; {who.role.with_article} uses the hub's HTTP port"
         )

@@ -6,6 +6,7 @@ The law: a backup is whole and checked, or there is no file. A restored ledger r
 from __future__ import annotations
 
 import asyncio
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -94,6 +95,9 @@ def restore(
         return
     say(f"restored the ledger of {clock(done.about.at // units.MS)}")
     say(f"messages made before {clock(done.stale_before // units.MS)} that are not in it are stale")
+    wait = done.stale_before - time.time_ns() // 1_000
+    if wait > 0:
+        note(f"that is in {units.show(wait)}: until then the hub refuses new messages; see --lost-at, --skew")
     say(
         f"{count(done.unknown, 'open message')} may have ended since, and are unknown now; "
         f"{count(done.open, 'message')} still open"

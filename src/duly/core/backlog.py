@@ -2,13 +2,20 @@
 
 The law: what one sender or one recipient has waiting is bounded, in messages and in bytes, so that no account
 fills the memory and the disk that all share. What is handed over no longer counts: the window bounds that.
+One sender alone does not fill a recipient for the others: where a recipient has its most, each sender that
+has less than a tenth of that waiting there may go on up to the tenth.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from msgspec import Struct
 
 from duly.errors import Malformed
+
+SHARE: Final = 10
+"""The part of a full recipient's most that is still open to each sender: one in so many."""
 
 
 class BacklogPolicy(Struct, frozen=True):
@@ -35,7 +42,8 @@ class Backlog:
         self.policy = policy or BacklogPolicy()
         self.waiting: dict[bytes, tuple[str, str, int]] = {}
         """(sender, recipient, bytes) by key; read by others, changed only here"""
-        self._counts: dict[tuple[str, str], tuple[int, int]] = {}
+        self._counts: dict[tuple[str, ...], tuple[int, int]] = {}
+        """messages and bytes of each sender, for each recipient, and of each sender for each recipient"""
 
     def add(self, key: bytes, sender: str, recipient: str, size: int) -> None:
         """Count a message that waits; harmless if it is counted already."""
@@ -43,6 +51,7 @@ class Backlog:
             self.waiting[key] = (sender, recipient, size)
             self._count(("of", sender), 1, size)
             self._count(("for", recipient), 1, size)
+            self._count(("of", sender, recipient), 1, size)
 
     def remove(self, key: bytes) -> None:
         """Stop counting a message; harmless if it is not counted."""
@@ -51,21 +60,32 @@ class Backlog:
             sender, recipient, size = known
             self._count(("of", sender), -1, -size)
             self._count(("for", recipient), -1, -size)
+            self._count(("of", sender, recipient), -1, -size)
 
-    def excess(self, sender: str, recipient: str) -> str | None:
-        """Return why no more messages of this sender for this recipient may wait; None: they may."""
+    def excess(self, sender: str, recipient: str, *, of_sender: bool = True) -> str | None:
+        """Return why no more messages of this sender for this recipient may wait; None: they may. Without
+        `of_sender` what else waits of the sender does not count."""
         if not self.waiting:
             return None
-        policy = self.policy
-        for name in (("of", sender), ("for", recipient)):
-            count, size = self._counts.get(name, (0, 0))
-            if count >= policy.messages:
-                return f"{count} commands {name[0]} {name[1]} are waiting, {policy.messages} may"
-            if size >= policy.bytes:
-                return f"{size} bytes of commands {name[0]} {name[1]} are waiting, {policy.bytes} may"
+        return (self._full("of", sender) if of_sender else None) or (
+            None if self._has_share(sender, recipient) else self._full("for", recipient)
+        )
+
+    def _full(self, which: str, name: str) -> str | None:
+        """Return that a sender or a recipient has its most waiting; None: it has not."""
+        count, size = self._counts.get((which, name), (0, 0))
+        if count >= self.policy.messages:
+            return f"{count} commands {which} {name} are waiting, {self.policy.messages} may"
+        if size >= self.policy.bytes:
+            return f"{size} bytes of commands {which} {name} are waiting, {self.policy.bytes} may"
         return None
 
-    def _count(self, name: tuple[str, str], by: int, size: int) -> None:
+    def _has_share(self, sender: str, recipient: str) -> bool:
+        """Whether a sender has less waiting for a recipient than the share that is open to each."""
+        count, size = self._counts.get(("of", sender, recipient), (0, 0))
+        return count * SHARE < self.policy.messages and size * SHARE < self.policy.bytes
+
+    def _count(self, name: tuple[str, ...], by: int, size: int) -> None:
         count, total = self._counts.get(name, (0, 0))
         if count + by:
             self._counts[name] = (count + by, total + size)

@@ -13,7 +13,7 @@ A floor that has risen too far all the same (a clock that was wrong for hours) c
 after that moment is then fresh again, and what is older stays stale, since its id may have been forgotten.
 
 A ledger that was restored from a backup does not know what was accepted after it. So what was made before the
-loss, and is not known, is stale; see `covers`.
+loss, and is not known, is stale; see `refusal`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from duly.core.units import DAY, HOUR, MINUTE, YEAR
+from duly.core.messages import FORGOTTEN, Verdict, VerdictKind
+from duly.core.units import DAY, HOUR, MINUTE, MS, YEAR, show
 
 CONFIRM: Final = HOUR
 DRIFT: Final = MINUTE
@@ -33,6 +34,13 @@ RESTORED_AGELESS: Final = DAY
 """How long after a restore ids that it does not know are stale, if they are from before it."""
 YOUNG: Final = YEAR
 """An earlier trusted time was not shown by a clock, but counted from zero."""
+
+
+AHEAD: Final = Verdict(
+    VerdictKind.STALE,
+    reason="this hub's floor lies in the future, since a clock was wrong: no id is accepted before "
+    "'duly floor --mend' has taken it back; send it again then, with a new id",
+)
 
 
 class Floor(Struct, frozen=True):
@@ -50,20 +58,38 @@ class Floor(Struct, frozen=True):
     restored: int = 0
     """what was made until then may have been accepted by the ledger of which this one is a backup"""
 
-    def covers(self, until: int, made: int) -> bool:
-        """Return whether a message that could be accepted until then may have been forgotten.
+    def refusal(self, until: int, made: int, now: int) -> Verdict | None:
+        """Return what the sender of a message is told that could be accepted until then and may have been
+        forgotten: what to do, and when; None if it cannot have been.
 
         After a restore that is so for everything made before the loss, if it could be accepted for a year at
         most: alerts can be for longer, and one that is told twice is better than one that is lost. What does
         not say when it was made (0) is stale if it expires within a day; one that never does is accepted,
         since otherwise nothing of its kind would be, ever.
         """
-        if until <= self.until or (until <= self.barrier and made <= self.mended):
-            return True
-        if not self.restored:
-            return False
+        if self._forgets(until, made):
+            span = until - made if made else 0
+            return AHEAD if span and self._forgets(now + span, now) else FORGOTTEN
+        if not self._lost(until, made):
+            return None
+        may = "this hub's ledger was restored from a backup, and may have accepted this before the loss; "
+        if not made:
+            timed = "its id does not tell its age; if it is still wanted, use one that does, such as a UUIDv7"
+            return Verdict(VerdictKind.STALE, reason=f"{may}{timed}")
+        wait = max(0, self.restored + MS - now)
+        if not wait:
+            return Verdict(VerdictKind.STALE, reason=f"{may}if it is still wanted, use a new id")
+        later = f"nothing new is accepted in the next {show(wait)}; send it after that, with an id made then"
+        return Verdict(VerdictKind.STALE, reason=f"{may}{later}", wait=wait)
+
+    def _forgets(self, until: int, made: int) -> bool:
+        """Return whether the id of a message may have been pruned."""
+        return until <= self.until or (until <= self.barrier and made <= self.mended)
+
+    def _lost(self, until: int, made: int) -> bool:
+        """Return whether a message may have been accepted after the backup of which this ledger is made."""
         span = RESTORED_TIMED if made else RESTORED_AGELESS
-        return made <= self.restored and until <= self.restored + span
+        return self.restored > 0 and made <= self.restored and until <= self.restored + span
 
     @property
     def top(self) -> int:

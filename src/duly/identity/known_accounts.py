@@ -5,6 +5,9 @@ Whether memory may answer for the ledger, `duly.identity.account_directory` deci
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from duly.identity.account_book import NO_NAMES, AccountBook, Principal, Role, digest
 
 
@@ -81,6 +84,11 @@ class KnownAccounts:
         """The role of an account, also of a disabled one; None if there is no such account."""
         one = self._book.stored.get(name)
         return None if one is None else one.role
+
+    def devices(self, most: int) -> Iterator[str]:
+        """The names of devices, so many at most, those that were added first."""
+        stored = self._book.stored.items()
+        return islice((name for name, one in stored if one.role is Role.DEVICE), most)
 
     def key_of(self, name: str) -> str:
         """The key of a device as the ledger keeps it; empty if the device need not sign."""

@@ -243,6 +243,10 @@ class Supervisor:
     def failed(self, name: str, problem: BaseException) -> None:
         """Log and count a failure: of work here, or of a step that its work has survived."""
         LOG.error(f"{name} failed: %r", problem, exc_info=problem)
+        self.count(name)
+
+    def count(self, name: str) -> None:
+        """Count a failure that is logged where it happened."""
         owner: Supervisor | None = self
         while owner is not None:
             owner.failures[name] += 1

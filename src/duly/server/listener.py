@@ -51,7 +51,7 @@ class Listener:
         """Accept connections; `administer` answers the requests of the command line."""
         settings = self._settings
         names = frozenset({settings.listen}) if settings.listen in LOOPBACK else None
-        gate = RequestGate(settings.origins, names)
+        gate = RequestGate(settings.origins, names, hub.tasks.count)
         post = messages.MessagesEndpoint(hub)
         server = await self._serve(self._application(hub, gate, post, administer))
         fast_path = FastPath(
@@ -59,6 +59,7 @@ class Listener:
             lambda connection: connections.Handler(server, connection),
             self.connections,
             gate.answers_to,
+            hub.tasks.count,
         )
         self._closing.push_async_callback(fast_path.close)
         try:

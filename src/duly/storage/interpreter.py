@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from duly.core import operations as w
 from duly.core.lifecycle import SOURCES, State
-from duly.core.messages import CONFLICT, FORGOTTEN, FRESH, Answer, Message, Verdict, VerdictKind
+from duly.core.messages import CONFLICT, FRESH, Answer, Message, Verdict, VerdictKind
 from duly.core.trusted_time import Floor
 
 _ACCEPTED: Final = State.ACCEPTED  # reading a member from its class takes nine times as long
@@ -188,8 +188,9 @@ class Interpreter:
         verdict = self._known(message)
         if verdict is not None:
             return self._told(message, verdict, admit.at)
-        if rows.floor.covers(admit.until, message.made):
-            return self._told(message, FORGOTTEN, admit.at)
+        refusal = rows.floor.refusal(admit.until, message.made, admit.at)
+        if refusal is not None:
+            return self._told(message, refusal, admit.at)
         rows.admit(admit)
         return FRESH
 

@@ -15,7 +15,8 @@ import pytest
 
 from duly.core import operations as w
 from duly.core.lifecycle import State
-from duly.core.messages import FORGOTTEN, Answer, Message, VerdictKind
+from duly.core.messages import Answer, Message, VerdictKind
+from duly.core.trusted_time import AHEAD
 from duly.core.units import HOUR
 from duly.errors import LedgerError, LedgerTooNew, LedgerUnavailable, Malformed, MissingExtra, Stopped
 from duly.storage import open_ledger, sql
@@ -271,7 +272,7 @@ async def test_an_id_forgotten_while_its_repeat_is_being_admitted_is_stale(
     admission = asyncio.ensure_future(hubs[1].apply(repeat))
     await until_blocked(observer, hubs[1])
     await pruning.commit()
-    assert await admission == FORGOTTEN
+    assert await admission == AHEAD
     assert await hubs[0].find(m.key) is None
     await pruner.close()
     await observer.close()

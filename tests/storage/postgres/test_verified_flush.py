@@ -13,7 +13,7 @@ import pytest
 from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import FORGOTTEN, FRESH, Answer, Message, Verdict, VerdictKind
-from duly.core.trusted_time import Floor
+from duly.core.trusted_time import AHEAD, Floor
 from duly.core.units import DAY, HOUR
 from duly.storage.memory import MemoryLedger
 from duly.storage.postgres.ledger import PostgresLedger
@@ -212,14 +212,14 @@ async def test_an_id_below_a_floor_that_was_raised_meanwhile_is_forgotten(
     await hubs[1].write(*answered(2))
     await hubs[0]._set_floor(Floor(clock.now() + 2 * HOUR, clock.now()))
     results = await hubs[1].write(*command(clock, 3, lasts=HOUR))
-    assert results.values[1] == FORGOTTEN
+    assert results.values[1] == AHEAD
     assert (await hubs[1].write(*command(clock, 4, lasts=3 * HOUR))).values[1] == FRESH
 
 
 async def test_a_floor_that_was_mended_is_obeyed_with_one_statement(hubs: Hubs, clock: ManualClock) -> None:
     made = message().made
     await hubs[0]._set_floor(Floor(mended=made, barrier=clock.now() + 2 * HOUR))
-    assert (await hubs[1].write(*command(clock, 2, lasts=HOUR))).values[1] == FORGOTTEN
+    assert (await hubs[1].write(*command(clock, 2, lasts=HOUR))).values[1] == AHEAD
     asked = Asked(hubs[1])
     assert (await hubs[1].write(*command(clock, 3, lasts=3 * HOUR))).values[1] == FRESH
     assert asked.once

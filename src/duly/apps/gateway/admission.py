@@ -121,7 +121,7 @@ class CommandAdmission:
             return None
         # A command for a device at another hub is on its way at once, whatever else waits of its sender.
         at_other_hub = not here and self._online(recipient)
-        return self.backlog.excess("" if at_other_hub else event.message.scope, recipient)
+        return self.backlog.excess(event.message.scope, recipient, of_sender=not at_other_hub)
 
     def forbidden(self, message: Message) -> str | None:
         """Why a command that was taken may not be handed over any more; None if it may."""

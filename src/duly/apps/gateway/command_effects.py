@@ -58,6 +58,7 @@ class CommandEffects:
         self._trail = trail
         self._traces = traces
         self._unaddressed = unaddressed
+        remote.hear_progress(self.show_progress)
 
     def reply(self, reply: Reply) -> None:
         """Tell a sender what was said of its command."""
@@ -149,9 +150,17 @@ class CommandEffects:
         return not before or int.from_bytes(key[:6], "big") * MS > before
 
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
-        """Tell an app how far a device is; those that wait over HTTP wait for the end."""
-        scope, id_ = names_in(key)
+        """Tell an app how far a device here is, wherever the app is; those that wait over HTTP wait for the
+        end."""
         self._trail.note(key, "at work")
-        frame = outgoing.working(id_, device, progress, more)
-        for session in self._sessions.apps.get(scope, ()):
-            session.push(frame)
+        self.show_progress(key, device, progress, more)
+        self._remote.progressed(key, device, progress, more)
+
+    def show_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
+        """Tell the sessions of an app here how far a device is."""
+        scope, id_ = names_in(key)
+        sessions = self._sessions.apps.get(scope, ())
+        if sessions and self._asked(scope, key):
+            frame = outgoing.working(id_, device, progress, more)
+            for session in sessions:
+                session.push(frame)

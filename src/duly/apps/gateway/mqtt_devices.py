@@ -286,7 +286,7 @@ class MqttDevices:
         online = status is not None and status.online is not False
         push = None if status is None else push_in(status, payload)
         known_before = unconnected or (
-            status is not None and online and self._absences.is_no_news(name, status, payload, kept=again)
+            status is not None and online and self._is_no_news(name, status, payload, kept=again)
         )
         if not online:
             self._kept.pop(name, None)
@@ -326,6 +326,14 @@ class MqttDevices:
                 await self._connect(name, session)
         elif self.presence.ends(name, session):
             await self._gone(name)
+
+    def _is_no_news(self, name: str, status: fd.FdStatus, payload: bytes, *, kept: bool) -> bool:
+        """Whether a device had said this before it was found to be offline, or may have: one that did not
+        come back after the hub's start, and says how often it reports, is back when it reports. What a broker
+        that was late has kept of it may be from before."""
+        if kept and status.heartbeat and self._gateway.remote.has_given_up(name):
+            return True
+        return self._absences.is_no_news(name, status, payload, kept=kept)
 
     async def _decode_status(self, name: str, payload: bytes) -> fd.FdStatus | None:
         """The status that an account has signed, if it must; None: it was removed."""

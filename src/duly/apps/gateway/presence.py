@@ -41,6 +41,8 @@ class DevicePresence:
         self._missing: set[str] = set()
         """devices that are gone, of which apps have not been told: they were online when the hub died, or the
         ledger failed when they went"""
+        self._given_up: set[str] = set()
+        """devices that were online when the hub died and have not come back in time"""
         self.tasks = Supervisor()
         self._reporting = False
 
@@ -58,9 +60,14 @@ class DevicePresence:
         """Whether a device is not here, and apps still believe that it is online."""
         return device in self._missing
 
+    def has_given_up(self, device: str) -> bool:
+        """Whether a device did not come back after the hub had started, and apps were told so."""
+        return device in self._given_up
+
     async def came(self, device: str) -> None:
         """Tell apps that a device is connected, unless they believe so already."""
         self._missing.discard(device)
+        self._given_up.discard(device)
         entry = self._pushes.entry(device, DEVICE_STATUS, ONLINE)
         await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
 
@@ -97,4 +104,5 @@ class DevicePresence:
                 await backoff.wait()
             else:
                 self._missing.discard(device)
+                self._given_up.add(device)
         self._reporting = False

@@ -13,12 +13,15 @@ from collections.abc import Awaitable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Protocol
 
+from msgspec import Raw
+
 from duly.apps.gateway.followed_commands import FollowedCommands
 from duly.apps.gateway.local_gateway import LocalGateway
 from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
 from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
 from duly.apps.gateway.pushes import stream_of
 from duly.apps.gateway.shared_deliveries import SharedDeliveries
+from duly.apps.gateway.shared_progress import SharedProgress, ShowProgress
 from duly.cluster.notifier import Notifier
 from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
@@ -79,6 +82,11 @@ class GatewayRemote(RemoteHubs, Protocol):
         that it is gone."""
         ...
 
+    def has_given_up(self, device: str) -> bool:
+        """Whether a device was online when its hub died and did not come back in time, so that apps were told
+        that it is gone."""
+        ...
+
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub holds a device; None where no other hub can."""
         ...
@@ -129,6 +137,14 @@ class GatewayRemote(RemoteHubs, Protocol):
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Note that an app was told that its command was taken: it is owed the outcome."""
+        ...
+
+    def hear_progress(self, show: ShowProgress) -> None:
+        """Have `show` called with the progress of commands whose device is at another hub."""
+        ...
+
+    def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
+        """Pass on how far a device here is with a command."""
         ...
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
@@ -182,6 +198,10 @@ class SingleHub(NoRemoteHubs):
         """Whether a device was online when this hub last ended, and may still come back."""
         return self._presence.is_awaited(device)
 
+    def has_given_up(self, device: str) -> bool:
+        """Whether a device was online when this hub last ended, and did not come back in time."""
+        return self._presence.has_given_up(device)
+
     def search(self, device: str) -> Awaitable[bool] | None:
         """There is no other hub to find a device at."""
         return None
@@ -227,6 +247,12 @@ class SingleHub(NoRemoteHubs):
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
         """Do nothing: the outbox knows its origins."""
 
+    def hear_progress(self, show: ShowProgress) -> None:
+        """Do nothing: every device is here."""
+
+    def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
+        """Do nothing: every app is here."""
+
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Return none: every origin that follows a command is one that the outbox knows."""
         return ()
@@ -246,6 +272,8 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self.tasks = Supervisor()
         self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
         self._followed = FollowedCommands(ledger, notifier, local, self.tasks)
+        self._given_up: set[str] = set()
+        self._progress = SharedProgress(notifier, local.sessions)
         self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
         notifier.listen(PUSH, self._pushes.want)
@@ -271,6 +299,9 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         for device in await self.registry.refresh():
             if device not in here:
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
+                self._given_up.add(device)
+        if self._given_up:
+            self._given_up.difference_update(self.registry.held_devices())
         await self.registry.drop_absent(here.keys())
         for device in list(here):
             if self.registry.may_be_lost(device) or not self.registry.is_registered(device):
@@ -304,6 +335,10 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     def is_awaited(self, device: str) -> bool:
         """The registry says of a dead hub's devices that it holds them, until they are given up."""
         return False
+
+    def has_given_up(self, device: str) -> bool:
+        """Whether this hub has told apps that a dead hub's device is gone."""
+        return device in self._given_up
 
     def search(self, device: str) -> Awaitable[bool] | None:
         """Ask the ledger whether a hub that lives holds a device."""
@@ -357,6 +392,15 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
         if self._followed.follow(message, verdict, origin) and verdict.kind is VerdictKind.FRESH:
             self._deliveries.hint(message)
+
+    def hear_progress(self, show: ShowProgress) -> None:
+        """Have `show` called with the progress that comes with hints."""
+        self._progress.show = show
+
+    def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
+        """Pass on how far a device here is, with the hint itself, if there is another hub."""
+        if len(self.registry.living) > 1:
+            self._progress.hint(key, device, progress, more)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
         """Hint to the other hubs that a command ended here; the origins here that followed it."""

@@ -26,6 +26,7 @@ from duly.storage import sql
 
 with needed_for("a ledger in PostgreSQL"):
     import asyncpg
+    from asyncpg import connect_utils
 
 __all__ = ["DoubtfulCommits", "StatementWatch", "asyncpg", "process_of"]
 
@@ -162,6 +163,23 @@ async def process_of(connection: Any) -> tuple[int, Any]:
     """The server process behind a connection: its number, and when it began, since numbers are reused."""
     ((pid, began),) = await connection.fetch(sql.queries("postgres")["own_backend"])
     return pid, began
+
+
+class _AbandonedUpgrade(connect_utils.TLSUpgradeProto):
+    """Asks a server for TLS, and has its error retrieved if the connecting is given up meanwhile.
+
+    asyncpg waits for the answer in a future. A connect that is cancelled in the moment in which TCP is
+    connected has not begun to wait for it: the connection is closed, the future fails, and asyncio logs
+    "Future exception was never retrieved". A connect that does wait gets the error as before."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fails the future, and retrieves the error for a connect that no longer waits for it."""
+        super().connection_lost(exc)
+        if not self.on_data.cancelled():
+            self.on_data.exception()
+
+
+connect_utils.TLSUpgradeProto = _AbandonedUpgrade  # type: ignore[misc]  # asyncpg offers no other place
 
 
 def _retrieve(attempt: asyncio.Task[None]) -> None:

@@ -46,6 +46,11 @@ class FastAnswer(NamedTuple):
     account: str = ""
 
 
+BUG: Final = FastAnswer(500, b'{"error":"internal","detail":"a bug in the hub; its log says more"}')
+"""The answer to a request that an unexpected error ended, by whichever way it came."""
+REQUEST: Final = "HTTP request"
+"""The name under which such errors are counted."""
+
 Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[FastAnswer]]
 """(token, address, body); never raises but for a bug."""
 
@@ -59,11 +64,13 @@ class FastPath:
         otherwise: Callable[[ClientConnection], asyncio.BaseProtocol],
         visitors: ClientConnections,
         answers_to: Callable[[str], bool] = lambda _: True,
+        count: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.serve = serve
         self.otherwise = otherwise
         self.visitors = visitors
         self.answers_to = answers_to
+        self.count = count
         self.connections: set[KeepAliveConnection] = set()
         self._day = (0, b"")
 
@@ -159,8 +166,8 @@ class KeepAliveConnection(asyncio.Protocol):
             said = await self._path.serve(token, self._address, body)
         except Exception:
             LOG.exception("a bug in serving %s", _FIRST.decode())
-            self.abort()
-            return
+            self._path.count(REQUEST)
+            said = BUG
         finally:
             self.serving = None
             visitor.end()

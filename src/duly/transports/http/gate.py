@@ -18,7 +18,8 @@ from aiohttp import web
 from duly.errors import DulyError
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies
-from duly.transports.http.messages import LOG, error, problem
+from duly.transports.http.fast_path import BUG, REQUEST
+from duly.transports.http.messages import LOG, error, problem, response
 
 OWN_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 _SAFE: Final = frozenset({"GET", "HEAD"})
@@ -33,9 +34,12 @@ _Serve: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class RequestGate:
     """Who may come in. `origins` are pages of other origins that may use this hub; `names` the host names it
-    answers to, None for any."""
+    answers to, None for any. `count` counts a bug, by the name of the part that has it."""
 
-    def __init__(self, origins: Iterable[str], names: frozenset[str] | None) -> None:
+    def __init__(
+        self, origins: Iterable[str], names: frozenset[str] | None, count: Callable[[str], None]
+    ) -> None:
+        self._count = count
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         also = frozenset(urlsplit(origin).hostname or "" for origin in self._origins)
         self._names = None if names is None else OWN_NAMES | names | also
@@ -108,7 +112,8 @@ class RequestGate:
             return _last(error(400, "malformed", "the request did not come whole"))
         except Exception:
             LOG.exception("a bug in serving a request")
-            return error(500, "internal", "a bug in the hub; its log says more")
+            self._count(REQUEST)
+            return response(BUG)
 
 
 def _readable(request: web.Request) -> bool:

@@ -7,11 +7,15 @@ import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
+from urllib.parse import quote
 
 import aiohttp
+import apprise
 import pytest
 
 from duly.apps.alerts.channels import check_url, open_channel
+from duly.apps.alerts.channels.apprise_services import AppriseChannel
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.profiles import ADDRESSES, ChannelAddress, ProfileDraft
 from duly.core.operations import PutItem
@@ -107,6 +111,61 @@ def test_no_service_is_sent_a_file_of_the_hub(tmp_path: Path, service: str) -> N
             check_url(f"{url}?template={path}")
         with pytest.raises(Malformed, match="may not be a file of the hub's machine"):
             open_channel(f"{url}?template={path}")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "fcm://project/device?mode=oauth2&keyfile={}",
+        "vapid://ann@example.com/bob@example.com?keyfile={}",
+        "vapid://ann@example.com/bob@example.com?subfile={}",
+        "deltachat://ann:secret@example.com?pgp=sign&pgpprv={}",
+        "deltachat://ann:secret@example.com?pgp=encrypt&pgppub={}",
+        "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ?template={}",
+    ],
+)
+def test_no_argument_of_a_service_is_a_file_of_the_hub(tmp_path: Path, url: str) -> None:
+    """Whatever the argument is called, and also where it is read only when something is sent."""
+    (tmp_path / "key").write_text("secret")
+    for path in (f"{tmp_path}/key", f"file://{tmp_path}/key", "~/.ssh/id_ed25519", "FILE:///etc/passwd"):
+        for check in (check_url, open_channel):
+            with pytest.raises(Malformed, match="may not be a file of the hub's machine"):
+                check(url.format(quote(path, safe="")))
+    check_url(url.format(quote("https://example.com/key", safe="")))
+    assert apprise.AppriseAttachment(str(tmp_path / "key"))[0].path, "other users of Apprise open their files"
+
+
+async def test_a_file_that_a_service_asks_for_while_it_sends_is_refused(tmp_path: Path) -> None:
+    """The argument of a service that is not known to be a path."""
+    (tmp_path / "key").write_text("secret")
+    channel = open_channel("json://localhost")
+    service: Any = cast("AppriseChannel", channel)._service
+
+    def notify(**_: object) -> bool:
+        return bool(apprise.AppriseAttachment(asset=service.asset).add(str(tmp_path / "key")))
+
+    service.notify = notify
+    with pytest.raises(Declined, match="may not be a file of the hub's machine"):
+        await channel.send(NOTICE)
+
+
+PATHS = {"keyfile", "subfile", "pgp_key", "pgp_privkey", "template"}
+"""The arguments of services that are a path, or the name of a template at the service."""
+OTHER_PATHS = {"path", "fullpath", "prefix", "workflow_path", "webhook_path", "file_url", "filename"}
+"""Paths of addresses, and names that a service is told."""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of modules that services of Apprise load
+def test_every_path_among_the_arguments_of_apprise_is_known() -> None:
+    """A new one is looked at here: is it opened by Apprise's attachments, and before something is sent?"""
+    found = set()
+    for service in apprise.Apprise().details(show_disabled=True)["schemas"]:
+        for part in ("args", "tokens"):
+            for name, argument in service["details"][part].items():
+                said = f"{name} {argument.get('name', '')}".lower()
+                if any(word in said for word in ("file", "path", "pem", "cert")) and "profile" not in said:
+                    found.add(argument.get("map_to", name))
+    assert found - PATHS - OTHER_PATHS <= {"attach_as"}
 
 
 # ── on the wire ──────────────────────────────────────────────────────────────────────────────────

@@ -3,6 +3,11 @@
 
 Apprise reports whether a service accepted a notification, and no more. Its failures count as not sent; an
 answer that does not come in time is in doubt.
+
+An address names no file of this machine. Profiles are set from afar, and several services have arguments
+that are a path: a template is sent to the service that the same address names, a key signs for it. Apprise
+opens such files in one place, and there it is refused for the services of channels, whatever the argument is
+called.
 """
 
 from __future__ import annotations
@@ -11,8 +16,9 @@ import asyncio
 import contextlib
 import logging
 import warnings
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, Protocol, Self
 
 from duly.apps.alerts.channels.address_guard import (
     PRIVATE,
@@ -27,30 +33,57 @@ from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.extras import needed_for
 
 SECONDS: Final = 30.0
+LOCAL_FILE: Final = (
+    "an argument of this address, such as template= or keyfile=, may not be a file of the hub's machine; "
+    "leave it out, or name an https address"
+)
+_READ_LATE: Final = ("keyfile", "subfile")
+"""Attributes of services that are paths, and are opened only when something is sent."""
+
+
+class ServiceFiles(Protocol):
+    """Knows whether a service has asked for a file of this machine."""
+
+    named_a_file: bool
+
+
+class AppriseService(Protocol):
+    """What a channel needs of a service of Apprise."""
+
+    @property
+    def asset(self) -> ServiceFiles:
+        """What the service was made with."""
+        ...
+
+    def notify(self, *, body: str, title: str, notify_type: object) -> bool | None:
+        """Send a notification; whether the service accepted it."""
+        ...
 
 
 def check_service(url: str, *, private: bool = True) -> None:
     """Raise `Malformed` for an address that Apprise does not know; without `private`, also for one whose
     text shows that it is in a private network. Names and redirects are judged at every connection."""
-    apprise = _apprise()
-    service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
+    service = _open_service(url)
     if service is None:
         raise Malformed("no service is known for this address; see the list of Apprise")
-    _check_template(service)
-    if not private and isinstance(getattr(service, "host", None), str):
-        check_written(service.host)
+    host = getattr(service, "host", None)
+    if not private and isinstance(host, str):
+        check_written(host)
 
 
-def _check_template(service: object) -> None:
-    """Raise `Malformed` for a template that is a file of this machine: profiles are set from afar, and such a
-    file would be sent to the service that the same address names."""
-    apprise, template = _apprise(), getattr(service, "template", None)
-    if isinstance(template, apprise.AppriseAttachment) and any(
-        one.location is apprise.ContentLocation.LOCAL for one in template
-    ):
-        raise Malformed(
-            "template= may not be a file of the hub's machine; leave it out, or name an https address"
-        )
+def _open_service(url: str) -> AppriseService | None:
+    """The service of an address, None if Apprise knows none. Raises `Malformed` for an address that names a
+    file of this machine."""
+    apprise = _apprise()
+    asset = _channel_asset()()
+    service: AppriseService | None = apprise.Apprise.instantiate(url, asset=asset, suppress_exceptions=True)
+    for name in _READ_LATE:
+        path = getattr(service, name, None)
+        if isinstance(path, str):
+            apprise.AppriseAttachment(asset=asset).add(path)
+    if asset.named_a_file:
+        raise Malformed(LOCAL_FILE)
+    return service
 
 
 class AppriseChannel(Channel):
@@ -61,8 +94,7 @@ class AppriseChannel(Channel):
         self._private = private
         self.doubt = doubt
         self._kinds = apprise.NotifyType
-        self._service = apprise.Apprise.instantiate(url, suppress_exceptions=True)
-        _check_template(self._service)
+        self._service = _open_service(url)
 
     async def send(self, notification: Notification) -> None:
         """Sends by Apprise in a thread; if the service does not answer in time, the sending is in doubt."""
@@ -71,23 +103,25 @@ class AppriseChannel(Channel):
         kind = self._kinds.FAILURE if notification.urgent else self._kinds.WARNING
         try:
             async with asyncio.timeout(SECONDS):
-                sent = await asyncio.to_thread(self._notify, notification, kind)
+                sent = await asyncio.to_thread(self._notify, self._service, notification, kind)
         except TimeoutError:
             raise InDoubt(f"the service did not answer within {SECONDS:.0f} s") from None
         if not sent:
             raise NotSent("the service did not accept it")
 
-    def _notify(self, notification: Notification, kind: Any) -> bool:
+    def _notify(self, service: AppriseService, notification: Notification, kind: object) -> bool:
         with contextlib.nullcontext(AddressGuard()) if self._private else public_only() as guard:
             # Called directly, not by Apprise's pool of threads: the guard holds for this thread.
             try:
                 sent = bool(
-                    self._service.notify(body=notification.text, title=notification.title, notify_type=kind)
+                    service.notify(body=notification.text, title=notification.title, notify_type=kind)
                 )
             except PrivateAddress:  # some services pass it on
                 sent = False
         if not sent and guard.refused:
             raise Declined(PRIVATE)
+        if not sent and service.asset.named_a_file:
+            raise Declined(LOCAL_FILE)
         return sent
 
     async def close(self) -> None:
@@ -106,3 +140,38 @@ def _apprise() -> Any:
             import apprise
         apprise.Apprise.instantiate("json://localhost")  # loads the services, too
     return apprise
+
+
+@cache
+def _channel_asset() -> Callable[[], ServiceFiles]:
+    """The class of the assets that services of channels are made with. Apprise hands an asset on to every
+    file that a service opens, where it is asked; programs that use Apprise beside the hub have assets of
+    their own, and open what they like."""
+    _apprise()
+    from apprise import AppriseAsset, PersistentStoreMode
+    from apprise.apprise_attachment import A_MGR
+    from apprise.attachment.file import AttachFile
+
+    class ChannelAsset(AppriseAsset):
+        """What the services of a channel share: no files."""
+
+        pgp_autogen = False
+        pem_autogen = False
+
+        def __init__(self) -> None:
+            super().__init__(storage_mode=PersistentStoreMode.MEMORY)
+            self.named_a_file = False
+            """whether a service has asked for a file of this machine"""
+
+    class GuardedFile(AttachFile):
+        """A file of this machine, which no service of a channel gets."""
+
+        def __new__(cls, *args: object, asset: object = None, **more: object) -> Self:
+            if isinstance(asset, ChannelAsset):
+                asset.named_a_file = True
+                raise PermissionError(LOCAL_FILE)
+            made: Self = super().__new__(cls)
+            return made
+
+    A_MGR.add(GuardedFile, schemas=("file",), force=True)  # type: ignore[no-untyped-call]  # Apprise's own
+    return ChannelAsset
