@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -562,7 +562,9 @@ async def test_a_stream_whose_client_has_gone_ends_and_is_not_run_again(ledger: 
 
     app = Starlette(routes=[Route("/", stream, methods=["POST"])])
     guarded = IdempotencyMiddleware(app, ledger=ledger, default=IdempotencyPolicy(effect=effect))
-    events = iter([{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}])
+    events: Iterator[Any] = iter(
+        [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+    )
 
     async def receive() -> Any:
         event = next(events)

@@ -231,7 +231,9 @@ async def test_async_views_keep_the_keys_of_users_apart(shop: Callable[..., None
 async def test_an_async_view_goes_on_when_its_client_has_gone(shop: Callable[..., None]) -> None:
     shop()
     begun, gate = GATES[:] = [asyncio.Event(), asyncio.Event()]
-    received = iter([{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}])
+    received: Iterator[Any] = iter(
+        [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+    )
 
     async def receive() -> Any:
         event = next(received)
@@ -262,6 +264,6 @@ def test_a_payload_that_was_cut_off_is_refused_and_its_key_stays_free(shop: Call
     shop()
     cut = RequestFactory().post("/payments", "o-1", "text/plain", headers={"Idempotency-Key": "k-1"})
     cut.META["CONTENT_LENGTH"] = "5"
-    refused = DjangoIdempotency(pay)(cut)
+    refused: Any = DjangoIdempotency(pay)(cut)
     assert (refused.status_code, RUNS) == (400, [])
     assert post().status_code == 201

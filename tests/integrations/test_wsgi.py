@@ -149,7 +149,7 @@ def test_a_payload_that_was_cut_off_is_refused_and_its_key_stays_free(tmp_path: 
     ):
         for sent in (body[:7], body):
             served = pool.submit(server.handle_request)
-            with socket.create_connection(server.server_address[:2]) as client:
+            with socket.create_connection(("127.0.0.1", server.server_port)) as client:
                 client.sendall(f"{head}Idempotency-Key: k-1\r\n\r\n".encode() + sent)
                 client.shutdown(socket.SHUT_WR)
                 answer = b"".join(iter(lambda: client.recv(65_536), b""))
