@@ -23,7 +23,7 @@ from duly.idempotency.values import digest_of
 AT = datetime(2026, 11, 17, tzinfo=UTC)
 
 
-class Size(Enum):
+class LampSize(Enum):
     """A size of a lamp."""
 
     SMALL = "small"
@@ -70,7 +70,7 @@ def once_of(path: Path, function: Callable[..., Any], effect: Effect = "at_most_
         (dict, {"at": AT, "pair": (1, 2)}),
         (dict[str, Any], {"id": UUID(int=7)}),
         (dict, {1: 2}),
-        (list, [Size.SMALL]),
+        (list, [LampSize.SMALL]),
         (float, 1),
         (Shelf, LargeShelf([LAMP])),
         (Shelf, Shelf([LAMP], LAMP)),
@@ -103,9 +103,9 @@ def test_a_block_has_the_same_result_every_time(tmp_path: Path) -> None:
 
 
 def test_dicts_with_numbers_and_enums_as_keys_are_compared() -> None:
-    same = digest_of({1: {2, 3}, Size.SMALL: [LAMP]}, "f")
-    assert digest_of({Size.SMALL: [LAMP], 1: {3, 2}}, "f") == same
-    assert digest_of({1: {2, 4}, Size.SMALL: [LAMP]}, "f") != same
+    same = digest_of({1: {2, 3}, LampSize.SMALL: [LAMP]}, "f")
+    assert digest_of({LampSize.SMALL: [LAMP], 1: {3, 2}}, "f") == same
+    assert digest_of({1: {2, 4}, LampSize.SMALL: [LAMP]}, "f") != same
     with pytest.raises(Malformed, match="cannot be compared"):
         digest_of({(1, 2): 3}, "f")
 

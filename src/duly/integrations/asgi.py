@@ -76,7 +76,7 @@ class IdempotencyMiddleware(GuardedApplication):
         begun = await self._guard.begin(policy, request)
         if isinstance(begun, StoredResponse):
             return await reply(send, begun)
-        call = _Call(begun, send, policy, request.cookies, received.answered)
+        call = _Call(begun, send, policy, request.cookies, received.answer)
         return await call.run(_run(self._app, _without_bypasses(scope), received.next, call.store))
 
     async def _keyed(
@@ -130,13 +130,14 @@ class _Received:
     is complete. The response goes to the ledger first; an application that stopped in the middle because no
     one listens would have to be run again."""
 
-    __slots__ = ("_body", "_receive", "answered")
+    __slots__ = ("_body", "_receive", "_waited_for", "answered")
 
     def __init__(self, body: bytes, receive: Receive) -> None:
         self._body: bytes | None = body
         self._receive = receive
-        self.answered = asyncio.Event()
-        """set when the response is complete, or is passed on without being stored"""
+        self._waited_for: asyncio.Event | None = None
+        self.answered = False
+        """whether the response is complete, or is passed on without being stored"""
 
     async def next(self) -> Event:
         """Return the next event."""
@@ -144,8 +145,17 @@ class _Received:
         if body is not None:
             self._body = None
             return {"type": "http.request", "body": body, "more_body": False}
-        await self.answered.wait()
+        if not self.answered:
+            if self._waited_for is None:
+                self._waited_for = asyncio.Event()
+            await self._waited_for.wait()
         return await self._receive()
+
+    def answer(self) -> None:
+        """Note that the response is complete, or is passed on."""
+        self.answered = True
+        if self._waited_for is not None:
+            self._waited_for.set()
 
 
 class _ClientGone(Exception):
@@ -170,14 +180,14 @@ class _CallInside:
         response = self._response
         if len(response.body) > self._limit:
             return None
-        if not self._received.answered.is_set():
+        if not self._received.answered:
             raise RuntimeError("the application returned without a complete response")
         return response.stored()
 
     async def _keep(self, event: Event) -> None:
-        response, answered = self._response, self._received.answered
-        if len(response.body) <= self._limit and not answered.is_set() and response.add(event):
-            answered.set()
+        response, received = self._response, self._received
+        if len(response.body) <= self._limit and not received.answered and response.add(event):
+            received.answer()
 
 
 class _KeptResponse:
@@ -230,7 +240,7 @@ class _Call:
         send: Send,
         policy: IdempotencyPolicy,
         cookies: frozenset[bytes],
-        answered: asyncio.Event,
+        answered: Callable[[], None],
     ) -> None:
         self._answered = answered
         self._cookies = cookies
@@ -270,11 +280,11 @@ class _Call:
             raise RuntimeError("the application sent something behind its complete response")
         complete = self._response.add(event)
         if len(self._response.body) > self._policy.response_limit:
-            self._answered.set()
+            self._answered()
             await self._pass_on(event)
         elif complete:
             self._end = self._ending(self._response.stored())
-            self._answered.set()
+            self._answered()
             self._end.then(self._stored)
         return None
 

@@ -7,7 +7,7 @@ A framework's own file says how a request is read, how its handler is called, an
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any, ClassVar, Protocol
 
@@ -37,7 +37,7 @@ from duly.runtime.tasks import report
 from duly.storage.ledger import Transaction
 
 
-class Handler(Protocol):
+class BlockingHandler(Protocol):
     """The handler of one request, for the time of its run. Both methods let it answer, and return its
     response as it is stored; None if it is a stream, or too large."""
 
@@ -116,7 +116,7 @@ class GuardedApplication:
         return caller_named(await named if isawaitable(named) else named)
 
     def serve(
-        self, policy: IdempotencyPolicy, request: KeyedRequest, handler: Handler
+        self, policy: IdempotencyPolicy, request: KeyedRequest, handler: BlockingHandler
     ) -> StoredResponse | None:
         """Let a plain handler serve a request, unless it is a repeat; its response is stored. Returns the
         response that is sent, or None: the handler's own."""
@@ -175,5 +175,5 @@ async def _run(
         run.close()
 
 
-async def _awaited(named: Any) -> object:
+async def _awaited(named: Awaitable[object]) -> object:
     return await named

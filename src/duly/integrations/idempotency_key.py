@@ -214,7 +214,7 @@ def read_key(values: Sequence[str]) -> str:
     if len(values) > 1:
         raise Malformed("send one Idempotency-Key, not several")
     text = values[0].strip()
-    quoted = _QUOTED.fullmatch(text)
+    quoted = _QUOTED.fullmatch(text) if text.startswith('"') else None
     key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else text
     if not key:
         raise Malformed("an Idempotency-Key must not be empty; a UUID is a good one")
