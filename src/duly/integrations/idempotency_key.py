@@ -320,7 +320,9 @@ class IdempotencyGuard:
 
     async def runs(self, policy: IdempotencyPolicy) -> Runs:
         """Return the runs of a policy on the ledger of this loop."""
-        ledger = open_ledger_at(self._source) or await ledger_at(self._source)
+        return self._runs_on(await ledger_at(self._source), policy)
+
+    def _runs_on(self, ledger: Ledger, policy: IdempotencyPolicy) -> Runs:
         if ledger is not self._ledger:
             self._ledger, self._runs = ledger, {}
         runs = self._runs.get(policy)
@@ -333,7 +335,9 @@ class IdempotencyGuard:
     async def begin(self, policy: IdempotencyPolicy, request: KeyedRequest) -> Run | StoredResponse:
         """Begin a request that its handler has to end; or return the response that is sent instead."""
         try:
-            begun = await (await self.runs(policy)).begin(request.message, wait=False)
+            ledger = open_ledger_at(self._source)
+            runs = await self.runs(policy) if ledger is None else self._runs_on(ledger, policy)
+            begun = await runs.begin(request.message, wait=False)
         except LedgerError as trouble:
             return unavailable(trouble)
         if isinstance(begun, Verdict):
