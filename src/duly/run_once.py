@@ -26,7 +26,7 @@ import threading
 import typing
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -64,19 +64,8 @@ from duly.storage.ledger import Ledger, Transaction
 
 P = ParamSpec("P")
 R = TypeVar("R")
-S = TypeVar("S")
 Tx = TypeVar("Tx", Transaction, BlockingTransaction)
 Function = TypeVar("Function", bound=AnyFunction)
-
-
-class WithTransaction(Protocol):
-    """Decorates a function whose first argument is the ledger's transaction, or a method whose second is."""
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[Tx, P], R], /) -> Callable[P, R]: ...
-
-    @overload
-    def __call__(self, function: Callable[Concatenate[S, Tx, P], R], /) -> Callable[Concatenate[S, P], R]: ...
 
 
 LONGEST: Final = 100 * 366 * 86_400.0
@@ -94,7 +83,7 @@ def once(
     keep: float | None = None,
     lease: float = 30.0,
     meaning: Callable[..., object] | None = None,
-) -> WithTransaction: ...
+) -> Callable[[Callable[Concatenate[Tx, P], R]], Callable[P, R]]: ...
 
 
 @overload

@@ -110,6 +110,11 @@ def test_dicts_with_numbers_and_enums_as_keys_are_compared() -> None:
         digest_of({(1, 2): 3}, "f")
 
 
+def order_once(url: str, effect: Effect) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """A decorator of which type checkers know only that it takes any function."""
+    return duly.once(url, scope="b", key=lambda _, order: order, effect=effect)
+
+
 def test_methods_of_a_class_run_once_whichever_way_they_are_called(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/app.db"
     runs = []
@@ -122,7 +127,7 @@ def test_methods_of_a_class_run_once_whichever_way_they_are_called(tmp_path: Pat
             return order
 
         @classmethod
-        @duly.once(url, scope="b", key=lambda _, order: order, effect="exactly_once")
+        @order_once(url, "exactly_once")
         def book(cls, tx: BlockingTransaction, order: str) -> int:
             runs.append(cls)
             return len(tx.fetch("SELECT 1"))

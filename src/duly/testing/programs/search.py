@@ -159,12 +159,11 @@ def _broken(report: RunReport, done: int, command: str) -> PromiseBroken:
 
 
 def _checkers(check: Checker | Sequence[Checker]) -> Sequence[Checker]:
-    given = [check] if callable(check) or isinstance(check, str) else check
-    for checker in given:
-        if not callable(checker):
-            raise ProgramError(
-                f"check={checker!r} is no checker; pass functions: check=[duly.testing.at_most_once]"
-            )
+    given = [check] if callable(check) else check
+    if not all(callable(checker) for checker in given):
+        raise ProgramError(
+            f"check={check!r} is no checker; pass functions: check=[testing.at_most_once]"
+        )
     return given
 
 
