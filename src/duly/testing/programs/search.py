@@ -161,9 +161,7 @@ def _broken(report: RunReport, done: int, command: str) -> PromiseBroken:
 def _checkers(check: Checker | Sequence[Checker]) -> Sequence[Checker]:
     given = [check] if callable(check) else check
     if not all(callable(checker) for checker in given):
-        raise ProgramError(
-            f"check={check!r} is no checker; pass functions: check=[testing.at_most_once]"
-        )
+        raise ProgramError(f"check={check!r} is no checker; pass functions: check=[testing.at_most_once]")
     return given
 
 
