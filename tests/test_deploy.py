@@ -17,6 +17,7 @@ import pytest
 
 from duly import settings
 from tests import servers
+from tests.certificates import Authority
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 COMPOSE: dict[str, Any] = msgspec.yaml.decode((DEPLOY / "compose.yaml").read_bytes())
@@ -58,27 +59,22 @@ def test_the_image_listens_where_a_published_port_reaches_it_as_a_user_of_its_ow
     assert "/src[all]" in said["RUN"]
 
 
-def test_the_health_check_of_the_image_tells_a_hub_that_answers(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tls", [False, True])
+def test_the_health_check_of_the_image_tells_a_hub_that_answers(tmp_path: Path, tls: bool) -> None:
     check = msgspec.json.decode(image()["HEALTHCHECK"].partition(" CMD ")[2], type=list[str])
-    port = servers.free_port()
-    here = [sys.executable, "-c", check[2].replace("7800", str(port))]
     assert check[:2] == ["python", "-c"]
-    assert subprocess.run(here, capture_output=True, check=False).returncode != 0
-    command = [
-        sys.executable,
-        "-m",
-        "duly",
-        "up",
-        "--no-mqtt",
-        "--port",
-        str(port),
-        "--data",
-        str(tmp_path / "d"),
-    ]
-    hub = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    here = [sys.executable, "-c", check[2]]
+    port = servers.free_port()
+    environment = os.environ | {"DULY_PORT": str(port), "DULY_DATA": str(tmp_path / "d")}
+    if tls:
+        cert, key = Authority(tmp_path).issue("hub.example")
+        environment |= {"DULY_TLS_CERT": str(cert), "DULY_TLS_KEY": str(key)}
+    assert subprocess.run(here, env=environment, capture_output=True, check=False).returncode != 0
+    command = [sys.executable, "-m", "duly", "up", "--no-mqtt"]
+    hub = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         servers.wait_for_port(port, hub, "hub")
-        assert subprocess.run(here, check=False).returncode == 0
+        assert subprocess.run(here, env=environment, check=False).returncode == 0
     finally:
         hub.terminate()
         hub.wait(30)

@@ -89,6 +89,10 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
         "a write that a cancelled caller must not cut short; one that its caller waits for later",
     ),
     "integrations/asgi.py": (1, "the answer to a request whose handler goes on; the request waits for it"),
+    "integrations/guarded_application.py": (
+        1,
+        "a request whose client may go; the request waits for it, and its failure is logged if that has gone",
+    ),
     "runtime/backoff.py": (1, "the pause between two tries"),
     "runtime/engine.py": (4, "the task that drives the machines, and what it waits for"),
     "runtime/refusal_tally.py": (1, "the pause between two records, in a job of the supervisor"),

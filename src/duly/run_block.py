@@ -168,10 +168,11 @@ class OnceBlock:
             run.close()
 
     async def _ended(self, run: Run) -> None:
-        answer = self._results.answer(self.result)
+        answer, read = self._results.answer(self.result)
         if await run.end(State.DONE, answer):
             if answer.code == UNSTORABLE:
                 raise Unstorable(answer.reason)
+            self._result = read
             return
         outcome = await run.outcome()
         if outcome is None:
@@ -212,11 +213,12 @@ class OnceBlock:
         assert tx is not None
         ledger, message = runs.ledger, self._message
         if error is None:
-            answer = self._results.answer(self.result)
+            answer, read = self._results.answer(self.result)
             if answer.code == UNSTORABLE:  # and nothing has happened: all is undone
                 kind, error, trace = Unstorable, Unstorable(answer.reason), None
             else:
                 await tx.write(Advance(message.key, State.DONE, ledger.clock.now(), answer))
+                self._result = read
         try:
             await transaction.__aexit__(kind, error, trace)
         finally:

@@ -58,6 +58,7 @@ from duly.idempotency.values import (
     key_text,
     name_of,
     said,
+    takes_object,
 )
 from duly.storage.ledger import Ledger, Transaction
 
@@ -65,6 +66,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Tx = TypeVar("Tx", Transaction, BlockingTransaction)
 Function = TypeVar("Function", bound=AnyFunction)
+
 
 LONGEST: Final = 100 * 366 * 86_400.0
 """A hundred years: longer ones are a mistake in the unit, or meant as for ever."""
@@ -258,9 +260,8 @@ class OnceFunction:
         self._meaning = meaning
         self._inside = options.effect == "exactly_once"
         self._by_name = arguments_by_name(function, given=1 if self._inside else 0)
-        names = list(inspect.signature(function).parameters)
-        self._of_method = bool(names) and names[0] == "self" and "." in name_of(function)
-        if self._inside and len(names) <= self._of_method:
+        self._of_method = takes_object(function)
+        if self._inside and len(inspect.signature(function).parameters) <= self._of_method:
             raise ProgramError(
                 f"{name_of(function)} gets the ledger's transaction as its first argument, and takes none"
             )
@@ -316,6 +317,12 @@ class OnceFunction:
                 result = self._function(*args, **kwargs)
             finally:
                 begun.leave()
+            if inspect.iscoroutine(result):
+                result.close()
+                raise ProgramError(
+                    f"{name_of(self._function)} is a plain function that returns a coroutine, which has not "
+                    "begun; decorate the async function itself"
+                )
         except BaseException as problem:
             blocking(self._failed(begun, problem))
             raise
@@ -364,11 +371,11 @@ class OnceFunction:
             await begun.free(said(problem))
 
     async def _ended(self, begun: Run, message: Message, results: ResultCodec, result: object) -> object:
-        answer = results.answer(result)
+        answer, read = results.answer(result)
         if await begun.end(State.DONE, answer):
             if answer.code == UNSTORABLE:
                 raise Unstorable(answer.reason)
-            return result if results.exact else results.read(answer.data)
+            return read
         # We were thought dead and the run was taken over: the outcome that stands is the other one.
         outcome = await begun.outcome()
         if outcome is None:
@@ -396,11 +403,11 @@ class OnceFunction:
                     except Exception as problem:
                         raised = problem
                         raise
-                    answer = results.answer(result)
+                    answer, read = results.answer(result)
                     if answer.code == UNSTORABLE:
                         raise Unstorable(answer.reason)  # and nothing has happened: all is undone
                     await tx.write(Advance(message.key, State.DONE, ledger.clock.now(), answer))
-                    return result if results.exact else results.read(answer.data)
+                    return read
         except Exception:
             # The storage's trouble is not the function's outcome.
             if raised is not None and self._options.store_errors and not isinstance(raised, LedgerError):

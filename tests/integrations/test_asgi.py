@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from starlette.routing import Route
 import duly
 from duly.errors import Malformed, ProgramError
 from duly.idempotency.ledgers import close_ledgers
+from duly.idempotency.runs import Effect
 from duly.integrations.asgi import IdempotencyMiddleware
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 
@@ -538,3 +539,90 @@ async def _twice(app: Any, status: int) -> None:
     assert [answer.status_code for answer in answers] == [status, status]
     assert [answer.json() for answer in answers] == [{"run": 1}, {"run": 1}]
     assert answers[1].headers["idempotent-replayed"] == "true"
+
+
+# ── clients that go, and clients that are not who they seem ──────────────────────────────────────
+
+
+@sqlite
+@pytest.mark.parametrize("effect", ["at_most_once", "exactly_once"])
+async def test_a_stream_whose_client_has_gone_ends_and_is_not_run_again(ledger: str, effect: Effect) -> None:
+    runs: list[str] = []
+    gone, gate = asyncio.Event(), asyncio.Event()
+
+    async def parts() -> AsyncIterator[bytes]:
+        runs.append("run")
+        yield b"first "
+        gone.set()
+        await gate.wait()
+        yield b"second"
+
+    async def stream(request: StarletteRequest) -> Response:
+        return StreamingResponse(parts())
+
+    app = Starlette(routes=[Route("/", stream, methods=["POST"])])
+    guarded = IdempotencyMiddleware(app, ledger=ledger, default=IdempotencyPolicy(effect=effect))
+    events: Iterator[Any] = iter(
+        [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+    )
+
+    async def receive() -> Any:
+        event = next(events)
+        if event["type"] == "http.disconnect":
+            await gone.wait()
+        return event
+
+    async def send(event: Any) -> None:
+        """The client has gone."""
+
+    scope = {"type": "http", "asgi": {"spec_version": "2.3"}, "method": "POST", "path": "/"}
+    headers = [(b"idempotency-key", b"k-1")]
+    first = asyncio.ensure_future(guarded({**scope, "query_string": b"", "headers": headers}, receive, send))
+    await gone.wait()
+    for _ in range(20):  # turns of the loop in which an application that was told would have stopped
+        await asyncio.sleep(0)
+    gate.set()
+    await first
+    transport = httpx.ASGITransport(app=guarded)
+    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
+        again = await client.post("/", headers={"idempotency-key": "k-1"})
+    assert (again.content, again.headers["idempotent-replayed"]) == (b"first second", "true")
+    assert runs == ["run"]
+
+
+@sqlite
+async def test_an_answer_is_given_to_no_caller_with_other_cookies_tokens_or_keys(ledger: str) -> None:
+    shop = FastApiShop(ledger)
+    assert (await shop.post(cookie="session=ann")).status_code == 201
+    assert problem(await shop.post(cookie="session=bob")) == (422, "urn:duly:key-reused")
+    assert problem(await shop.post()) == (422, "urn:duly:key-reused")
+    again = await shop.post(cookie="session=ann; theme=dark")
+    assert again.headers["idempotent-replayed"] == "true", "what a response sets meanwhile does not count"
+    assert shop.runs == ["o-1"]
+    for named in ({"authorization": "Bearer ann"}, {"x-api-key": "a"}, {"x-api-key": "b"}):
+        assert "idempotent-replayed" not in (await shop.post(**named)).headers
+    rotated = await shop.post(authorization="Bearer ann", cookie="balancer=2")
+    assert rotated.headers["idempotent-replayed"] == "true", "a caller with a name is known by it"
+    assert len(shop.runs) == 4
+
+
+@sqlite
+@pytest.mark.parametrize("name", [None, ""])
+async def test_a_caller_without_a_name_is_anonymous(ledger: str, name: str | None) -> None:
+    shop = FastApiShop(ledger, scope=lambda head: name)
+    await shop.post(cookie="session=ann")
+    assert problem(await shop.post(cookie="session=bob")) == (422, "urn:duly:key-reused")
+
+
+@sqlite
+async def test_a_caller_that_is_named_by_no_text_is_an_error(ledger: str) -> None:
+    shop = FastApiShop(ledger, scope=lambda head: object())
+    assert (await shop.post()).status_code == 500
+    assert shop.runs == []
+
+
+@sqlite
+async def test_a_key_with_a_comma_is_one_only_in_quotes(ledger: str) -> None:
+    shop = FastApiShop(ledger)
+    assert problem(await shop.post("a,b")) == (400, "urn:duly:key-malformed")
+    assert (await shop.post('"a,b"')).status_code == 201

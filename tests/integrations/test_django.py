@@ -9,17 +9,23 @@ from typing import Any
 
 import django
 import pytest
+from asgiref.sync import sync_to_async
 from django.conf import settings
+from django.core.asgi import get_asgi_application
 from django.http import HttpRequest, HttpResponse, JsonResponse, StreamingHttpResponse
-from django.test import AsyncClient, Client, override_settings
+from django.test import AsyncClient, Client, RequestFactory, override_settings
 from django.urls import path as route
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import close_ledgers
+from duly.integrations.django import DjangoIdempotency
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
+from tests.servers import GUARD
 
 RUNS: list[str] = []
 FAILING: list[int] = []
+GATES: list[asyncio.Event] = []
+"""Two of them: a view that waits has begun, and may go on."""
 
 
 def pay(request: HttpRequest) -> HttpResponse:
@@ -56,7 +62,16 @@ async def book_async(request: HttpRequest) -> HttpResponse:
     return HttpResponse(f"{count}")
 
 
+async def wait_async(request: HttpRequest) -> HttpResponse:
+    RUNS.append("wait")
+    begun, gate = GATES
+    begun.set()
+    await gate.wait()
+    return HttpResponse("waited")
+
+
 urlpatterns = [
+    route("wait-async", wait_async),
     route("payments", pay),
     route("payments-async", pay_async),
     route("stream", stream),
@@ -69,7 +84,15 @@ MIDDLEWARE = ["duly.integrations.django.DjangoIdempotency"]
 
 @pytest.fixture(scope="session", autouse=True)
 def project() -> None:
-    settings.configure(ROOT_URLCONF=__name__, SECRET_KEY="test", ALLOWED_HOSTS=["*"], MIDDLEWARE=MIDDLEWARE)
+    settings.configure(
+        ROOT_URLCONF=__name__,
+        SECRET_KEY="test",
+        ALLOWED_HOSTS=["*"],
+        MIDDLEWARE=MIDDLEWARE,
+        INSTALLED_APPS=["django.contrib.auth", "django.contrib.contenttypes", "django.contrib.sessions"],
+        DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}},
+        PASSWORD_HASHERS=["django.contrib.auth.hashers.MD5PasswordHasher"],
+    )
     django.setup()
 
 
@@ -170,3 +193,77 @@ async def test_async_views_are_served_on_their_own_loop(shop: Callable[..., None
 def test_missing_or_unknown_settings_are_told(shop: Callable[..., None], options: Any) -> None:
     with override_settings(DULY_IDEMPOTENCY=options), pytest.raises(ProgramError, match="DULY_IDEMPOTENCY"):
         Client().post("/payments", "o-1", content_type="text/plain")
+
+
+WITH_USERS = [
+    "django.contrib.sessions.middleware.SessionMiddleware",
+    "django.contrib.auth.middleware.AuthenticationMiddleware",
+    *MIDDLEWARE,
+]
+
+
+async def test_async_views_keep_the_keys_of_users_apart(shop: Callable[..., None], tmp_path: Path) -> None:
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.db import connections
+
+    shop()
+
+    def made() -> list[Any]:
+        connections["default"].settings_dict["NAME"] = f"{tmp_path}/users.db"
+        call_command("migrate", verbosity=0)
+        return [User.objects.create_user(name) for name in ("ann", "bob")]
+
+    ann, bob = await sync_to_async(made)()
+    with override_settings(MIDDLEWARE=WITH_USERS):
+        for user, runs in ((ann, 1), (bob, 2), (ann, 2)):
+            client = AsyncClient()
+            await client.aforce_login(user)
+            answer = await client.post(
+                "/payments-async", "o-1", "text/plain", headers={"Idempotency-Key": "k"}
+            )
+            assert answer.status_code == 201
+            assert len(RUNS) == runs
+    await sync_to_async(connections.close_all)()
+    await close_ledgers()
+
+
+async def test_an_async_view_goes_on_when_its_client_has_gone(shop: Callable[..., None]) -> None:
+    shop()
+    begun, gate = GATES[:] = [asyncio.Event(), asyncio.Event()]
+    received: Iterator[Any] = iter(
+        [{"type": "http.request", "body": b"", "more_body": False}, {"type": "http.disconnect"}]
+    )
+
+    async def receive() -> Any:
+        event = next(received)
+        if event["type"] == "http.disconnect":
+            await begun.wait()
+        return event
+
+    async def send(event: Any) -> None:
+        raise AssertionError("the client has gone")
+
+    headers = [(b"idempotency-key", b"k-1")]
+    scope = {"type": "http", "method": "POST", "path": "/wait-async", "headers": headers, "query_string": b""}
+    await get_asgi_application()(scope, receive, send)
+    gate.set()
+    answer = None
+    async with asyncio.timeout(GUARD):
+        while answer is None or answer.status_code == 409:
+            answer = await AsyncClient().post(
+                "/wait-async", "", "text/plain", headers={"Idempotency-Key": "k-1"}
+            )
+    assert answer.content == b"waited"
+    assert answer["Idempotent-Replayed"] == "true"
+    assert RUNS == ["wait"]
+    await close_ledgers()
+
+
+def test_a_payload_that_was_cut_off_is_refused_and_its_key_stays_free(shop: Callable[..., None]) -> None:
+    shop()
+    cut = RequestFactory().post("/payments", "o-1", "text/plain", headers={"Idempotency-Key": "k-1"})
+    cut.META["CONTENT_LENGTH"] = "5"
+    refused: Any = DjangoIdempotency(pay)(cut)
+    assert (refused.status_code, RUNS) == (400, [])
+    assert post().status_code == 201

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from flask import Flask, Response, request
-from werkzeug.test import TestResponse
+from werkzeug.test import Client, TestResponse
 
 from duly.errors import Malformed
 from duly.idempotency.blocking import BlockingTransaction
-from duly.integrations.idempotency_key import IdempotencyPolicy, transaction_of
+from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 from duly.integrations.wsgi import WsgiIdempotency
+from tests.servers import GUARD
 
 
 class FlaskShop:
@@ -134,3 +137,92 @@ def test_a_handler_joins_the_ledgers_transaction(tmp_path: Path) -> None:
 def test_an_opened_ledger_is_refused_with_what_to_pass(tmp_path: Path) -> None:
     with pytest.raises(Malformed, match="by URL"):
         WsgiIdempotency(Flask("shop").wsgi_app, ledger=7)  # type: ignore[arg-type]  # that is the point
+
+
+def test_a_payload_that_was_cut_off_is_refused_and_its_key_stays_free(tmp_path: Path) -> None:
+    shop = FlaskShop(tmp_path)
+    body = b'{"order": "o-1"}'
+    head = f"POST /payments HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+    with (
+        make_server("127.0.0.1", 0, shop.app, handler_class=_Silent) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        for sent in (body[:7], body):
+            served = pool.submit(server.handle_request)
+            with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+                client.sendall(f"{head}Idempotency-Key: k-1\r\n\r\n".encode() + sent)
+                client.shutdown(socket.SHUT_WR)
+                answer = b"".join(iter(lambda: client.recv(65_536), b""))
+            served.result(GUARD)
+            assert (b"payload-incomplete" in answer) == (sent != body)
+    assert b"run 1" in answer
+    assert shop.runs == [{"order": "o-1"}]
+
+
+class _Silent(WSGIRequestHandler):
+    """Logs no requests."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_an_async_function_may_name_the_caller(tmp_path: Path) -> None:
+    async def user(head: RequestHead) -> str:
+        return head.headers["x-user"]
+
+    shop = FlaskShop(tmp_path, scope=user)
+    client = shop.app.test_client()
+    for name in ("ann", "bob", "ann"):
+        client.post("/payments", json={}, headers={"Idempotency-Key": "k-1", "X-User": name})
+    assert len(shop.runs) == 2
+
+
+def test_an_anonymous_caller_is_given_no_answer_of_other_cookies(tmp_path: Path) -> None:
+    shop = FlaskShop(tmp_path)
+
+    def post(cookies: str) -> TestResponse:
+        client = shop.app.test_client(use_cookies=False)
+        return client.post("/payments", json={}, headers={"Idempotency-Key": "k-1", "Cookie": cookies})
+
+    post("session=ann")
+    assert kind(post("session=bob")) == (422, "urn:duly:key-reused")
+    assert post("session=ann; theme=dark").headers["idempotent-replayed"] == "true"
+    assert len(shop.runs) == 1
+
+
+class _Failing:
+    """A WSGI application whose response fails on its way, and what became of it."""
+
+    def __init__(self, status: str) -> None:
+        self.status = status
+        self.closed = 0
+
+    def __call__(self, environ: Any, start_response: Any) -> _Failing:
+        if self.status:
+            start_response(self.status, [])
+        return self
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"x"
+        if self.status == "200 OK":
+            raise RuntimeError("the disk is on fire")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+@pytest.mark.parametrize("status", ["", "ok", "200 OK"])
+def test_a_response_that_fails_is_closed_and_frees_the_key(tmp_path: Path, status: str) -> None:
+    failing = _Failing(status)
+    app = WsgiIdempotency(failing, ledger=f"sqlite:///{tmp_path}/app.db")
+    for closed in (1, 2):
+        with pytest.raises(RuntimeError, match=r"on fire|status"):
+            Client(app).post("/", headers={"Idempotency-Key": "k-1"})
+        assert failing.closed == closed
+
+
+def test_two_keys_that_a_server_has_joined_are_refused(tmp_path: Path) -> None:
+    shop = FlaskShop(tmp_path)
+    for joined in ("a,b", "a, b", '"a","b"'):
+        assert kind(shop.post(joined)) == (400, "urn:duly:key-malformed")
+    assert shop.post('"a,b"').status_code == 201

@@ -81,7 +81,8 @@ class Runs:
         """Begin a run that the caller has to end; or return the verdict on a repeat: how the first run
         ended, or, unless the caller wants to wait for that, that it runs."""
         ledger = self.ledger
-        known = ledger.recall(message, ledger.clock.now())
+        now = ledger.clock.now()
+        known = ledger.recall(message, now)
         if known is not None and known.state is not None and known.state.terminal:
             return known
         me = f"{ledger.worker}/{next(_serial)}"
@@ -92,7 +93,6 @@ class Runs:
                 # Not 1: a key that was freed is admitted anew, and a call that saw its
                 # former life must not pass for the owner of this one.
                 first = random.getrandbits(60) + 1
-                now = ledger.clock.now()
                 deliver = Deliver(ref_of(message.key), now + self._lease, 0, first, me)
                 admit = self.admission(message, now, deliver)
                 try:
@@ -116,6 +116,7 @@ class Runs:
                         return verdict
                     if attempt is not None:
                         ours = Run(self, message, attempt, me)
+                    now = ledger.clock.now()  # another round begins later
             return ours
         finally:
             if ours is None:

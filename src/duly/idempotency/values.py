@@ -56,18 +56,23 @@ def key_text(key: object) -> str:
 # ── arguments ────────────────────────────────────────────────────────────────────────────────────
 
 
+def takes_object(function: AnyFunction) -> bool:
+    """Say whether a function is a method, or a class's: whether its first argument is the object or the class
+    that it belongs to."""
+    first = next(iter(inspect.signature(function).parameters), "")
+    return first in ("self", "cls") and "." in name_of(function)
+
+
 def arguments_by_name(function: AnyFunction, *, given: int) -> Callable[[Args, Kwargs], Mapping[str, object]]:
     """Return how a call's arguments are put by name, so that `f(1)` and `f(a=1)` are the same call. What was
     left to its default is left out: a parameter added later does not turn every repeat into a conflict. So is
-    the object of a method: what counts is what it is asked."""
+    the object or the class of a method: what counts is what it is asked."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
-    of_method = bool(parameters) and parameters[0].name == "self" and "." in name_of(function)
-    if of_method:
-        first = parameters.pop(0)
-        signature = signature.replace(parameters=[first, *parameters[given:]])
-    else:
-        signature = signature.replace(parameters=parameters[given:])
+    of_method = takes_object(function)
+    first = parameters[0] if of_method else None
+    del parameters[of_method : of_method + given]
+    signature = signature.replace(parameters=parameters)
     places = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     simple = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in places) and not of_method
     names = [p.name for p in places]
@@ -76,8 +81,8 @@ def arguments_by_name(function: AnyFunction, *, given: int) -> Callable[[Args, K
         if simple and not kwargs and len(args) == len(names):
             return dict(zip(names, args, strict=True))
         bound = signature.bind(*args, **kwargs).arguments
-        if of_method:
-            del bound["self"]
+        if first is not None:
+            del bound[first.name]
         return bound
 
     return by_name
@@ -86,7 +91,11 @@ def arguments_by_name(function: AnyFunction, *, given: int) -> Callable[[Args, K
 def digest_of(counts: object, what: str) -> bytes:
     """Return the digest of what must be the same in a repeat."""
     try:
-        text = msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
+        try:
+            text = msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
+        except TypeError:  # perhaps of keys in dicts that are no text: as JSON has them, they are
+            plain = msgspec.to_builtins(counts, enc_hook=_plain_form, str_keys=True, order="deterministic")
+            text = msgspec.json.encode(plain, order="deterministic")
     except Exception as problem:
         raise Malformed(
             f"the arguments of {what} cannot be compared in a repeat ({problem}); "
@@ -106,6 +115,11 @@ def _plain_form(value: object) -> object:
     raise _NotPlainError(f"there is a value of the type {type(value).__qualname__!r} in it")
 
 
+def _model_from(kind: type, value: object) -> object:
+    """Return a pydantic model that lies in plain data."""
+    return kind.model_validate_json(msgspec.json.encode(value))  # type: ignore[attr-defined]  # pydantic's
+
+
 def _is_model(kind: object) -> bool:
     """Say whether this is a pydantic model, without importing pydantic where it is not used."""
     pydantic = sys.modules.get("pydantic")
@@ -121,15 +135,13 @@ class ResultCodec:
     def __init__(self, kind: object) -> None:
         self._read: Callable[[bytes], object]
         self._write: Callable[[Any], bytes]
-        self.exact = kind is not Any
-        """whether what is read back is of the same type as what was stored"""
         if _mentions_model(kind):
             from pydantic import TypeAdapter
 
             adapter: Any = TypeAdapter(cast("Any", kind))
             self._read, self._write = adapter.validate_json, adapter.dump_json
         else:
-            self._read = msgspec.json.Decoder(kind).decode
+            self._read = msgspec.json.Decoder(kind, dec_hook=_model_from).decode
             _check_readable(msgspec.inspect.type_info(kind), set())
             self._write = _encode
 
@@ -154,19 +166,20 @@ class ResultCodec:
         """Return a stored result. Raises `ValueError` if it does not fit the type."""
         return self._read(data)
 
-    def answer(self, result: object) -> Answer:
-        """Return the answer that stores a result; of one that cannot be stored, an answer that says so."""
+    def answer(self, result: object) -> tuple[Answer, object]:
+        """Return the answer that stores a result, and the result as a repeat reads it, which the first caller
+        gets too; of one that cannot be stored, an answer that says so."""
         try:
             data = self._write(result)
-            self._read(data)  # the first caller shall not get what a repeat cannot
+            read = self._read(data)
         except Exception as problem:
             why = str(problem) if isinstance(problem, _NotPlainError) else said(problem)
-            return Answer(UNSTORABLE, b"", f"it ran, but its result cannot be stored: {why}; {STORABLE}")
+            why = f"it ran, but its result cannot be stored: {why}; {STORABLE}"
+            return Answer(UNSTORABLE, b"", why), None
         if len(data) > RESULT_LIMIT:
-            return Answer(
-                UNSTORABLE, b"", f"it ran, but its result has {len(data)} bytes; the limit is {RESULT_LIMIT}"
-            )
-        return Answer(OK, data)
+            why = f"it ran, but its result has {len(data)} bytes; the limit is {RESULT_LIMIT}"
+            return Answer(UNSTORABLE, b"", why), None
+        return Answer(OK, data), read
 
 
 def _encode(result: object) -> bytes:
@@ -180,7 +193,7 @@ def _mentions_model(kind: object) -> bool:
 
 def _check_readable(kind: object, seen: set[int]) -> None:
     """msgspec takes any class and fails when it is to read one; here that would be after the run."""
-    if isinstance(kind, msgspec.inspect.CustomType):
+    if isinstance(kind, msgspec.inspect.CustomType) and not _is_model(kind.cls):
         raise TypeError(f"{kind.cls.__qualname__} cannot be read back")
     if isinstance(kind, tuple):
         parts = kind

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from inspect import isawaitable
 from typing import Any, Final, TypeAlias
 
-from duly.core.messages import Message
 from duly.idempotency.runs import Run
+from duly.integrations.guarded_application import GuardedApplication
 from duly.integrations.idempotency_key import (
     HEADER,
     TRANSACTION,
-    GuardedApplication,
     IdempotencyPolicy,
+    KeyedRequest,
     RequestHead,
     ResponseEnd,
     StoredResponse,
@@ -62,61 +61,57 @@ class IdempotencyMiddleware(GuardedApplication):
         if policy is None:
             return await self._app(scope, receive, send)
         try:
-            found = await self._message(scope, receive, policy)
+            found = await self._keyed(scope, receive, policy)
         except _ClientGone:
             return None  # in the middle of its payload: there is nothing to run, and no one to answer
         if found is None:
             return await self._app(scope, receive, send)
         if isinstance(found, StoredResponse):
             return await reply(send, found)
-        message, body = found
+        request, body = found
+        received = _Received(body, receive)
         if policy.effect == "exactly_once":
-            inside = _CallInside(self._app, scope, _replaying(body, receive), policy)
-            return await reply(send, await self._guard.transact(policy, message, inside.collect))
-        begun = await self._guard.begin(policy, message)
+            inside = _CallInside(self._app, scope, received, policy)
+            return await reply(send, await self._guard.transact(policy, request, inside.collect))
+        begun = await self._guard.begin(policy, request)
         if isinstance(begun, StoredResponse):
             return await reply(send, begun)
-        call = _Call(begun, send, policy)
-        application = _run(self._app, _without_bypasses(scope), _replaying(body, receive), call.store)
-        return await call.run(application)
+        call = _Call(begun, send, policy, request.cookies, received.answer)
+        return await call.run(_run(self._app, _without_bypasses(scope), received.next, call.store))
 
-    async def _message(
+    async def _keyed(
         self, scope: Scope, receive: Receive, policy: IdempotencyPolicy
-    ) -> tuple[Message, bytes] | StoredResponse | None:
+    ) -> tuple[KeyedRequest, bytes] | StoredResponse | None:
         """Return what stands for the request, and its payload; or the response that refuses it. None: it has
         no key, and needs none."""
         head = _KeyHeaders(scope["headers"])
-        if not head.keys and not policy.required:
-            return None
-        key = self.judge(policy, head.keys, head.length)
-        if isinstance(key, StoredResponse):
+        key = self.key_of(policy, head.keys, head.length)
+        if not isinstance(key, str):
             return key
         body = await _read_body(receive, policy.request_limit)
         if body is None:
             return too_large(policy.request_limit)
         method, path = scope["method"], scope["path"]
         if self._caller_of is caller_of:  # which needs no other header
-            caller = caller_with(head.authorization)
+            caller = caller_with(head.authorization, head.api_key)
         else:
-            caller = await self._named(scope)
-        return self._guard.message(caller, key, method, path, scope.get("query_string", b""), body), body
-
-    async def _named(self, scope: Scope) -> str:
-        """Return the caller, as the application's own function names it."""
-        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        caller = self._caller_of(RequestHead(scope["method"], scope["path"], headers, scope))
-        return str(await caller if isawaitable(caller) else caller)
+            headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+            caller = await self.caller_async(RequestHead(method, path, headers, scope))
+        query = scope.get("query_string", b"")
+        return self._guard.request(caller, key, method, path, query, body, head.cookies), body
 
 
 class _KeyHeaders:
     """The headers that are read of every request."""
 
-    __slots__ = ("authorization", "keys", "length")
+    __slots__ = ("api_key", "authorization", "cookies", "keys", "length")
 
     def __init__(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         self.keys: list[str] = []
         self.length = ""
         self.authorization: str | None = None
+        self.api_key: str | None = None
+        self.cookies = ""
         for name, value in headers:
             if name == HEADER:
                 self.keys.append(value.decode("latin-1"))
@@ -124,6 +119,43 @@ class _KeyHeaders:
                 self.length = value.decode("latin-1")
             elif name == b"authorization":
                 self.authorization = value.decode("latin-1")
+            elif name == b"x-api-key":
+                self.api_key = value.decode("latin-1")
+            elif name == b"cookie":  # HTTP/2 may send each in a header of its own
+                self.cookies += "; " * bool(self.cookies) + value.decode("latin-1")
+
+
+class _Received:
+    """What the application receives: the payload, and that the client has gone, but not before its response
+    is complete. The response goes to the ledger first; an application that stopped in the middle because no
+    one listens would have to be run again."""
+
+    __slots__ = ("_body", "_receive", "_waited_for", "answered")
+
+    def __init__(self, body: bytes, receive: Receive) -> None:
+        self._body: bytes | None = body
+        self._receive = receive
+        self._waited_for: asyncio.Event | None = None
+        self.answered = False
+        """whether the response is complete, or is passed on without being stored"""
+
+    async def next(self) -> Event:
+        """Return the next event."""
+        body = self._body
+        if body is not None:
+            self._body = None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if not self.answered:
+            if self._waited_for is None:
+                self._waited_for = asyncio.Event()
+            await self._waited_for.wait()
+        return await self._receive()
+
+    def answer(self) -> None:
+        """Note that the response is complete, or is passed on."""
+        self.answered = True
+        if self._waited_for is not None:
+            self._waited_for.set()
 
 
 class _ClientGone(Exception):
@@ -133,10 +165,10 @@ class _ClientGone(Exception):
 class _CallInside:
     """One request on its way through the application, within a transaction."""
 
-    def __init__(self, app: App, scope: Scope, receive: Receive, policy: IdempotencyPolicy) -> None:
+    def __init__(self, app: App, scope: Scope, received: _Received, policy: IdempotencyPolicy) -> None:
         self._app = app
         self._scope = _without_bypasses(scope)
-        self._receive = receive
+        self._received = received
         self._limit = policy.response_limit
         self._response = _KeptResponse()
 
@@ -144,15 +176,18 @@ class _CallInside:
         """Let the application answer within a transaction, and return its response; None if it is too
         large."""
         self._scope[TRANSACTION] = tx
-        await self._app(self._scope, self._receive, self._keep)
+        await self._app(self._scope, self._received.next, self._keep)
         response = self._response
-        if response.start is None:
-            raise RuntimeError("the application returned without a response")
-        return None if len(response.body) > self._limit else response.stored()
+        if len(response.body) > self._limit:
+            return None
+        if not self._received.answered:
+            raise RuntimeError("the application returned without a complete response")
+        return response.stored()
 
     async def _keep(self, event: Event) -> None:
-        if len(self._response.body) <= self._limit:
-            self._response.add(event)
+        response, received = self._response, self._received
+        if len(response.body) <= self._limit and not received.answered and response.add(event):
+            received.answer()
 
 
 class _KeptResponse:
@@ -164,16 +199,19 @@ class _KeptResponse:
         self.start: Event | None = None
         self.body = bytearray()
 
-    def add(self, event: Event) -> None:
-        """Take in what the application sends."""
+    def add(self, event: Event) -> bool:
+        """Take in what the application sends; returns whether it is complete."""
         if event["type"] == "http.response.start":
             self.start = event
         elif event["type"] == "http.response.body":
             self.body += event.get("body", b"")
+            return not event.get("more_body")
+        return False
 
     def stored(self) -> StoredResponse:
         """Return it as it is stored."""
-        assert self.start is not None
+        if self.start is None:
+            raise RuntimeError("the application sent a body without the start of a response")
         return response_of(self.start["status"], self.start.get("headers", ()), bytes(self.body))
 
 
@@ -183,9 +221,29 @@ class _Call:
     Nothing of what the application was given is kept here: it is free when the application has returned.
     """
 
-    __slots__ = ("_answering", "_end", "_passing", "_policy", "_response", "_returned", "_run", "_send")
+    __slots__ = (
+        "_answered",
+        "_answering",
+        "_cookies",
+        "_end",
+        "_passing",
+        "_policy",
+        "_response",
+        "_returned",
+        "_run",
+        "_send",
+    )
 
-    def __init__(self, run: Run, send: Send, policy: IdempotencyPolicy) -> None:
+    def __init__(
+        self,
+        run: Run,
+        send: Send,
+        policy: IdempotencyPolicy,
+        cookies: frozenset[bytes],
+        answered: Callable[[], None],
+    ) -> None:
+        self._answered = answered
+        self._cookies = cookies
         self._run = run
         self._send = send
         self._policy = policy
@@ -220,17 +278,19 @@ class _Call:
             return await self._send(event)
         if self._end is not None:
             raise RuntimeError("the application sent something behind its complete response")
-        self._response.add(event)
+        complete = self._response.add(event)
         if len(self._response.body) > self._policy.response_limit:
+            self._answered()
             await self._pass_on(event)
-        elif event["type"] == "http.response.body" and not event.get("more_body"):
+        elif complete:
             self._end = self._ending(self._response.stored())
+            self._answered()
             self._end.then(self._stored)
         return None
 
     def _ending(self, response: StoredResponse | None) -> ResponseEnd:
         self._run.leave()
-        return ResponseEnd(self._run, self._policy, response)
+        return ResponseEnd(self._run, self._policy, response, self._cookies)
 
     async def _pass_on(self, event: Event) -> None:
         """Store that the response is too large to be stored; then send it on, as far as it has come."""
@@ -295,20 +355,6 @@ async def _read_body(receive: Receive, limit: int) -> bytes | None:
             return None
         if not event.get("more_body"):
             return body
-
-
-def _replaying(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives the payload first."""
-    given = False
-
-    async def again() -> Event:
-        nonlocal given
-        if not given:
-            given = True
-            return {"type": "http.request", "body": body, "more_body": False}
-        return await receive()
-
-    return again
 
 
 def _without_bypasses(scope: Scope) -> Scope:

@@ -14,26 +14,23 @@ from asyncio import iscoroutinefunction
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
-from duly.core.messages import Message
 from duly.errors import ProgramError
-from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
-from duly.idempotency.runs import Run
+from duly.idempotency.blocking import BlockingTransaction
+from duly.integrations.guarded_application import GuardedApplication
 from duly.integrations.idempotency_key import (
     METHODS,
     TRANSACTION,
-    GuardedApplication,
     IdempotencyPolicy,
+    KeyedRequest,
     RequestHead,
     StoredResponse,
     caller_of,
-    end,
-    fail,
     response_of,
 )
 from duly.storage.ledger import Transaction
 
 try:
-    from asgiref.sync import markcoroutinefunction
+    from asgiref.sync import markcoroutinefunction, sync_to_async
     from django.http import HttpRequest, HttpResponse
     from django.http.response import HttpResponseBase
     from django.utils.module_loading import import_string
@@ -52,99 +49,112 @@ class DjangoIdempotency(GuardedApplication):
     def __init__(self, get_response: Callable[[HttpRequest], Any]) -> None:
         options = _options()
         scope = options.pop("scope", user_of)
-        options["scope"] = import_string(scope) if isinstance(scope, str) else scope
-        super().__init__(get_response, **options)
-        self._get_response = get_response
+        named = import_string(scope) if isinstance(scope, str) else scope
         self._async = iscoroutinefunction(get_response)
         if self._async:
             markcoroutinefunction(self)
+            if not iscoroutinefunction(named):
+                named = sync_to_async(named)  # it may ask the database who is logged in
+        options["scope"] = named
+        super().__init__(get_response, **options)
+        self._get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase | Awaitable[HttpResponseBase]:
         """Serve one request."""
         if self._async:
             return self._serve_async(request)
-        found = self._judge(request)
-        if found is None:
+        judged = self._judge(request)
+        if judged is None:
             return cast("HttpResponseBase", self._get_response(request))
-        if isinstance(found, StoredResponse):
-            return response_from(found)
-        policy, message = found
-        if policy.effect == "exactly_once":
-            return response_from(
-                blocking_within(
-                    lambda body: self._guard.transact(policy, message, body),
-                    lambda tx: stored_form(self._get_response(_with(request, tx)), policy),
-                )
-            )
-        begun = blocking(self._guard.begin(policy, message))
-        if isinstance(begun, StoredResponse):
-            return response_from(begun)
-        try:
-            try:
-                response = self._get_response(request)
-            except BaseException as problem:
-                begun.leave()
-                blocking(fail(begun, policy, problem))
-                raise
-            begun.leave()
-            return self._ended(response, blocking(end(begun, policy, stored_form(response, policy))))
-        finally:
-            begun.close()
+        if isinstance(judged, StoredResponse):
+            return response_from(judged)
+        policy, key, head = judged
+        view = _View(self._get_response, request, policy)
+        return view.sent(self.serve(policy, self._keyed(self.caller(head), key, request), view))
 
     async def _serve_async(self, request: HttpRequest) -> HttpResponseBase:
-        found = self._judge(request)
-        if found is None:
+        judged = self._judge(request)
+        if judged is None:
             return cast("HttpResponseBase", await self._get_response(request))
-        if isinstance(found, StoredResponse):
-            return response_from(found)
-        policy, message = found
-        if policy.effect == "exactly_once":
+        if isinstance(judged, StoredResponse):
+            return response_from(judged)
+        policy, key, head = judged
+        view = _AsyncView(self._get_response, request, policy)
+        keyed = self._keyed(await self.caller_async(head), key, request)
+        return view.sent(await self.serve_async(policy, keyed, view))
 
-            async def handle(tx: Transaction) -> StoredResponse | None:
-                return stored_form(await self._get_response(_with(request, tx)), policy)
-
-            return response_from(await self._guard.transact(policy, message, handle))
-        begun = await self._guard.begin(policy, message)
-        if isinstance(begun, StoredResponse):
-            return response_from(begun)
-        return await self._run(begun, request, policy)
-
-    async def _run(self, begun: Run, request: HttpRequest, policy: IdempotencyPolicy) -> HttpResponseBase:
-        try:
-            try:
-                response = await self._get_response(request)
-            except BaseException as problem:
-                begun.leave()
-                await fail(begun, policy, problem)
-                raise
-            begun.leave()
-            return self._ended(response, await end(begun, policy, stored_form(response, policy)))
-        finally:
-            begun.close()
-
-    def _ended(self, response: HttpResponseBase, instead: StoredResponse | None) -> HttpResponseBase:
-        return response if instead is None else response_from(instead)
-
-    def _judge(self, request: HttpRequest) -> tuple[IdempotencyPolicy, Message] | StoredResponse | None:
-        """Return the policy of a request and what stands for it; or the response that refuses it; or None: it
+    def _judge(
+        self, request: HttpRequest
+    ) -> tuple[IdempotencyPolicy, str, RequestHead] | StoredResponse | None:
+        """Return the policy of a request, its key and its head; or the response that refuses it; or None: it
         is served as it is."""
         method = request.method or "GET"
         policy = self._guard.policy(method, request.path)
-        shown = request.headers.get("Idempotency-Key")
-        if policy is None or (shown is None and not policy.required):
+        if policy is None:
             return None
-        key = self.judge(policy, () if shown is None else (shown,), request.META.get("CONTENT_LENGTH") or "")
-        if isinstance(key, StoredResponse):
+        shown, length = request.headers.get("Idempotency-Key"), request.META.get("CONTENT_LENGTH") or ""
+        key = self.key_of(policy, () if shown is None else (shown,), length)
+        if not isinstance(key, str):
             return key
+        refusal = self.refusal_of(policy, request.body, length)
+        if refusal is not None:
+            return refusal
         headers = {name.lower(): value for name, value in request.headers.items()}
-        caller = self._caller_of(RequestHead(method, request.path, headers, request))
-        query = request.META.get("QUERY_STRING", "").encode()
-        return policy, self._guard.message(str(caller), key, method, request.path, query, request.body)
+        return policy, key, RequestHead(method, request.path, headers, request)
+
+    def _keyed(self, caller: str, key: str, request: HttpRequest) -> KeyedRequest:
+        method, query = request.method or "GET", request.META.get("QUERY_STRING", "").encode()
+        cookies = request.META.get("HTTP_COOKIE", "")
+        return self._guard.request(caller, key, method, request.path, query, request.body, cookies)
 
 
-def _with(request: HttpRequest, tx: Transaction | BlockingTransaction) -> HttpRequest:
-    request.META[TRANSACTION] = tx
-    return request
+class _DjangoCall:
+    """One request on its way through the views."""
+
+    def __init__(
+        self, get_response: Callable[[HttpRequest], Any], request: HttpRequest, policy: IdempotencyPolicy
+    ) -> None:
+        self._get_response = get_response
+        self._request = request
+        self._policy = policy
+        self._response: HttpResponseBase | None = None
+
+    def sent(self, instead: StoredResponse | None) -> HttpResponseBase:
+        """Return the response that is sent: the view's own, or another instead."""
+        if instead is not None:
+            return response_from(instead)
+        assert self._response is not None
+        return self._response
+
+    def _kept(self, response: HttpResponseBase) -> StoredResponse | None:
+        self._response = response
+        return stored_form(response, self._policy)
+
+
+class _View(_DjangoCall):
+    """One that is served without an event loop."""
+
+    def answer(self) -> StoredResponse | None:
+        """Let the view answer, and return its response; None if it is a stream, or too large."""
+        return self._kept(self._get_response(self._request))
+
+    def answer_within(self, tx: BlockingTransaction) -> StoredResponse | None:
+        """Do the same within a transaction."""
+        self._request.META[TRANSACTION] = tx
+        return self.answer()
+
+
+class _AsyncView(_DjangoCall):
+    """One that is served on an event loop."""
+
+    async def answer(self) -> StoredResponse | None:
+        """Let the view answer, and return its response; None if it is a stream, or too large."""
+        return self._kept(await self._get_response(self._request))
+
+    async def answer_within(self, tx: Transaction) -> StoredResponse | None:
+        """Do the same within a transaction."""
+        self._request.META[TRANSACTION] = tx
+        return await self.answer()
 
 
 def user_of(head: RequestHead) -> str:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, ClassVar, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Struct
@@ -26,6 +26,7 @@ from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
 from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs
+from duly.idempotency.values import key_text
 from duly.storage.ledger import Ledger, Transaction
 
 DAY: Final = 86_400.0
@@ -44,7 +45,8 @@ _NOT_STORED: Final = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"trailer", b"date", b"server"}
 )
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
-_BARE: Final = re.compile(r"[!#-\[\]-~]+")  # visible ASCII without quotes and backslashes
+_BARE: Final = re.compile(r"[!#-+\--\[\]-~]+")
+"""Visible ASCII without quotes, backslashes and commas: servers join two headers of one name by a comma."""
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
@@ -83,6 +85,8 @@ class StoredResponse(Struct, frozen=True, array_like=True):
     status: int
     headers: list[tuple[bytes, bytes]]
     body: bytes
+    cookies: list[bytes] = []
+    """of an anonymous caller, as `cookie_digests` has them"""
 
     def replayed(self) -> StoredResponse:
         """Return the response as a repeat gets it."""
@@ -127,13 +131,20 @@ REUSED: Final = problem(
     422,
     "key-reused",
     "Idempotency-Key was used for another request",
-    "this key was used before with another payload; nothing was run. Use a new key for a new request",
+    "this key was used before with another payload, or by a caller with other cookies; nothing was run. Use "
+    "a new key for a new request",
 )
 FORGOTTEN: Final = problem(
     422,
     "key-forgotten",
     "Idempotency-Key may have been forgotten",
     "this key is older than keys are remembered; nothing was run. Use a new key",
+)
+INCOMPLETE: Final = problem(
+    400,
+    "payload-incomplete",
+    "The payload is not complete",
+    "the connection ended before the whole payload was there; nothing was run",
 )
 NOT_STORED: Final = problem(
     409,
@@ -203,28 +214,72 @@ def read_key(values: Sequence[str]) -> str:
     if len(values) > 1:
         raise Malformed("send one Idempotency-Key, not several")
     text = values[0].strip()
-    quoted = _QUOTED.fullmatch(text)
+    quoted = _QUOTED.fullmatch(text) if text.startswith('"') else None
     key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else text
     if not key:
         raise Malformed("an Idempotency-Key must not be empty; a UUID is a good one")
     if len(key) > NAME_LIMIT:
         raise Malformed(f"an Idempotency-Key has at most {NAME_LIMIT} characters; a UUID is a good one")
     if not (key.isascii() and key.isprintable()) or (quoted is None and not _BARE.fullmatch(text)):
-        raise Malformed('an Idempotency-Key is a string of visible ASCII, such as "8e03978e-40d5-43dd-bc93"')
+        raise Malformed(
+            'an Idempotency-Key is one string of visible ASCII, such as "8e03978e-40d5-43dd-bc93"; with a '
+            "comma in it, it is in quotes"
+        )
     return key
 
 
-CallerOf: TypeAlias = Callable[[RequestHead], str | Awaitable[str]]
+CallerOf: TypeAlias = Callable[[RequestHead], str | Awaitable[str | None] | None]
+
+ANONYMOUS: Final = "anonymous"
+"""The caller that nothing names. Cookies may be all that tells two of them apart: so a repeat has to show
+those that the first request had, and no browser is given the answer of another."""
+
+
+def cookie_digests(cookies: str) -> frozenset[bytes]:
+    """Return a digest of each cookie of a request.
+
+    >>> cookie_digests("session=1; theme=dark") > cookie_digests("session=1")
+    True
+    """
+    found = {part.strip() for part in cookies.split(";")} - {""}
+    return frozenset(blake2b(part.encode(errors="replace"), digest_size=12).digest() for part in found)
+
+
+class KeyedRequest(Struct, frozen=True):
+    """A request with a key."""
+
+    message: Message
+    """what stands for it in the ledger"""
+    cookies: frozenset[bytes]
+    """of an anonymous caller, as `cookie_digests` has them"""
 
 
 def caller_of(head: RequestHead) -> str:
-    """Return the caller by the hash of the `Authorization` header: the default scope of keys."""
-    return caller_with(head.headers.get("authorization"))
+    """Return the caller by the hash of the headers `Authorization` and `X-API-Key`: the default scope of
+    keys."""
+    return caller_with(head.headers.get("authorization"), head.headers.get("x-api-key"))
 
 
-def caller_with(shown: str | None) -> str:
-    """Return the caller that shows this `Authorization`."""
-    return "anonymous" if shown is None else f"caller-{blake2b(shown.encode(), digest_size=16).hexdigest()}"
+def caller_with(authorization: str | None, api_key: str | None) -> str:
+    """Return the caller that shows these headers."""
+    if authorization is None and api_key is None:
+        return ANONYMOUS
+    shown = authorization or ""
+    if api_key is not None:
+        shown = f"{shown}\0{api_key}"
+    return f"caller-{blake2b(shown.encode(), digest_size=16).hexdigest()}"
+
+
+def caller_named(name: object) -> str:
+    """Return the caller that a `scope=` function has named; without a name it is anonymous."""
+    if name is None or name == "":
+        return ANONYMOUS
+    try:
+        return key_text(name)
+    except Malformed:
+        raise ProgramError(
+            f"scope= names a caller by {name!r}; let it return text that is the same in each of its requests"
+        ) from None
 
 
 class IdempotencyGuard:
@@ -254,15 +309,20 @@ class IdempotencyGuard:
                 return policy if wanted or method in self._methods else None
         return self._default if method in self._methods else None
 
-    def message(self, caller: str, key: str, method: str, path: str, query: bytes, body: bytes) -> Message:
-        """Return the message that stands for a request; all but the caller and the key is what must be the
-        same in a repeat."""
+    def request(
+        self, caller: str, key: str, method: str, path: str, query: bytes, body: bytes, cookies: str
+    ) -> KeyedRequest:
+        """Return a request as it is judged; method, path, query and payload must be the same in a repeat."""
         same = _request_line(method, path, query) + _SIZE(len(body)) + body
-        return Message(_scope(self._name, caller), key, KIND, "run", blake2b(same, digest_size=16).digest())
+        digest = blake2b(same, digest_size=16).digest()
+        shown = cookie_digests(cookies) if cookies and caller == ANONYMOUS else _NO_COOKIES
+        return KeyedRequest(Message(_scope(self._name, caller), key, KIND, "run", digest), shown)
 
     async def runs(self, policy: IdempotencyPolicy) -> Runs:
         """Return the runs of a policy on the ledger of this loop."""
-        ledger = open_ledger_at(self._source) or await ledger_at(self._source)
+        return self._runs_on(await ledger_at(self._source), policy)
+
+    def _runs_on(self, ledger: Ledger, policy: IdempotencyPolicy) -> Runs:
         if ledger is not self._ledger:
             self._ledger, self._runs = ledger, {}
         runs = self._runs.get(policy)
@@ -272,21 +332,23 @@ class IdempotencyGuard:
             self._runs[policy] = runs
         return runs
 
-    async def begin(self, policy: IdempotencyPolicy, message: Message) -> Run | StoredResponse:
+    async def begin(self, policy: IdempotencyPolicy, request: KeyedRequest) -> Run | StoredResponse:
         """Begin a request that its handler has to end; or return the response that is sent instead."""
         try:
-            begun = await (await self.runs(policy)).begin(message, wait=False)
+            ledger = open_ledger_at(self._source)
+            runs = await self.runs(policy) if ledger is None else self._runs_on(ledger, policy)
+            begun = await runs.begin(request.message, wait=False)
         except LedgerError as trouble:
             return unavailable(trouble)
         if isinstance(begun, Verdict):
-            return answer_to(begun)
+            return answer_to(begun, request.cookies)
         begun.start()
         return begun
 
     async def transact(
         self,
         policy: IdempotencyPolicy,
-        message: Message,
+        request: KeyedRequest,
         handle: Callable[[Transaction], Awaitable[StoredResponse | None]],
     ) -> StoredResponse:
         """Let `handle` serve a request inside the ledger's transaction, unless it is a repeat. Its response
@@ -294,18 +356,18 @@ class IdempotencyGuard:
         try:
             runs = await self.runs(policy)
             ledger = runs.ledger
-            admit = runs.admission(message, ledger.clock.now())
+            admit = runs.admission(request.message, ledger.clock.now())
             async with ledger.transaction() as tx:
                 verdict = (await tx.write(admit)).of(admit)
                 if not verdict.fresh:
-                    return answer_to(verdict)
+                    return answer_to(verdict, request.cookies)
                 response = await handle(tx)
                 if response is None:
                     raise _RolledBack(response_too_large(policy.response_limit))
                 if not policy.stores(response.status):
                     raise _RolledBack(response)
-                answer = stored_answer(response)
-                await tx.write(Advance(message.key, State.DONE, ledger.clock.now(), answer))
+                answer = stored_answer(response, request.cookies)
+                await tx.write(Advance(request.message.key, State.DONE, ledger.clock.now(), answer))
                 return response
         except _RolledBack as undone:
             return undone.response
@@ -314,6 +376,7 @@ class IdempotencyGuard:
 
 
 _SIZE: Final = struct.Struct(">Q").pack
+_NO_COOKIES: Final[frozenset[bytes]] = frozenset()
 
 
 @lru_cache(maxsize=1024)
@@ -332,43 +395,6 @@ def _scope(name: str, caller: str) -> str:
     return scope
 
 
-class GuardedApplication:
-    """What the middlewares have in common: their options, and what is said to a request by its head."""
-
-    needs_url: ClassVar[str] = ""
-    """why the ledger has to be named by its URL; empty if it may be an open one"""
-
-    def __init__(
-        self,
-        app: Callable[..., Any],
-        *,
-        ledger: LedgerSource,
-        routes: Mapping[str, IdempotencyPolicy] | None = None,
-        default: IdempotencyPolicy | None = None,
-        methods: Iterable[str] = METHODS,
-        scope: CallerOf = caller_of,
-        name: str = "http",
-    ) -> None:
-        if self.needs_url and not isinstance(ledger, str):
-            raise Malformed(self.needs_url)
-        self._app = app
-        self._caller_of = scope
-        self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
-
-    def judge(self, policy: IdempotencyPolicy, shown: Sequence[str], length: str) -> str | StoredResponse:
-        """Return the key of a request, by the values of its headers `Idempotency-Key` and `Content-Length`;
-        or the response that refuses it."""
-        if not shown:
-            return MISSING
-        try:
-            key = read_key(shown)
-        except Malformed as problem:
-            return malformed_key(str(problem))
-        if length.isdigit() and int(length) > policy.request_limit:
-            return too_large(policy.request_limit)
-        return key
-
-
 class _RolledBack(Exception):
     """The transaction of a request is undone, and this response is sent."""
 
@@ -381,10 +407,17 @@ class ResponseEnd:
     """The response of a request, handed to the ledger's next flush, before it is sent; None: it is too large
     to be stored."""
 
-    __slots__ = ("_end", "_run", "_stores", "_trouble")
+    __slots__ = ("_cookies", "_end", "_run", "_stores", "_trouble")
 
-    def __init__(self, run: Run, policy: IdempotencyPolicy, response: StoredResponse | None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        policy: IdempotencyPolicy,
+        response: StoredResponse | None,
+        cookies: frozenset[bytes],
+    ) -> None:
         self._run = run
+        self._cookies = cookies
         self._stores = response is None or policy.stores(response.status)
         self._end: RunEnd | None = None
         self._trouble: LedgerError | None = None
@@ -392,7 +425,7 @@ class ResponseEnd:
             if response is None:
                 self._end = run.ended(State.DONE, Answer(UNSTORABLE))
             elif self._stores:
-                self._end = run.ended(State.DONE, stored_answer(response))
+                self._end = run.ended(State.DONE, stored_answer(response, cookies))
             else:
                 self._end = run.freed(f"HTTP status {response.status}")
         except LedgerError as trouble:
@@ -415,13 +448,15 @@ class ResponseEnd:
             outcome = await self._run.outcome()
         except LedgerError as trouble:
             return unavailable(trouble)
-        return UNKNOWN if outcome is None else answer_to(outcome)
+        return UNKNOWN if outcome is None else answer_to(outcome, self._cookies)
 
 
-async def end(run: Run, policy: IdempotencyPolicy, response: StoredResponse | None) -> StoredResponse | None:
+async def end(
+    run: Run, policy: IdempotencyPolicy, response: StoredResponse | None, cookies: frozenset[bytes]
+) -> StoredResponse | None:
     """Store the response of a request, before it is sent; None: it is too large. Returns another response if
     that is what has to be sent instead."""
-    return await ResponseEnd(run, policy, response).instead()
+    return await ResponseEnd(run, policy, response, cookies).instead()
 
 
 async def fail(run: Run, policy: IdempotencyPolicy, problem: BaseException) -> None:
@@ -435,13 +470,15 @@ async def fail(run: Run, policy: IdempotencyPolicy, problem: BaseException) -> N
         await run.free(f"the handler raised {type(problem).__qualname__}")
 
 
-def stored_answer(response: StoredResponse) -> Answer:
-    """Return the answer that stores a response."""
+def stored_answer(response: StoredResponse, cookies: frozenset[bytes] = _NO_COOKIES) -> Answer:
+    """Return the answer that stores a response, and the cookies of the anonymous caller whose it is."""
+    if cookies:
+        response = StoredResponse(response.status, response.headers, response.body, list(cookies))
     return Answer(OK, _encode(response))
 
 
-def answer_to(verdict: Verdict) -> StoredResponse:
-    """Return the response that a repeat gets."""
+def answer_to(verdict: Verdict, cookies: frozenset[bytes]) -> StoredResponse:
+    """Return the response that a repeat with these cookies gets."""
     if verdict.kind is VerdictKind.CONFLICT:
         return REUSED
     if verdict.kind is not VerdictKind.DUPLICATE:
@@ -453,9 +490,10 @@ def answer_to(verdict: Verdict) -> StoredResponse:
     if verdict.answer.code == UNSTORABLE:
         return NOT_STORED
     try:
-        return _decode(verdict.answer.data).replayed()
+        stored = _decode(verdict.answer.data)
     except msgspec.DecodeError:  # of a function under `once` with the same scope
         return REUSED
+    return stored.replayed() if cookies.issuperset(stored.cookies) else REUSED
 
 
 def transaction_of(request: Any) -> Transaction:

@@ -14,19 +14,15 @@ from io import BytesIO
 from itertools import chain
 from typing import Any, TypeAlias
 
-from duly.core.messages import Message
-from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
-from duly.idempotency.runs import Run
+from duly.idempotency.blocking import BlockingTransaction
+from duly.integrations.guarded_application import GuardedApplication
 from duly.integrations.idempotency_key import (
     TRANSACTION,
-    GuardedApplication,
     IdempotencyPolicy,
+    KeyedRequest,
     RequestHead,
     StoredResponse,
-    end,
-    fail,
     response_of,
-    too_large,
 )
 
 Environ: TypeAlias = MutableMapping[str, Any]
@@ -45,35 +41,40 @@ class WsgiIdempotency(GuardedApplication):
         """Serve one request."""
         path = _text(environ.get("SCRIPT_NAME", "")) + _text(environ.get("PATH_INFO", ""))
         policy = self._guard.policy(environ["REQUEST_METHOD"], path)
-        shown = environ.get("HTTP_IDEMPOTENCY_KEY")
-        if policy is None or (shown is None and not policy.required):
+        found = None if policy is None else self._keyed(environ, path, policy)
+        if policy is None or found is None:
             return self._app(environ, start_response)
-        found = self._message(environ, path, policy, shown)
         if isinstance(found, StoredResponse):
             return send(start_response, found)
         call = _WsgiCall(self._app, environ, policy)
-        if policy.effect == "exactly_once":
-            response = blocking_within(lambda body: self._guard.transact(policy, found, body), call.collect)
-            return send(start_response, response)
-        begun = blocking(self._guard.begin(policy, found))
-        if isinstance(begun, StoredResponse):
-            return send(start_response, begun)
-        return call.run(begun, start_response)
+        try:
+            instead = self.serve(policy, found, call)
+        except BaseException:
+            call.close()
+            raise
+        if instead is None:
+            return call.pass_on(start_response)
+        call.close()
+        return send(start_response, instead)
 
-    def _message(
-        self, environ: Environ, path: str, policy: IdempotencyPolicy, shown: str | None
-    ) -> Message | StoredResponse:
-        key = self.judge(policy, () if shown is None else (shown,), environ.get("CONTENT_LENGTH") or "")
-        if isinstance(key, StoredResponse):
+    def _keyed(
+        self, environ: Environ, path: str, policy: IdempotencyPolicy
+    ) -> KeyedRequest | StoredResponse | None:
+        """Return what stands for a request; or the response that refuses it; or None: it is served as it
+        is."""
+        shown, length = environ.get("HTTP_IDEMPOTENCY_KEY"), environ.get("CONTENT_LENGTH") or ""
+        key = self.key_of(policy, () if shown is None else (shown,), length)
+        if not isinstance(key, str):
             return key
-        body = _read_body(environ, policy.request_limit)
-        if body is None:
-            return too_large(policy.request_limit)
+        body = _read_body(environ, length, policy.request_limit)
+        refusal = self.refusal_of(policy, body, length)
+        if refusal is not None:
+            return refusal
         environ["wsgi.input"] = BytesIO(body)
         environ["CONTENT_LENGTH"] = str(len(body))
         method, query = environ["REQUEST_METHOD"], environ.get("QUERY_STRING", "").encode("latin-1")
-        caller = self._caller_of(RequestHead(method, path, _headers(environ), environ))
-        return self._guard.message(str(caller), key, method, path, query, body)
+        caller = self.caller(RequestHead(method, path, _headers(environ), environ))
+        return self._guard.request(caller, key, method, path, query, body, environ.get("HTTP_COOKIE", ""))
 
 
 class _WsgiCall:
@@ -89,57 +90,40 @@ class _WsgiCall:
         self._parts: Iterable[bytes] = ()
         self._rest: Iterator[bytes] = iter(())
 
-    def run(self, run: Run, start_response: StartResponse) -> Iterable[bytes]:
-        """Let the application answer; its response is stored before it is sent."""
-        try:
-            try:
-                whole = self._call()
-            except BaseException as problem:
-                run.leave()
-                blocking(fail(run, self.policy, problem))
-                raise
-            run.leave()
-            instead = blocking(end(run, self.policy, self._response() if whole else None))
-        finally:
-            run.close()
-        if instead is not None:
-            self._close()
-            return send(start_response, instead)
-        start_response(self._status, self._headers)
-        return _Passing(chain([bytes(self._body)], self._rest), self._close)
-
-    def collect(self, tx: BlockingTransaction) -> StoredResponse | None:
+    def answer(self) -> StoredResponse | None:
         """Let the application answer, and return its response; None if it is too large."""
-        self._environ[TRANSACTION] = tx
-        try:
-            return self._response() if self._call() else None
-        finally:
-            self._close()
-
-    def _call(self) -> bool:
-        """Call the application and read its response; returns False if it is over the limit."""
         self._parts = self._app(self._environ, self._start)
         self._rest = iter(self._parts)
         for part in self._rest:
             self._body += part
             if len(self._body) > self.policy.response_limit:
-                return False
-        return True
+                return None
+        if not self._status[:3].isdigit():
+            raise RuntimeError(f"the application began its response with the status {self._status!r}")
+        headers = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers)
+        return response_of(int(self._status[:3]), headers, bytes(self._body))
+
+    def answer_within(self, tx: BlockingTransaction) -> StoredResponse | None:
+        """Do the same within a transaction."""
+        self._environ[TRANSACTION] = tx
+        return self.answer()
+
+    def pass_on(self, start_response: StartResponse) -> Iterable[bytes]:
+        """Send the response, and what has not been read of it yet."""
+        start_response(self._status, self._headers)
+        return _Passing(chain([bytes(self._body)], self._rest), self.close)
+
+    def close(self) -> None:
+        """Close the response, as its server would."""
+        close = getattr(self._parts, "close", None)
+        if close is not None:
+            close()
 
     def _start(
         self, status: str, headers: list[tuple[str, str]], exc_info: object = None
     ) -> Callable[[bytes], object]:
         self._status, self._headers = status, list(headers)
         return self._body.extend
-
-    def _response(self) -> StoredResponse:
-        headers = ((name.encode("latin-1"), value.encode("latin-1")) for name, value in self._headers)
-        return response_of(int(self._status.split(" ", 1)[0]), headers, bytes(self._body))
-
-    def _close(self) -> None:
-        close = getattr(self._parts, "close", None)
-        if close is not None:
-            close()
 
 
 class _Passing:
@@ -164,16 +148,14 @@ def send(start_response: StartResponse, response: StoredResponse) -> Iterable[by
     return [response.body]
 
 
-def _read_body(environ: Environ, limit: int) -> bytes | None:
-    """Return the payload; None if it is over the limit."""
-    length = environ.get("CONTENT_LENGTH") or ""
+def _read_body(environ: Environ, length: str, limit: int) -> bytes:
+    """Return the payload, as far as it came; of one without a length, no more than a byte over the limit."""
+    payload: bytes = b""
     if length.isdigit():
-        body: bytes = environ["wsgi.input"].read(int(length))
-        return body
-    if not environ.get("wsgi.input_terminated"):
-        return b""
-    body = environ["wsgi.input"].read(limit + 1)
-    return None if len(body) > limit else body
+        payload = environ["wsgi.input"].read(int(length))
+    elif environ.get("wsgi.input_terminated"):
+        payload = environ["wsgi.input"].read(limit + 1)
+    return payload
 
 
 def _text(path: str) -> str:

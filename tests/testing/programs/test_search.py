@@ -175,7 +175,8 @@ def test_a_program_that_raises_is_a_finding() -> None:
     async def broken(process: Process) -> None:
         raise ValueError("no paper")
 
-    with pytest.raises(PromiseBroken, match=r"a program ended by ValueError\('no paper'\)"):
+    said = r"a program ended by ValueError\('no paper'\) in line \d+ of test_search.py"
+    with pytest.raises(PromiseBroken, match=said):
         simulate(printer=broken)
 
 
@@ -187,10 +188,20 @@ def test_the_caller_learns_that_a_handler_raised() -> None:
         await process.serve(fail)
 
     async def user(process: Process) -> None:
-        with pytest.raises(CallFailed, match="no paper"):
+        with pytest.raises(CallFailed, match=r"no paper.* in line \d+ of test_search.py"):
             await process.call("printer", "job")
 
     simulate(printer=printer, user=user, runs=0, without=["crash"])
+
+
+def test_a_handler_may_be_a_plain_function_and_a_checker_stand_alone() -> None:
+    async def printer(process: Process) -> None:
+        await process.serve(lambda job: f"printed {job}")
+
+    async def user(process: Process) -> None:
+        assert await process.call("printer", "job") == "printed job"
+
+    assert simulate(printer=printer, user=user, runs=0, without="crash", check=at_most_once) == 1
 
 
 def test_what_is_saved_survives_a_crash_and_the_rest_does_not() -> None:
@@ -368,6 +379,8 @@ def plain(process: Process) -> None: ...
         ({"hub": buys}, "the hub's name"),
         ({"till": buys, "without": ["rain"]}, "there is drop, repeat"),
         ({"till": buys, "runs": -1}, "0 or more"),
+        ({"till": buys, "check": "at_most_once"}, "is no checker"),
+        ({"till": buys, "check": [None]}, "is no checker"),
         ({"till": buys, "replay": "seven"}, "names no run"),
     ],
 )

@@ -10,8 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import copy_context
 from copy import deepcopy
+from inspect import isawaitable
+from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING, Any, Never, TypeAlias, TypeVar
+from traceback import extract_tb
+from typing import TYPE_CHECKING, Any, Final, Never, TypeAlias, TypeVar
 
 from duly.clients.app import App
 from duly.clients.device import Device
@@ -30,10 +33,25 @@ if TYPE_CHECKING:
     from duly.testing.programs.world import ProgramWorld
 
 C = TypeVar("C", bound=App | Device | Sentinel | Node)
-Handler: TypeAlias = Callable[[Any], Awaitable[object]]
-"""What answers the questions of other processes."""
+Handler: TypeAlias = Callable[[Any], object]
+"""What answers the questions of other processes: an async function, or a plain one."""
 Program: TypeAlias = Callable[["Process"], Awaitable[object]]
 """What a test runs in a process: an async function of it."""
+
+
+HERE: Final = Path(__file__).parents[2]
+
+
+def with_place(problem: BaseException) -> str:
+    """Return what an exception says, and where in a program of the test it was raised.
+
+    >>> with_place(ValueError("no paper"))
+    "ValueError('no paper')"
+    """
+    own = [frame for frame in extract_tb(problem.__traceback__) if HERE not in Path(frame.filename).parents]
+    if not own:
+        return repr(problem)
+    return f"{problem!r} in line {own[-1].lineno} of {Path(own[-1].filename).name}"
 
 
 class CallFailed(Exception):
@@ -151,9 +169,11 @@ class Process:
     async def _answer(self, source: str, number: int, payload: object) -> None:
         assert self._handler is not None
         try:
-            answer = await self._handler(deepcopy(payload))
+            answer = self._handler(deepcopy(payload))
+            if isawaitable(answer):
+                answer = await answer
         except Exception as problem:
-            self._transmit(source, ("failure", number, repr(problem)))
+            self._transmit(source, ("failure", number, with_place(problem)))
         else:
             self._transmit(source, ("answer", number, answer))
 

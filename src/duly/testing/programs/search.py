@@ -20,7 +20,7 @@ from duly.errors import Malformed, ProgramError
 from duly.testing.loops import Livelock
 from duly.testing.programs.faults import KINDS, Faults
 from duly.testing.programs.history import CHECKERS, Checker
-from duly.testing.programs.process import Program
+from duly.testing.programs.process import Program, with_place
 from duly.testing.programs.world import ProgramWorld
 
 RUNS: Final = 100
@@ -54,7 +54,7 @@ class RunReport(Struct, frozen=True):
 
 def simulate(
     *,
-    check: Sequence[Checker] = CHECKERS,
+    check: Checker | Sequence[Checker] = CHECKERS,
     runs: int = RUNS,
     without: Iterable[str] = (),
     replay: str = "",
@@ -70,6 +70,7 @@ def simulate(
     __tracebackhide__ = True
     left_out = frozenset([without] if isinstance(without, str) else without)
     _check(programs, left_out, runs)
+    check = _checkers(check)
     if replay:
         report = run_once(Faults.parse(replay), programs, check)
         if report.findings:
@@ -96,7 +97,7 @@ def run_once(faults: Faults, programs: Mapping[str, Program], check: Sequence[Ch
             world.run()
         except Livelock as stuck:
             world.bugs.append(stuck)
-    findings = [f"a program ended by {bug!r}" for bug in world.bugs]
+    findings = [f"a program ended by {with_place(bug)}" for bug in world.bugs]
     for checker in check:
         findings += [f"{checker.__name__}: {sentence}" for sentence in checker(world.history)]
     trace = tuple(f"{at:9.3f}  {who:<8}  {what}" for at, who, what, _ in world.log.lines)
@@ -155,6 +156,13 @@ def _broken(report: RunReport, done: int, command: str) -> PromiseBroken:
         f"replay it: {command.replace('NAME', name) or f'simulate(replay={name!r}, …)'}",
     ]
     return PromiseBroken("\n".join(text), name)
+
+
+def _checkers(check: Checker | Sequence[Checker]) -> Sequence[Checker]:
+    given = [check] if callable(check) else check
+    if not all(callable(checker) for checker in given):
+        raise ProgramError(f"check={check!r} is no checker; pass functions: check=[testing.at_most_once]")
+    return given
 
 
 def _check(programs: Mapping[str, Program], without: frozenset[str], runs: int) -> None:
