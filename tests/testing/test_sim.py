@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_run_in_another_process(worlds: list[str]) 
     assert other.communicate()[0].split() == here
 
 
-@pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 429, 462, 690])
+@pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 357, 429, 462, 690, 5098])
 def test_a_seed_that_once_failed_in_the_gateway_world_passes(seed: int) -> None:
     assert run_seed(seed, "gateway").violations == ()
 
@@ -98,6 +98,10 @@ def test_the_command_line_says_what_is_wrong_with_its_arguments() -> None:
     )
     assert done.returncode == 2
     assert "--seeds" in done.stderr
+
+
+def test_a_seed_that_once_failed_in_the_journal_world_passes() -> None:
+    assert run_seed(5065, "journal").violations == ()
 
 
 @pytest.mark.parametrize("seed", [211, 217, 468, 525, 527])
