@@ -13,7 +13,9 @@ from duly.clients.device import Command, Device
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
 from duly.errors import DeviceError, NotAuthenticated, Refused, Stopped, TooLarge
+from duly.wire.frames import Frame
 from tests.local_hub import LocalHub
+from tests.servers import GUARD
 
 
 def lock(local: LocalHub, effects: list[str], store: Path | None = None) -> Device:
@@ -113,6 +115,55 @@ async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection
         async with asyncio.timeout(5):
             assert (await command.settled()).data == "at last"
         assert not app._unsettled
+
+
+async def test_what_was_done_while_the_app_heard_nothing_is_asked_for_at_the_next_connection(
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app gave up before the hub's first word reached it: it does not send the command again, which
+    might run it long after its time, and learns its outcome all the same."""
+    monkeypatch.setattr("duly.clients.app.PATIENCE", SECOND // 10)
+    effects: list[str] = []
+    async with lock(local, effects), App(local.url, local.tokens["phone"]) as app:
+        with monkeypatch.context() as dark:
+            dark.setattr(app._link, "_heard", lambda frame: None)
+            command = await app.post("lock", "lock_control", {"open": True})
+            assert (await command.ended()).state == "unknown"
+            await local.ended(command.id)
+        local.hub.gateway.dismiss("phone")
+        async with asyncio.timeout(GUARD):
+            assert (await command.settled()).data == {"open": True}
+        assert not app._unsettled
+    assert effects == [command.id]
+
+
+async def test_asking_for_a_command_that_never_arrived_does_not_run_it(
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.clients.app.PATIENCE", SECOND // 10)
+    effects: list[str] = []
+    told: list[Frame] = []
+    async with lock(local, effects), App(local.url, local.tokens["phone"]) as app:
+        with monkeypatch.context() as dark:
+            dark.setattr(app._link, "send", lambda frame: None)
+            command = await app.post("lock", "lock_control", {"open": True})
+            assert (await command.ended()).state == "unknown"
+        answered = asyncio.Event()
+
+        def hear(frame: Frame) -> None:
+            if frame.seq_id == command.id:
+                told.append(frame)
+                answered.set()
+            app._heard(frame)
+
+        monkeypatch.setattr(app._link, "_heard", hear)
+        local.hub.gateway.dismiss("phone")
+        async with asyncio.timeout(GUARD):
+            await answered.wait()
+        assert [(said.type, said.code, said.error) for said in told] == [("server_ack", 2, "not_found")]
+        assert (await app.send("lock", "lock_control", {"open": False}, timeout=GUARD)).done
+        assert (await command.ended()).state == "unknown"
+    assert command.id not in effects
 
 
 @pytest.mark.parametrize("settings", [{"patience": 0.05}])

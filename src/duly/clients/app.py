@@ -4,9 +4,9 @@ The laws. A command is stored before it is sent (in memory, or in a file with `s
 same id every three seconds, three times, and at once after a reconnect; every command ends. Ids never go
 backwards, and with `store=` survive a restart, as do commands under way.
 
-A command that the hub has accepted and that ended here as `unknown` is asked for again at every connection:
-the hub answers a repeat with what it knows. A command that the hub never accepted is not, since that could
-run it long after its time.
+A command that ended here as `unknown` is asked for at every connection. One that the hub has accepted is sent
+again: the hub answers a repeat with what it knows. One of which no answer came is not, since that could run
+it long after its time: the hub is asked how it ended (`outcome`), which runs nothing.
 """
 
 from __future__ import annotations
@@ -320,8 +320,8 @@ class App(OutboxClient):
         self.online = set(welcome.online or ())
         self._offer(Reachable(""))
         for command in self._unsettled.values():
-            if command.is_accepted:
-                self._link.send(command.message.body)
+            again = command.message.body if command.is_accepted else _question(command.id)
+            self._link.send(again)
 
     def _heard(self, frame: Frame) -> None:
         match frame.type:
@@ -392,6 +392,11 @@ class App(OutboxClient):
         if self._pushes.full():
             self._pushes.get_nowait()  # they are not read: keep the newest
         self._pushes.put_nowait(news)
+
+
+def _question(seq_id: str) -> bytes:
+    """The frame that asks how a command ended, and does not run it."""
+    return frames.encode(Frame(frames.OUTCOME, seq_id))
 
 
 def _patience(message: Message) -> int:

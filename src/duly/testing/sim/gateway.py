@@ -40,6 +40,7 @@ from duly.runtime.engine import Performers
 from duly.server.router import Router, settled
 from duly.storage.ledger import Ledger
 from duly.testing.sim.nodes import SimProcess
+from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.world import World
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
@@ -61,6 +62,10 @@ AHEAD: Final = FlowWindow(frames=2, bytes=1_000)
 PUSHED: Final = 40.0
 """The time until which devices push."""
 WANTED: Final = b'"wanted"'
+TUNNELS: Final = 0.2
+"""The share of worlds with faults in which an app is without a connection for longer than its patience."""
+IN_TUNNEL: Final = 75.0
+"""Seconds."""
 
 
 class Wire:
@@ -81,7 +86,7 @@ class Wire:
     def carry(self, way: int, deliver: Callable[[bytes], None], frame: bytes) -> None:
         """Deliver a frame after a while, unless the connection breaks."""
         world = self.world
-        if self.broken or ("hub", self.client) in world.network.cut:
+        if self.broken or world.is_cut_off(self.client):
             self.break_()
             return
         if world.faulty and world.rng.random() < world.plan.drop / 8:
@@ -185,7 +190,7 @@ class SimLink:
         self._hub = hub
         if not self._alive or self._wire is not None:
             return
-        if not hub.ready or ("hub", node.name) in world.network.cut:
+        if not hub.ready or world.is_cut_off(node.name):
             self._again()
             return
         self._wire = wire = Wire(world, node.name, self._context)
@@ -302,7 +307,11 @@ class SeenGateway(GatewayService):
         if not self.node.alive:
             return
         if isinstance(effect, Reply):
-            self.node.world.log.replied(self.node, effect.message, effect.verdict)
+            world = self.node.world
+            assert isinstance(world, GatewayWorld)
+            if effect.verdict.fresh:
+                world.accepting(effect.message.scope)
+            world.log.replied(self.node, effect.message, effect.verdict)
         perform(effect)
 
 
@@ -556,6 +565,34 @@ class GatewayWorld(World):
     hub: type[SimProcess] = GatewayHub
     kinds = (LOCK, LAMP)
     at_most_once = frozenset({LOCK})
+
+    def __init__(self, plan: SimPlan) -> None:
+        super().__init__(plan)
+        self._tunnel: set[str] = set()
+        """clients without a connection, also after the calm"""
+        self._ahead: str = ""
+        """the app that loses its connection when its next command is accepted"""
+
+    def is_cut_off(self, client: str) -> bool:
+        """Whether no frame gets through between a client and the hub."""
+        return client in self._tunnel or super().is_cut_off(client)
+
+    def _schedule_faults(
+        self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
+    ) -> None:
+        super()._schedule_faults(senders, receivers, hubs)
+        rng = Random(f"tunnel {self.plan.seed}")
+        if self.plan.drop and rng.random() < TUNNELS:
+            self._ahead = rng.choice(senders).name
+
+    def accepting(self, app: str) -> None:
+        """Called before an app is told that the hub has stored a command: it may have lost its connection."""
+        if app == self._ahead:
+            self._ahead = ""
+            self.faults += 1
+            self.log.note(app, f"has no connection for {IN_TUNNEL:.0f} s")
+            self._tunnel.add(app)
+            self.loop.call_later(IN_TUNNEL, self._tunnel.discard, app)
 
     def _replay(self, count: int) -> None:
         """Send recorded frames of apps again, with their credentials."""
