@@ -104,6 +104,6 @@ def test_a_seed_that_once_failed_in_the_journal_world_passes() -> None:
     assert run_seed(5065, "journal").violations == ()
 
 
-@pytest.mark.parametrize("seed", [211, 217, 468, 525, 527])
+@pytest.mark.parametrize("seed", [211, 217, 468, 525, 527, 5260, 5476])
 def test_a_seed_that_once_failed_between_hubs_passes(seed: int) -> None:
     assert run_seed(seed, "hubs").violations == ()
