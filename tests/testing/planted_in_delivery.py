@@ -110,7 +110,7 @@ def what_was_not_confirmed_is_not_asked_for(patch: Patch) -> None:
 
     def forgetful(self: App, welcome: Frame) -> None:
         unsettled = self._unsettled
-        self._unsettled = OrderedDict((key, one) for key, one in unsettled.items() if one.is_accepted)
+        self._unsettled = OrderedDict((key, one) for key, one in unsettled.items() if one and one.is_accepted)
         up(self, welcome)
         self._unsettled = unsettled
 

@@ -100,6 +100,10 @@ def test_the_command_line_says_what_is_wrong_with_its_arguments() -> None:
     assert "--seeds" in done.stderr
 
 
+def test_a_seed_that_once_failed_in_the_mqtt_world_passes() -> None:
+    assert run_seed(5586, "mqtt").violations == ()
+
+
 def test_a_seed_that_once_failed_in_the_journal_world_passes() -> None:
     assert run_seed(5065, "journal").violations == ()
 
