@@ -201,10 +201,12 @@ def _person(
                 if stored.setdefault(seq_id, (conv, n)) != (conv, n):
                     found.note("wrong answer: another number for a repeat", (person, seq_id))
             case "told", [conv, n, text]:
-                if n <= last.get(conv, 0):
-                    found.note("out of order: told again on one connection", (person, conv, n))
-                last[conv] = n
-                told.setdefault(conv, set()).add(n)
+                seen = told.setdefault(conv, set())
+                # What was not acknowledged is told again; what is told for the first time comes in order.
+                if n <= last.get(conv, 0) and n not in seen:
+                    found.note("out of order: told after a later one", (person, conv, n))
+                last[conv] = max(n, last.get(conv, 0))
+                seen.add(n)
                 if text and f"<{' '.join(streams.get(conv, {}).get(n, ('', '')))}>" != text:
                     found.note("wrong content: told other than stored", (person, conv, n, text))
     found.messages["lines"] += len(own)

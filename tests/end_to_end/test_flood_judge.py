@@ -113,7 +113,7 @@ SPOILED: dict[str, list[Spoil]] = {
     "unsettled: no answer to a line": [without("person0.history", 2)],
     "wrong answer: another number for a repeat": [more("person0.history", "stored", FIRST, "p+q", 5)],
     "wrong content: told other than stored": [more("person1.history", "told", "p+q", 3, "<person0 other>")],
-    "out of order: told again on one connection": [more("person1.history", "told", "p+q", 1, "")],
+    "out of order: told after a later one": [more("person0.history", "told", "p+q", 1, "")],
     "lost: a line that was never told": [
         stored(f"INSERT INTO entries VALUES ('chat/p+q', 3, CAST('<person0 {STAMP}_4>' AS BLOB))")
     ],

@@ -142,7 +142,7 @@ async def test_hubs_of_the_version_before_and_of_this_one_work_beside_each_other
         for hub in old:
             assert (await hub.start()).startswith("ready"), hub.errors
             if hub is old[0]:
-                _share_key(hub.folder, *(each.folder for each in (old[1], *new)))
+                _share_key(hub.folder, old[1].folder, *(each.folder for each in new))
         async with pressed(remotes, *devices) as load:
             await load.more(SOME)
             await new[0].start()  # it changes the schema beneath the others
@@ -159,8 +159,10 @@ async def test_hubs_of_the_version_before_and_of_this_one_work_beside_each_other
         assert not (await old[0].start()).startswith("ready"), "a hub of the version before was started again"
         assert "newer" in old[0].errors, old[0].errors
     finally:
-        for each in (*old, *new):
-            await each.kill()
+        for hub in old:
+            await hub.kill()
+        for started in new:
+            await started.kill()
 
 
 def _share_key(folder: Path, *others: Path) -> None:

@@ -11,7 +11,7 @@ from duly.core.messages import VerdictKind
 from duly.errors import LedgerError
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.testing import ManualClock
-from duly.testing.sim.sectors import SectorDisk, SectorFile
+from duly.testing.sim.sector_disk import SectorDisk, SectorFile
 from tests.storage.making import message
 
 STEPS: Final = 80
