@@ -41,6 +41,7 @@ from duly.server.router import Router, settled
 from duly.storage.ledger import Ledger
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
+from duly.testing.sim.tunnel import Tunnel
 from duly.testing.sim.world import World
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
@@ -62,10 +63,6 @@ AHEAD: Final = FlowWindow(frames=2, bytes=1_000)
 PUSHED: Final = 40.0
 """The time until which devices push."""
 WANTED: Final = b'"wanted"'
-TUNNELS: Final = 0.2
-"""The share of worlds with faults in which an app is without a connection for longer than its patience."""
-IN_TUNNEL: Final = 75.0
-"""Seconds."""
 
 
 class Wire:
@@ -310,7 +307,7 @@ class SeenGateway(GatewayService):
             world = self.node.world
             assert isinstance(world, GatewayWorld)
             if effect.verdict.fresh:
-                world.accepting(effect.message.scope)
+                world.tunnel.accepting(effect.message.scope)
             world.log.replied(self.node, effect.message, effect.verdict)
         perform(effect)
 
@@ -568,31 +565,17 @@ class GatewayWorld(World):
 
     def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
-        self._tunnel: set[str] = set()
-        """clients without a connection, also after the calm"""
-        self._ahead: str = ""
-        """the app that loses its connection when its next command is accepted"""
+        self.tunnel = Tunnel(self)
 
     def is_cut_off(self, client: str) -> bool:
         """Whether no frame gets through between a client and the hub."""
-        return client in self._tunnel or super().is_cut_off(client)
+        return client in self.tunnel or super().is_cut_off(client)
 
     def _schedule_faults(
         self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
     ) -> None:
         super()._schedule_faults(senders, receivers, hubs)
-        rng = Random(f"tunnel {self.plan.seed}")
-        if self.plan.drop and rng.random() < TUNNELS:
-            self._ahead = rng.choice(senders).name
-
-    def accepting(self, app: str) -> None:
-        """Called before an app is told that the hub has stored a command: it may have lost its connection."""
-        if app == self._ahead:
-            self._ahead = ""
-            self.faults += 1
-            self.log.note(app, f"has no connection for {IN_TUNNEL:.0f} s")
-            self._tunnel.add(app)
-            self.loop.call_later(IN_TUNNEL, self._tunnel.discard, app)
+        self.tunnel.choose([sender.name for sender in senders])
 
     def _replay(self, count: int) -> None:
         """Send recorded frames of apps again, with their credentials."""
