@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -374,18 +373,6 @@ def no_hub_ever_dies(patch: Patch) -> None:
 
 
 @breaks("attempts_not_seized")
-def what_was_not_looked_for_has_stood_still(patch: Patch) -> None:
-    """A hub that stood still takes the others for dead before it has looked for their heartbeats."""
-
-    def living(self: registry.HubRegistry) -> frozenset[str]:
-        now = asyncio.get_running_loop().time()
-        seen = {hub for hub, (_, since) in self._heartbeats.items() if now - since < registry.LAPSE}
-        return frozenset(seen | {self.me})
-
-    patch.setattr(registry.HubRegistry, "living", property(living))
-
-
-@breaks("attempts_not_seized")
 def an_old_goodbye_undoes_a_new_home(patch: Patch) -> None:
     """A hub that notices late that a device has left drops the home that it has remote."""
 
@@ -453,8 +440,7 @@ def revoked_elsewhere_is_allowed_here(patch: Patch) -> None:
 PLANTED_BETWEEN_HUBS = planted(
     restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
     no_attempt_fence, no_takeover,
-    no_hub_ever_dies, what_was_not_looked_for_has_stood_still, an_old_goodbye_undoes_a_new_home,
-    a_late_goodbye_ends_the_next_session,
+    no_hub_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
     silence_is_not_fenced,
     a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
     revoked_elsewhere_is_allowed_here,
