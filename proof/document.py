@@ -49,6 +49,20 @@ ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
         "commands meanwhile: lost 0, double 0, wrong answer 0, unsettled 0",
         "其间的命令：丢失 0、重复 0、错误应答 0、未决 0",
     ),
+    (
+        "flood",
+        "faults",
+        "cut connections, clocks set by an hour and stops of a hub in a flood of messages",
+        "消息洪流中的断开连接、时钟拨动一小时与中枢停顿",
+    ),
+    (
+        "flood",
+        "messages under faults",
+        "commands, tasks, chat lines and alerts in it, dropped, repeated, overtaken and delayed: lost 0, "
+        "double 0, phantom 0, wrong answer 0, unsettled 0",
+        "其中的命令、任务、聊天消息与告警，遭丢弃、重复、乱序与延迟："
+        "丢失 0、重复 0、凭空出现 0、错误应答 0、未决 0",
+    ),
     ("power", "power losses", "losses of power under a hub", "中枢断电次数"),
     (
         "power",

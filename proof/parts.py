@@ -33,8 +33,9 @@ KILLS: Final = tuple(
     )
 )  # fmt: skip
 FAULTS: Final = "tests/end_to_end/test_faults.py"
+FLOOD: Final = "tests/end_to_end/test_flood.py"
 COUNTED: Final = (
-    *KILLS, FAULTS, "tests/end_to_end/test_power_loss.py", "tests/end_to_end/test_soak.py",
+    *KILLS, FAULTS, FLOOD, "tests/end_to_end/test_power_loss.py", "tests/end_to_end/test_soak.py",
     "tests/testing/test_planted_bugs.py", "tests/end_to_end/test_fuzz.py",
     "tests/transports/mqtt/test_hostile_broker.py",
 )  # fmt: skip
@@ -76,6 +77,7 @@ def parts(*, short: bool) -> list[Part]:
         Part("planted", ("planted bugs",), (_planted(short=short),)),
         Part("kills", ("kills", messages), tuple(_kills(short=short))),
         Part("faults", ("faults", messages), tuple(_faults(short=short))),
+        Part("flood", ("faults", messages), tuple(_flood(1, 5_000) if short else _flood(20, 50_000))),
         Part("power", ("power losses", messages), tuple(_power(1, 5) if short else _power(20, 25))),
         Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
         Part("soak", ("soaked seconds",), (_soak(20 if short else 1_800),)),
@@ -136,6 +138,12 @@ def _faults(*, short: bool) -> Iterator[Step]:
     for seed in range(7):
         sizes = {"DULY_FAULTS": "10", "DULY_FAULT_COMMANDS": "500", "DULY_FAULT_SEED": str(seed)}
         yield _all_cores(f"one after the other, {seed}", FAULTS, **sizes)
+
+
+def _flood(times: int, messages: int) -> Iterator[Step]:
+    """Commands, tasks, chat lines and alerts by the ten thousand, through a bad network."""
+    for seed in range(times):
+        yield _pytest(f"seed {seed}", FLOOD, DULY_FLOOD=str(messages), DULY_FLOOD_SEED=str(seed))
 
 
 def _power(times: int, losses: int) -> Iterator[Step]:

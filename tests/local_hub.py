@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
+from duly.core.lifecycle import State
+from duly.core.messages import key_of
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
+from tests.servers import GUARD
 
 
 class LocalHub:
@@ -26,6 +30,14 @@ class LocalHub:
 
     async def stop(self) -> None:
         await self.hub.stop()
+
+    async def ended(self, id_: str) -> None:
+        """Until a command of the phone is done, by the hub's ledger."""
+        async with asyncio.timeout(GUARD):
+            while (found := await self.hub.ledger.find(key_of("phone", id_))) is None or (
+                found.state is not State.DONE
+            ):
+                await asyncio.sleep(0.01)
 
     async def add(self, role: Role, *names: str) -> None:
         for name in names:

@@ -10,10 +10,13 @@ import pytest
 
 from duly.clients.app import App, Gap, Push
 from duly.clients.device import Command, Device
+from duly.core.lifecycle import State
 from duly.core.outbox import Outbox
 from duly.core.units import SECOND
 from duly.errors import DeviceError, NotAuthenticated, Refused, Stopped, TooLarge
+from duly.wire.frames import Frame
 from tests.local_hub import LocalHub
+from tests.servers import GUARD
 
 
 def lock(local: LocalHub, effects: list[str], store: Path | None = None) -> Device:
@@ -115,6 +118,92 @@ async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection
         assert not app._unsettled
 
 
+async def test_what_was_done_while_the_app_heard_nothing_is_asked_for_at_the_next_connection(
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The app gave up before the hub's first word reached it: it does not send the command again, which
+    might run it long after its time, and learns its outcome all the same."""
+    monkeypatch.setattr("duly.clients.app.PATIENCE", SECOND // 10)
+    effects: list[str] = []
+    async with lock(local, effects), App(local.url, local.tokens["phone"]) as app:
+        with monkeypatch.context() as dark:
+            dark.setattr(app._link, "_heard", lambda frame: None)
+            command = await app.post("lock", "lock_control", {"open": True})
+            assert (await command.ended()).state == "unknown"
+            await local.ended(command.id)
+        local.hub.gateway.dismiss("phone")
+        async with asyncio.timeout(GUARD):
+            assert (await command.settled()).data == {"open": True}
+        assert not app._unsettled
+    assert effects == [command.id]
+
+
+class DeafApp(App):
+    """An app that hears nothing while it is deaf."""
+
+    deaf = True
+
+    def _heard(self, frame: Frame) -> None:
+        if not self.deaf:
+            super()._heard(frame)
+
+
+async def test_a_command_of_an_earlier_process_is_asked_for_too(
+    local: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    effects: list[str] = []
+    store = str(tmp_path / "phone.db")
+    async with lock(local, effects):
+        async with DeafApp(local.url, local.tokens["phone"], store=store) as app:
+            command = await app.post("lock", "lock_control", {"open": True})
+            await local.ended(command.id)
+        monkeypatch.setattr("duly.clients.app.PATIENCE", SECOND // 10)
+        key = command.message.key
+        async with DeafApp(local.url, local.tokens["phone"], store=store) as app:
+            await _reaches(app, key, State.UNKNOWN)
+            app.deaf = False
+            local.hub.gateway.dismiss("phone")
+            await _reaches(app, key, State.DONE)
+            assert not app._unsettled
+    assert effects == [command.id]
+
+
+async def _reaches(app: App, key: bytes, state: State) -> None:
+    """Until a command is in this state, by the app's own ledger."""
+    async with asyncio.timeout(GUARD):
+        while (found := await app._ledger.find(key)) is None or found.state is not state:
+            await asyncio.sleep(0.01)
+
+
+async def test_asking_for_a_command_that_never_arrived_does_not_run_it(
+    local: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.clients.app.PATIENCE", SECOND // 10)
+    effects: list[str] = []
+    told: list[Frame] = []
+    async with lock(local, effects), App(local.url, local.tokens["phone"]) as app:
+        with monkeypatch.context() as dark:
+            dark.setattr(app._link, "send", lambda frame: None)
+            command = await app.post("lock", "lock_control", {"open": True})
+            assert (await command.ended()).state == "unknown"
+        answered = asyncio.Event()
+
+        def hear(frame: Frame) -> None:
+            if frame.seq_id == command.id:
+                told.append(frame)
+                answered.set()
+            app._heard(frame)
+
+        monkeypatch.setattr(app._link, "_heard", hear)
+        local.hub.gateway.dismiss("phone")
+        async with asyncio.timeout(GUARD):
+            await answered.wait()
+        assert [(said.type, said.code, said.error) for said in told] == [("server_ack", 2, "not_found")]
+        assert (await app.send("lock", "lock_control", {"open": False}, timeout=GUARD)).done
+        assert (await command.ended()).state == "unknown"
+    assert command.id not in effects
+
+
 @pytest.mark.parametrize("settings", [{"patience": 0.05}])
 async def test_only_so_many_doubts_are_kept(local: LocalHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("duly.clients.app.UNSETTLED", 5)
@@ -129,7 +218,9 @@ async def test_only_so_many_doubts_are_kept(local: LocalHub, monkeypatch: pytest
             assert (await app.send("lock", "lock_control", order=False)).state == "unknown"
         assert len(app._unsettled) == 5
         assert not app._commands
-        waiting = asyncio.create_task(next(reversed(app._unsettled.values())).settled())
+        last = next(reversed(app._unsettled.values()))
+        assert last is not None
+        waiting = asyncio.create_task(last.settled())
     with pytest.raises(Stopped):
         await waiting
 

@@ -15,8 +15,6 @@ import pytest_asyncio
 from aiohttp import web
 
 from duly.clients.device import Command, Device
-from duly.core.lifecycle import State
-from duly.core.messages import key_of
 from duly.errors import DeviceError
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
@@ -332,11 +330,12 @@ async def test_a_closed_app_says_so(tab: Tab, lock: LockAtWork) -> None:
 
 
 class LossyWire:
-    """Between a page and the hub: loses what the page says, or repeats what the hub says, or is cut."""
+    """Between a page and the hub: loses what the page says, loses or repeats what the hub says, or is cut."""
 
     def __init__(self, tab: Tab) -> None:
         self.tab = tab
         self.deaf = False
+        self.mute = False
         self.cut = False
         self.stutters = False
         self.sent: list[str] = []
@@ -357,7 +356,7 @@ class LossyWire:
                 server.send(text)
 
         def down(text: str) -> None:
-            for _ in range(2 if self.stutters else 1):
+            for _ in range(2 if self.stutters else 0 if self.mute else 1):
                 route.send(text)
 
         route.on_message(up)
@@ -448,7 +447,7 @@ async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
     wire.cut = True
     await local.start()
     lock.free.set()
-    await _has_ended(local, lock.effects[0])  # and the page has not heard of it
+    await local.ended(lock.effects[0])  # and the page has not heard of it
     assert len(await tab.told("end")) == 1
     wire.cut = False
     await tab.page.clock.run_for(11_000)
@@ -458,6 +457,30 @@ async def test_what_is_unknown_is_asked_for_again_after_a_reconnect(
     await tab.do("void app.send('lock', 'lock_control', {open: false})")
     await tab.until("told.filter(([event]) => event === 'end').length === 3")  # the first is told no more
     assert len(lock.effects) == 2
+
+
+async def test_what_was_done_while_the_page_heard_nothing_is_asked_for_after_a_reconnect(
+    wire: LossyWire, local: LocalHub, lock: LockAtWork
+) -> None:
+    """The page gave up before the hub's first word reached it: it does not send the command again."""
+    tab = wire.tab
+    await tab.page.clock.install()
+    await tab.open()
+    wire.mute = True
+    await tab.do("void (globalThis.ended = app.send('lock', 'lock_control', {open: true}))")
+    await _until(lambda: bool(lock.effects))
+    await local.ended(lock.effects[0])
+    wire.cut = True
+    local.hub.gateway.dismiss("phone")
+    await tab.until("!app.connected")
+    await tab.page.clock.run_for(70_000)
+    assert (await tab.do("ended"))["state"] == "unknown"
+    wire.mute = wire.cut = False
+    await tab.page.clock.run_for(11_000)
+    await tab.until("told.filter(([event]) => event === 'end').length === 2")
+    *_, settled = await tab.told("end")
+    assert (settled["id"], settled["ack"]["state"]) == (lock.effects[0], "done")
+    assert len(lock.effects) == 1
 
 
 # ── pushes ───────────────────────────────────────────────────────────────────────────────────────
@@ -517,15 +540,6 @@ def _number(seq_id: str) -> int:
 async def _until(true: Any, seconds: float = 10) -> None:
     async with asyncio.timeout(seconds):
         while not true():
-            await asyncio.sleep(0.01)
-
-
-async def _has_ended(local: LocalHub, id_: str) -> None:
-    """Until a command of the phone has ended, by the hub's ledger."""
-    async with asyncio.timeout(20):
-        while (found := await local.hub.ledger.find(key_of("phone", id_))) is None or (
-            found.state is not State.DONE
-        ):
             await asyncio.sleep(0.01)
 
 

@@ -60,6 +60,24 @@ def test_a_device_is_held_where_it_registered_until_it_unregisters() -> None:
     play(scene())
 
 
+def test_a_hub_that_could_not_look_calls_no_other_dead() -> None:
+    """A hub that stood still, or whose ledger did, has not seen the heartbeats of the others: that they went
+    on is not known to it before it has looked again."""
+
+    async def scene() -> None:
+        disk = Disk()
+        a, b = hub("a", disk), hub("b", disk)
+        await live(2, a, b)
+        await live(2 * LAPSE, b)  # and a does not look
+        assert a.living == {"a", "b"}
+        await live(1, a, b)
+        assert a.living == {"a", "b"}
+        await live(LAPSE + 1, a)  # and b is dead
+        assert a.living == {"a"}
+
+    play(scene())
+
+
 def test_the_goodbye_of_an_old_connection_does_not_undo_a_new_one() -> None:
     async def scene() -> None:
         disk = Disk()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from duly.clients.node.node import Node
@@ -66,8 +68,10 @@ async def live(url: str, name: str, other: str, folder: Path, count: int) -> Non
             break
         except DulyError:
             await asyncio.sleep(0.01)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, life.cancel)
     await asyncio.gather(*(send() for _ in range(UNDER_WAY)))
-    await life
+    with suppress(asyncio.CancelledError):
+        await life
 
 
 def main() -> None:

@@ -70,6 +70,12 @@ class Killable:
         if self._process is not None:
             await end(self._process)
 
+    async def ended(self) -> None:
+        """Until it has ended, as it was told to."""
+        assert self._process is not None
+        async with asyncio.timeout(GUARD):
+            await self._process.wait()
+
     def suspend(self) -> None:
         """It says nothing more, not even goodbye, until it is killed or woken up."""
         assert self._process is not None

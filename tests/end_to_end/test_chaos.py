@@ -57,12 +57,21 @@ class NodeProcess:
             self._process = await asyncio.create_subprocess_exec(*self._args, stderr=errors, cwd=ROOT)
 
     async def kill(self) -> None:
-        assert self._process.returncode is None, (self.folder / f"{self.name}.errors").read_text()
+        assert self.alive, self.errors
         self.kills += 1
         await self.end()
 
-    async def end(self) -> None:
-        await end(self._process)
+    async def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        await end(self._process, how)
+
+    @property
+    def alive(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def errors(self) -> str:
+        """What it has complained about."""
+        return (self.folder / f"{self.name}.errors").read_text()
 
     def lines(self, what: str) -> list[str]:
         file = self.folder / f"{self.name}.{what}"
@@ -179,6 +188,5 @@ def judge(nodes: list[NodeProcess], repeated: int, many: int) -> None:
         assert doubtful <= 10 * receiver.kills, (
             "only what was under way when the receiver was killed is in doubt"
         )
-        errors = (sender.folder / f"{sender.name}.errors").read_text()
-        assert "Traceback" not in errors, tracebacks(errors)
+        assert "Traceback" not in sender.errors, tracebacks(sender.errors)
     count("messages under faults", many)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from duly.apps.gateway import pushes as hub_pushes
 from duly.apps.gateway.presence import ONLINE, DevicePresence
 from duly.clients import pushes as device_pushes
+from duly.clients.app import App
 from duly.core.flow_control import Outstanding
 from duly.core.inbox import Inbox
 from duly.core.messages import FRESH, Verdict
@@ -101,8 +103,23 @@ def a_waiting_command_is_forgotten_at_restart(patch: Patch) -> None:
     patch.setattr(Inbox, "_queue", lambda self, message, now: [])
 
 
+@breaks("informed")
+def what_was_not_confirmed_is_not_asked_for(patch: Patch) -> None:
+    """An app that gave up before the hub's first word came asks only for what the hub has confirmed."""
+    up = App._up
+
+    def forgetful(self: App, welcome: Frame) -> None:
+        unsettled = self._unsettled
+        self._unsettled = OrderedDict((key, one) for key, one in unsettled.items() if one and one.is_accepted)
+        up(self, welcome)
+        self._unsettled = unsettled
+
+    patch.setattr(App, "_up", forgetful)
+
+
 PLANTED = planted(
     a_window_never_opens_again, nothing_follows_an_acknowledgement, a_push_is_stored_each_time,
     a_push_is_sent_once, pushes_overtake_one_that_failed, restarts_sort_by_key,
     presence_is_not_remembered, a_waiting_command_is_forgotten_at_restart,
+    what_was_not_confirmed_is_not_asked_for,
 )  # fmt: skip

@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_run_in_another_process(worlds: list[str]) 
     assert other.communicate()[0].split() == here
 
 
-@pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 429, 462, 690])
+@pytest.mark.parametrize("seed", [5, 7, 14, 19, 26, 66, 260, 357, 429, 462, 690, 5098])
 def test_a_seed_that_once_failed_in_the_gateway_world_passes(seed: int) -> None:
     assert run_seed(seed, "gateway").violations == ()
 
@@ -100,6 +100,14 @@ def test_the_command_line_says_what_is_wrong_with_its_arguments() -> None:
     assert "--seeds" in done.stderr
 
 
-@pytest.mark.parametrize("seed", [211, 217, 468, 525, 527])
+def test_a_seed_that_once_failed_in_the_mqtt_world_passes() -> None:
+    assert run_seed(5586, "mqtt").violations == ()
+
+
+def test_a_seed_that_once_failed_in_the_journal_world_passes() -> None:
+    assert run_seed(5065, "journal").violations == ()
+
+
+@pytest.mark.parametrize("seed", [211, 217, 468, 525, 527, 5260, 5476])
 def test_a_seed_that_once_failed_between_hubs_passes(seed: int) -> None:
     assert run_seed(seed, "hubs").violations == ()

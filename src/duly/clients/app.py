@@ -4,9 +4,9 @@ The laws. A command is stored before it is sent (in memory, or in a file with `s
 same id every three seconds, three times, and at once after a reconnect; every command ends. Ids never go
 backwards, and with `store=` survive a restart, as do commands under way.
 
-A command that the hub has accepted and that ended here as `unknown` is asked for again at every connection:
-the hub answers a repeat with what it knows. A command that the hub never accepted is not, since that could
-run it long after its time.
+A command that ended here as `unknown` is asked for at every connection. One that the hub has accepted is sent
+again: the hub answers a repeat with what it knows. One of which no answer came is not, since that could run
+it long after its time: the hub is asked how it ended (`outcome`), which runs nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from duly.clients.base import OutboxClient, fail, settle
 from duly.clients.local_ledger import MINTED
 from duly.clients.websocket_link import Access
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, Mode, Order, Verdict, key_of
+from duly.core.messages import Answer, Message, Mode, Order, Verdict, key_of, names_in
 from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import COMMAND
 from duly.core.steps import Answered, Arrived, Reachable, Received
@@ -187,8 +187,8 @@ class App(OutboxClient):
     ) -> None:
         super().__init__(url, token, store, access)
         self._commands: dict[bytes, SentCommand] = {}
-        self._unsettled: OrderedDict[bytes, SentCommand] = OrderedDict()
-        """commands that ended as unknown here, so far"""
+        self._unsettled: OrderedDict[bytes, SentCommand | None] = OrderedDict()
+        """commands that ended as unknown here, so far; None: an earlier process of this app has sent it"""
         self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=PUSHES_KEPT)
         self._cursors: dict[str, int] = {}
         self.online: set[str] = set()
@@ -204,7 +204,8 @@ class App(OutboxClient):
 
     def _abandon(self) -> None:
         for command in (*self._commands.values(), *self._unsettled.values()):
-            command.abandon(Stopped("the app was closed before the command ended"))
+            if command is not None:
+                command.abandon(Stopped("the app was closed before the command ended"))
 
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
@@ -299,10 +300,9 @@ class App(OutboxClient):
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
         command = self._commands.pop(key, None) or self._unsettled.pop(key, None)
         self._traces.end(key, state.word)
-        if command is None:
-            return
-        data, fields = frames.load(answer.data), values_in(answer.data)
-        command.end(Ack(state.word, answer.code, data, answer.reason, fields))
+        if command is not None:
+            data, fields = frames.load(answer.data), values_in(answer.data)
+            command.end(Ack(state.word, answer.code, data, answer.reason, fields))
         if state is State.UNKNOWN:
             self._unsettled[key] = command
             if len(self._unsettled) > UNSETTLED:
@@ -319,9 +319,9 @@ class App(OutboxClient):
             self._cursors.setdefault(device, head)
         self.online = set(welcome.online or ())
         self._offer(Reachable(""))
-        for command in self._unsettled.values():
-            if command.is_accepted:
-                self._link.send(command.message.body)
+        for key, command in self._unsettled.items():
+            confirmed = command is not None and command.is_accepted
+            self._link.send(command.message.body if command and confirmed else _question(names_in(key)[1]))
 
     def _heard(self, frame: Frame) -> None:
         match frame.type:
@@ -392,6 +392,11 @@ class App(OutboxClient):
         if self._pushes.full():
             self._pushes.get_nowait()  # they are not read: keep the newest
         self._pushes.put_nowait(news)
+
+
+def _question(seq_id: str) -> bytes:
+    """The frame that asks how a command ended, and does not run it."""
+    return frames.encode(Frame(frames.OUTCOME, seq_id))
 
 
 def _patience(message: Message) -> int:

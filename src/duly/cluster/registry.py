@@ -62,9 +62,10 @@ class HubRegistry:
 
     @property
     def living(self) -> frozenset[str]:
-        """The hubs that are alive, this one among them."""
-        now = asyncio.get_running_loop().time()
-        seen = {hub for hub, (_, since) in self._heartbeats.items() if now - since < LAPSE}
+        """The hubs that are alive, this one among them. While the registry cannot be read, no time passes:
+        a heartbeat that was not looked for has not stood still."""
+        until = min(asyncio.get_running_loop().time(), self._refreshed + BLIND)
+        seen = {hub for hub, (_, since) in self._heartbeats.items() if until - since < LAPSE}
         return frozenset(seen | {self.me})
 
     def is_held(self, device: str) -> bool:

@@ -1,8 +1,10 @@
 """The one timer of an engine, and the steps of the wall clock.
 
 The laws. The timer rings at the latest when the machine has something to do. When the wall clock was set, the
-machine's timers move with it before the time is used: they measure lengths. While a computer sleeps time
-passes, although the loop's own stands still: that sets no clock.
+machine's timers move with it before the time is used: they measure lengths. What is due at a moment of the
+wall clock (an expiry, a planned notification) may be due at once then; no one tells a program that the clock
+was set, so it looks every few seconds while something waits. While a computer sleeps time passes, although
+the loop's own stands still: that sets no clock.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ from duly.runtime.clock import Clock
 
 CLOCK_STEP: Final = SECOND
 """The wall clock was set, if it has moved this much against the steady one; less is its ordinary drift."""
+
+LOOKS_AGAIN: Final = 5.0
+"""Seconds after which the wall clock is looked at, if nothing happens before."""
 
 
 class TimedMachine(Protocol):
@@ -62,7 +67,7 @@ class WakeTimer:
         if wake is None:
             return
         loop = asyncio.get_running_loop()
-        due = loop.time() + max(0, wake - now) / SECOND
+        due = loop.time() + min(max(0, wake - now) / SECOND, LOOKS_AGAIN)
         if self._timer is None or due < self._due:
             self.cancel()
             self._timer, self._due = loop.call_at(due, self._ring), due

@@ -53,12 +53,12 @@ def refuse_existing(path: Path) -> None:
 
 
 def _leave_log(path: Path) -> None:
-    from duly.storage.sqlite.file import connect, translated
+    from duly.storage.sqlite.file import connect, set_journal_mode, translated
 
     with translated(path):
         db = connect(path)
         try:
-            db.execute("PRAGMA journal_mode = DELETE").fetchall()
+            set_journal_mode(db, "delete")
         finally:
             db.close()
 

@@ -41,9 +41,11 @@ COMMANDS: Final = frozenset(
 PUSHES: Final = frozenset({"status_report", "event_report", "log_report", "visit_notification"})
 """The types of pushes that the documents name; `device_status` is made by the hub alone."""
 DEVICE_STATUS: Final = "device_status"
+OUTCOME: Final = "outcome"
+"""The question of an app how a command ended that it does not send again."""
 RESERVED: Final = frozenset(
     {
-        "auth", "welcome", "ack", "server_ack", "gap", "watch", "seen", DEVICE_STATUS,
+        "auth", "welcome", "ack", "server_ack", OUTCOME, "gap", "watch", "seen", DEVICE_STATUS,
         "one_chat", "group_chat", "edit", "delete", "history", "receipts", "receipt", "conversations",
         "read", "typing", "presence", "friends", "friend_accept", "friend_ask", "friend_remove", "block",
         "unblock", "group_create", "group_info", "group_invite", "group_join", "group_leave",

@@ -70,6 +70,7 @@ CLIENT_FRAMES: Final[Mapping[str, ClientFrame]] = {
         Party.APP, "A command for a device.", "", ("seq_id", "to"),
         ("data", "exp", "queue", "order", "timeout", "traceparent"),
     ),
+    "outcome": _request(Party.APP, "outcome", "Asks how a command ended; it is not run by this.", *_ID),
     "ack": ClientFrame(
         Party.DEVICE, "How a command ended at its device.", "ack", ("seq_id", "code"),
         ("to", "data", "state", "detail"),

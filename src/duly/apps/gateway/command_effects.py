@@ -18,9 +18,10 @@ from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.core.backlog import Backlog
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, names_in
+from duly.core.messages import Answer, Message, Verdict, VerdictKind, names_in
 from duly.core.steps import Origin, Reply, ReportOutcome, Transmit
 from duly.core.units import MS
+from duly.errors import NotFound
 from duly.identity.accounts import Accounts
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tracing import CommandTraces
@@ -28,6 +29,7 @@ from duly.runtime.trail import Trail
 from duly.storage.ledger import Record
 from duly.wire import outgoing
 from duly.wire.fields import Fields
+from duly.wire.frames import ServerCode
 from duly.wire.session import Session
 
 ELSEWHERE: Final = "heard from another hub"
@@ -77,6 +79,18 @@ class CommandEffects:
                 kind=message.kind,
             )
         session: Session | None = reply.origin  # type: ignore[assignment]  # the core gives back what it got
+        self._answer(session, message, verdict)
+
+    def tell_outcome(self, session: Session, scope: str, seq_id: str, record: Record | None) -> None:
+        """Answer the question of an app how its command ended as a repeat of the command is answered."""
+        if record is None or not self._asked(scope, record.message.key):
+            reason = "the hub has not taken it, or has forgotten it; this question does not run it"
+            session.push(outgoing.trouble(seq_id, ServerCode.BAD_PARAMETERS, NotFound.word, reason))
+            return
+        known = Verdict(VerdictKind.DUPLICATE, state=record.state, answer=record.answer or Answer())
+        self._answer(session, record.message, known)
+
+    def _answer(self, session: Session | None, message: Message, verdict: Verdict) -> None:
         if session is not None:
             session.push(outgoing.server_ack(message.id, verdict))
             if verdict.answer is not None and verdict.state is not None and verdict.state.terminal:

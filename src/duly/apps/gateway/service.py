@@ -35,7 +35,7 @@ from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.cluster.notifier import Notifier
 from duly.core.account_limits import AccountLimits
 from duly.core.inbox import Inbox
-from duly.core.messages import Message, parts_of
+from duly.core.messages import Message, key_of, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Arrived,
@@ -62,7 +62,7 @@ from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames, outgoing
 from duly.wire.fields import MORE, timeout_in
-from duly.wire.frames import Frame
+from duly.wire.frames import OUTCOME, Frame
 from duly.wire.outgoing import WelcomeFrame
 from duly.wire.session import Session
 
@@ -138,7 +138,7 @@ class GatewayService:
     @property
     def types(self) -> frozenset[str]:
         """The documented types of frames."""
-        return self.policy.commands | self.policy.pushes | {"ack"}
+        return self.policy.commands | self.policy.pushes | {"ack", OUTCOME}
 
     @property
     def prompt(self) -> frozenset[str]:
@@ -259,9 +259,11 @@ class GatewayService:
             self.devices.heard(who.name)
             if kind == "ack":
                 return self.answers.take(who, frame)
-            if kind not in self._commands:
+            if kind not in self._commands and kind != OUTCOME:
                 return self._pushed(session, who, frame)
-        elif kind not in self._commands and kind in self.types:
+        elif kind == OUTCOME:
+            return self._asked(session, who, frame)
+        if kind not in self._commands and kind in self.types:
             raise Malformed(f"{who.role.with_article} cannot send {kind!r}")
         return self._submit(session, who, frame)
 
@@ -285,6 +287,16 @@ class GatewayService:
         if not self._accounts.may(who, message.recipient):
             return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
+
+    async def _asked(self, session: Session, who: Principal, frame: Frame) -> bool:
+        """Answer an app that asks how a command of its own ended."""
+        if frame.seq_id is None:
+            raise Malformed("which command? its seq_id is missing")
+        key = key_of(who.name, frame.seq_id)
+        if refusal := self._limit.excess(who.name, 0, self._ledger.clock.now()):
+            raise self._limit.refuse(who.name, refusal)
+        self._effects.tell_outcome(session, who.name, frame.seq_id, await self._ledger.find(key))
+        return True
 
     async def _take_repeat(
         self, session: Session, who: Principal, frame: Frame, message: Message, refusal: RateLimited

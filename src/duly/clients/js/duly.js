@@ -661,7 +661,9 @@ class App extends Client {
   }
   _sendAgain() {
     for (const command of [...this.#commands.values()]) this.#transmit(command);
-    for (const { taken, frame } of this.#unsettled.values()) if (taken) this._send(frame);
+    for (const { id, taken, frame } of this.#unsettled.values()) {
+      this._send(taken ? frame : { type: "outcome", seq_id: id });
+    }
   }
   _hear(frame) {
     if (frame.type === "server_ack") this.#serverAck(frame);

@@ -330,7 +330,7 @@ class LedgerFile:
             db = self.connect()
             try:
                 db.execute("PRAGMA checksum_verification = OFF")
-                db.execute("PRAGMA journal_mode = DELETE")
+                set_journal_mode(db, "delete")
                 if reserve:
                     reserve_checksums(db)
                 db.execute("VACUUM")
@@ -485,6 +485,14 @@ def _is_checksum(error: BaseException) -> bool:
 
 
 # ── checksums on pages ───────────────────────────────────────────────────────────────────────────
+
+
+def set_journal_mode(db: apsw.Connection, mode: str) -> None:
+    """Choose how a database survives a crash: `wal`, or `delete` for one without a log beside it. Where the
+    disk fails, SQLite stays with the mode that it had, and only says so."""
+    found = str(db.execute(f"PRAGMA journal_mode = {mode}").get)
+    if found != mode:
+        raise apsw.IOError(f"the disk failed while the journal mode was set to {mode}; it is still {found}")
 
 
 def reserve_checksums(db: apsw.Connection) -> bool:

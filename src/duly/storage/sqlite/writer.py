@@ -29,6 +29,7 @@ from duly.storage.sqlite.file import (
     checksum_vfs,
     has_checksums,
     reserve_checksums,
+    set_journal_mode,
     translated,
 )
 from duly.storage.sqlite.replay import replay
@@ -70,7 +71,7 @@ class SqliteWriter:
         self._sql = sql.queries("sqlite")
         self.db = db = self._connect()
         try:
-            db.execute("PRAGMA journal_mode = WAL")
+            set_journal_mode(db, "wal")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA cache_size = -65536")
             db.execute("PRAGMA wal_autocheckpoint = 0")

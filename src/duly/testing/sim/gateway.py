@@ -40,6 +40,8 @@ from duly.runtime.engine import Performers
 from duly.server.router import Router, settled
 from duly.storage.ledger import Ledger
 from duly.testing.sim.nodes import SimProcess
+from duly.testing.sim.plan import SimPlan
+from duly.testing.sim.tunnel import Tunnel
 from duly.testing.sim.world import World
 from duly.wire import frames
 from duly.wire.frames import Frame, ServerCode
@@ -81,7 +83,7 @@ class Wire:
     def carry(self, way: int, deliver: Callable[[bytes], None], frame: bytes) -> None:
         """Deliver a frame after a while, unless the connection breaks."""
         world = self.world
-        if self.broken or ("hub", self.client) in world.network.cut:
+        if self.broken or world.is_cut_off(self.client):
             self.break_()
             return
         if world.faulty and world.rng.random() < world.plan.drop / 8:
@@ -185,7 +187,7 @@ class SimLink:
         self._hub = hub
         if not self._alive or self._wire is not None:
             return
-        if not hub.ready or ("hub", node.name) in world.network.cut:
+        if not hub.ready or world.is_cut_off(node.name):
             self._again()
             return
         self._wire = wire = Wire(world, node.name, self._context)
@@ -302,7 +304,11 @@ class SeenGateway(GatewayService):
         if not self.node.alive:
             return
         if isinstance(effect, Reply):
-            self.node.world.log.replied(self.node, effect.message, effect.verdict)
+            world = self.node.world
+            assert isinstance(world, GatewayWorld)
+            if effect.verdict.fresh:
+                world.tunnel.accepting(effect.message.scope)
+            world.log.replied(self.node, effect.message, effect.verdict)
         perform(effect)
 
 
@@ -556,6 +562,20 @@ class GatewayWorld(World):
     hub: type[SimProcess] = GatewayHub
     kinds = (LOCK, LAMP)
     at_most_once = frozenset({LOCK})
+
+    def __init__(self, plan: SimPlan) -> None:
+        super().__init__(plan)
+        self.tunnel = Tunnel(self)
+
+    def is_cut_off(self, client: str) -> bool:
+        """Whether no frame gets through between a client and the hub."""
+        return client in self.tunnel or super().is_cut_off(client)
+
+    def _schedule_faults(
+        self, senders: list[SimProcess], receivers: list[SimProcess], hubs: list[SimProcess]
+    ) -> None:
+        super()._schedule_faults(senders, receivers, hubs)
+        self.tunnel.choose([sender.name for sender in senders])
 
     def _replay(self, count: int) -> None:
         """Send recorded frames of apps again, with their credentials."""

@@ -246,6 +246,10 @@ class World:
         """Where a client goes that has lost its connection so often."""
         return self.nodes["hub"]
 
+    def is_cut_off(self, client: str) -> bool:
+        """Whether no frame gets through between a client and the hub."""
+        return ("hub", client) in self.network.cut
+
     def _deliver(self, source: str, target: str, packet: Packet) -> None:
         if target in self.nodes:
             self.nodes[target].arrive(source, packet)
