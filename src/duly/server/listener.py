@@ -59,6 +59,7 @@ class Listener:
             lambda connection: connections.Handler(server, connection),
             self.connections,
             gate.answers_to,
+            post.begin_fast_path,
         )
         self._closing.push_async_callback(fast_path.close)
         try:

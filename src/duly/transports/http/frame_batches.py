@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from duly.errors import Overloaded
 from duly.identity.accounts import Principal
@@ -16,22 +16,32 @@ from duly.wire.session import UncongestedSession
 if TYPE_CHECKING:
     from duly.transports.http.messages import MessagesBackend
 
+A = TypeVar("A")
+
 ANSWER_SECONDS: Final = 30.0
 
 
 class FrameBatch:
-    """The frames of one request, each with its session; a `single` one is not in an array."""
+    """The frames of one request, each with its session; a `single` one is not in an array. `told` is called
+    when each of them has its `server_ack`."""
 
-    def __init__(self, size: int, *, single: bool = True) -> None:
+    __slots__ = ("_news", "_silent", "_told", "single", "waiters")
+
+    def __init__(
+        self, size: int, *, single: bool = True, told: Callable[[FrameBatch], None] | None = None
+    ) -> None:
         self.single = single
         self.waiters = [WaitingRequest(self) for _ in range(size)]
         self._silent = size
+        self._told = told
         self._news: asyncio.Future[None] | None = None
 
     def heard(self) -> None:
         """Note that one of the frames was answered for the first time; the last of them wakes the request."""
         self._silent -= 1
         if not self._silent:
+            if self._told is not None:
+                self._told(self)
             self.news()
 
     def news(self) -> None:
@@ -44,7 +54,7 @@ class FrameBatch:
         if self._silent:
             await self._wait(ANSWER_SECONDS, lambda: not self._silent)
             if self._silent:
-                raise Overloaded("the hub is too busy to answer; ask again with the same ids")
+                raise too_busy()
 
     async def ended(self, seconds: float) -> None:
         """Until all that were taken have ended, or this time is over."""
@@ -67,6 +77,62 @@ class FrameBatch:
             timer = loop.call_at(over, self.news)
             await self._news
             timer.cancel()
+
+
+class PendingRequests(Generic[A]):
+    """Requests that wait for their answers without a task each.
+
+    The answers to all requests whose frames have been told what became of them in one turn of the loop are
+    given in the next one, so that an `ack` that follows a `server_ack` at once is part of the answer. One
+    timer watches over all requests: those that were not told in time are answered that the hub is busy.
+    """
+
+    def __init__(self, answer: Callable[[FrameBatch], A], too_late: Callable[[], A]) -> None:
+        self._answer = answer
+        self._too_late = too_late
+        self._replies: dict[FrameBatch, tuple[Callable[[A], None], float]] = {}
+        """who gets the answers, and until when; the oldest first"""
+        self._told: list[FrameBatch] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, batch: FrameBatch, reply: Callable[[A], None]) -> None:
+        """Have a request answered that was made with `self.told`; `reply` gets the answer."""
+        loop = asyncio.get_running_loop()
+        over = loop.time() + ANSWER_SECONDS
+        self._replies[batch] = (reply, over)
+        if self._timer is None:
+            self._timer = loop.call_at(over, self._expire)
+
+    def told(self, batch: FrameBatch) -> None:
+        """Answer a request in the next turn of the loop: all of its frames have been told."""
+        if not self._told:
+            asyncio.get_running_loop().call_soon(self._answer_all)
+        self._told.append(batch)
+
+    def _answer_all(self) -> None:
+        told, self._told = self._told, []
+        for batch in told:
+            reply = self.drop(batch)
+            if reply is not None:
+                reply(self._answer(batch))
+
+    def drop(self, batch: FrameBatch) -> Callable[[A], None] | None:
+        """Forget a request; returns what would have got its answer, None if it was answered."""
+        batch.leave()
+        found = self._replies.pop(batch, None)
+        return None if found is None else found[0]
+
+    def _expire(self) -> None:
+        """Answer those that have waited too long, and wait for the next."""
+        self._timer = None
+        loop = asyncio.get_running_loop()
+        for batch, (_, over) in list(self._replies.items()):
+            if over > loop.time():
+                self._timer = loop.call_at(over, self._expire)
+                break
+            reply = self.drop(batch)
+            if reply is not None:
+                reply(self._too_late())
 
 
 class WaitingRequest(UncongestedSession):
@@ -114,6 +180,11 @@ async def hand_over(
         if not (told and wait):
             batch.leave()
     return batch
+
+
+def too_busy() -> Overloaded:
+    """The error of a request that was not told in time what became of its frames."""
+    return Overloaded("the hub is too busy to answer; ask again with the same ids")
 
 
 def _taken(frame: ServerAck | None) -> bool:
