@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from duly.errors import Overloaded
+from duly.errors import DulyError, Overloaded, ProgramError
 from duly.identity.accounts import Principal
 from duly.wire import outgoing
 from duly.wire.frames import ServerCode
@@ -16,24 +18,23 @@ from duly.wire.session import UncongestedSession
 if TYPE_CHECKING:
     from duly.transports.http.messages import MessagesBackend
 
+LOG: Final = logging.getLogger("duly.http")
+
 A = TypeVar("A")
 
 ANSWER_SECONDS: Final = 30.0
 
 
 class FrameBatch:
-    """The frames of one request, each with its session; a `single` one is not in an array. `told` is called
-    when each of them has its `server_ack`."""
+    """The frames of one request, each with its session; a `single` one is not in an array."""
 
     __slots__ = ("_news", "_silent", "_told", "single", "waiters")
 
-    def __init__(
-        self, size: int, *, single: bool = True, told: Callable[[FrameBatch], None] | None = None
-    ) -> None:
+    def __init__(self, size: int, *, single: bool = True) -> None:
         self.single = single
         self.waiters = [WaitingRequest(self) for _ in range(size)]
         self._silent = size
-        self._told = told
+        self._told: Callable[[FrameBatch], None] | None = None
         self._news: asyncio.Future[None] | None = None
 
     def heard(self) -> None:
@@ -43,6 +44,13 @@ class FrameBatch:
             if self._told is not None:
                 self._told(self)
             self.news()
+
+    def when_told(self, told: Callable[[FrameBatch], None]) -> None:
+        """Call this when each of the frames has its `server_ack`: at once, if each has it."""
+        if self._silent:
+            self._told = told
+        else:
+            told(self)
 
     def news(self) -> None:
         """Wakes the request, which then checks whether it still has to wait."""
@@ -85,38 +93,50 @@ class PendingRequests(Generic[A]):
     The answers to all requests whose frames have been told what became of them in one turn of the loop are
     given in the next one, so that an `ack` that follows a `server_ack` at once is part of the answer. One
     timer watches over all requests: those that were not told in time are answered that the hub is busy.
+    `answer` makes an answer, `trouble` one that reports an error.
     """
 
-    def __init__(self, answer: Callable[[FrameBatch], A], too_late: Callable[[], A]) -> None:
+    def __init__(self, answer: Callable[[FrameBatch], A], trouble: Callable[[DulyError], A]) -> None:
         self._answer = answer
-        self._too_late = too_late
+        self._trouble = trouble
         self._replies: dict[FrameBatch, tuple[Callable[[A], None], float]] = {}
         """who gets the answers, and until when; the oldest first"""
         self._told: list[FrameBatch] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, batch: FrameBatch, reply: Callable[[A], None]) -> None:
-        """Have a request answered that was made with `self.told`; `reply` gets the answer."""
-        loop = asyncio.get_running_loop()
+        """Have a request answered whose frames were handed over; `reply` gets the answer."""
+        loop = self._loop
         over = loop.time() + ANSWER_SECONDS
         self._replies[batch] = (reply, over)
         if self._timer is None:
             self._timer = loop.call_at(over, self._expire)
+        batch.when_told(self._note)
 
-    def told(self, batch: FrameBatch) -> None:
-        """Answer a request in the next turn of the loop: all of its frames have been told."""
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # kept, since asking for it is a call to the system
+
+    def _note(self, batch: FrameBatch) -> None:
+        """Note that all frames of a request have been told; it is answered in the next turn of the loop."""
         if not self._told:
-            asyncio.get_running_loop().call_soon(self._answer_all)
+            self._loop.call_soon(self._answer_all)
         self._told.append(batch)
 
     def _answer_all(self) -> None:
         told, self._told = self._told, []
         for batch in told:
-            reply = self.drop(batch)
-            if reply is not None:
-                reply(self._answer(batch))
+            reply = self._drop(batch)
+            if reply is None:
+                continue
+            try:
+                said = self._answer(batch)
+            except Exception:  # one request's bug is not the others'
+                LOG.exception("a bug in answering a request")
+                said = self._trouble(ProgramError("no answer could be made; the hub's log says why"))
+            reply(said)
 
-    def drop(self, batch: FrameBatch) -> Callable[[A], None] | None:
+    def _drop(self, batch: FrameBatch) -> Callable[[A], None] | None:
         """Forget a request; returns what would have got its answer, None if it was answered."""
         batch.leave()
         found = self._replies.pop(batch, None)
@@ -125,14 +145,14 @@ class PendingRequests(Generic[A]):
     def _expire(self) -> None:
         """Answer those that have waited too long, and wait for the next."""
         self._timer = None
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         for batch, (_, over) in list(self._replies.items()):
             if over > loop.time():
                 self._timer = loop.call_at(over, self._expire)
                 break
-            reply = self.drop(batch)
+            reply = self._drop(batch)
             if reply is not None:
-                reply(self._too_late())
+                reply(self._trouble(too_busy()))
 
 
 class WaitingRequest(UncongestedSession):

@@ -44,7 +44,6 @@ from duly.transports.http.frame_batches import (
     WaitingRequest,
     hand_over,
     is_all,
-    too_busy,
 )
 from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.page_cursors import PageCursors
@@ -218,7 +217,7 @@ class MessagesEndpoint:
 
     def __init__(self, server: MessagesBackend) -> None:
         self._server = server
-        self._pending = PendingRequests(_answer, lambda: said_of(too_busy()))
+        self._pending = PendingRequests(_answer, said_of)
 
     def guarded(
         self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
@@ -261,29 +260,32 @@ class MessagesEndpoint:
         who = self._server.recognise(token)
         if who is None:
             return False
-        answer, pending = partial(reply, who.name), self._pending
+        answer = partial(reply, who.name)
         try:
             raws, single = _frames_in(raw)
         except DulyError as trouble:
             answer(said_of(trouble))
             return True
-        batch = FrameBatch(len(raws), single=single, told=pending.told)
-        pending.add(batch, answer)
+        batch = FrameBatch(len(raws), single=single)
         rest = self._server.begin_all(batch.waiters, who, raws)
         if rest is not None:
-            return self._finish(batch, rest)
-        if not raws:
-            pending.told(batch)
+            return self._finish(batch, rest, answer)
+        self._pending.add(batch, answer)
         return True
 
-    async def _finish(self, batch: FrameBatch, rest: Coroutine[object, None, None]) -> None:
-        """Takes in the rest of a request's frames; what goes wrong with them is its answer."""
+    async def _finish(
+        self, batch: FrameBatch, rest: Awaitable[None], answer: Callable[[FastAnswer], None]
+    ) -> None:
+        """Answers a request when the rest of its frames is taken, and each has its `server_ack`."""
         try:
             await rest
+            await batch.said()
+            said = _answer(batch)
         except DulyError as trouble:
-            reply = self._pending.drop(batch)
-            if reply is not None:
-                reply(said_of(trouble))
+            said = said_of(trouble)
+        finally:
+            batch.leave()
+        answer(said)
 
     async def _take(
         self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None
