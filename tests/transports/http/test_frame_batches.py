@@ -103,7 +103,7 @@ async def test_an_alert_that_is_only_handed_over_takes_no_task(tmp_path: Path) -
             data = b'{"profile_id":"home","trigger_reason":"smoke","timestamp":%d}' % (time.time() * 1000)
             body = b'{"type":"alert_event","seq_id":"event-%d","data":%b}' % (n, data)
             head = b"Host: localhost\r\nAuthorization: Bearer %b\r\n" % local.tokens["gate"].encode()
-            loop.set_task_factory(note if n else None)  # the first one also stores that it was seen
+            loop.set_task_factory(note if n else None)  # type: ignore[arg-type]  # the first one also stores that it was seen
             writer.write(
                 b"POST /v1/messages HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)
             )
