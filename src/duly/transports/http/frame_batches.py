@@ -110,7 +110,7 @@ class PendingRequests(Generic[A]):
         over = loop.time() + ANSWER_SECONDS
         self._replies[batch] = (reply, over)
         if self._timer is None:
-            self._timer = loop.call_at(over, self._expire)
+            self._watch(over)
         batch.when_told(self._note)
 
     @cached_property
@@ -142,13 +142,17 @@ class PendingRequests(Generic[A]):
         found = self._replies.pop(batch, None)
         return None if found is None else found[0]
 
+    def _watch(self, over: float) -> None:
+        """Look at the oldest request when its time is over."""
+        self._timer = self._loop.call_at(over, self._expire)
+
     def _expire(self) -> None:
         """Answer those that have waited too long, and wait for the next."""
         self._timer = None
         loop = self._loop
         for batch, (_, over) in list(self._replies.items()):
             if over > loop.time():
-                self._timer = loop.call_at(over, self._expire)
+                self._watch(over)
                 break
             reply = self._drop(batch)
             if reply is not None:
