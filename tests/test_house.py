@@ -106,7 +106,10 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "storage/sqlite/shared.py": (3, "waits for another process: to open, to write; and ends a session"),
     "transports/connections.py": (2, "limits of a connection: time to log in, time to read the last answer"),
     "transports/http/fast_path.py": (1, "one task for a request; it ends with its connection"),
-    "transports/http/frame_batches.py": (1, "the caller's own limit for its wait"),
+    "transports/http/frame_batches.py": (
+        2,
+        "the caller's own limit for its wait: of one, and of all together",
+    ),
     "transports/mqtt/link.py": (2, "waits for several things, whichever is first"),
     "transports/mqtt/session.py": (1, "the keepalive of one connection"),
     "transports/websocket.py": (3, "the writer of one connection, and the limit for its close"),

@@ -9,12 +9,16 @@ that failed together spread out, and the same run can be repeated exactly.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
 from typing import Final
 
 from duly.core.units import FOREVER, HOUR, SECOND
 from duly.errors import Malformed, ProgramError
+
+DRAWN: Final = 1_024
+"""Tries whose random part is remembered: it is asked for when a try is stored, and again when it goes out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +80,7 @@ class RetryPolicy:
         longest = self.first if attempt == 1 or self.factor == 1 else self._longest(attempt)
         if not self.jitter:
             return longest
-        drawn = int.from_bytes(blake2b(b"%d:%b" % (attempt, salt), digest_size=6).digest(), "big")
-        return longest - int(longest * self.jitter * (drawn / (1 << 48)))
+        return longest - int(longest * self.jitter * _drawn(attempt, salt))
 
     def span(self) -> int | None:
         """The longest time from the first try to the last; None if only expiry ends it.
@@ -102,6 +105,12 @@ class RetryPolicy:
             return int(min(self.cap, self.first * self.factor ** (attempt - 1)))
         except OverflowError:  # past every float, so past the cap
             return self.cap
+
+
+@lru_cache(DRAWN)
+def _drawn(attempt: int, salt: bytes) -> float:
+    """Return a number from 0 to 1 that is the same for the same try of the same message."""
+    return int.from_bytes(blake2b(b"%d:%b" % (attempt, salt), digest_size=6).digest(), "big") / (1 << 48)
 
 
 COMMAND: Final = RetryPolicy.fixed(3 * SECOND, tries=4)

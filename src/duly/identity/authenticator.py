@@ -23,6 +23,8 @@ from duly.storage.ledger import Ledger
 
 LOCAL: Final = "local"
 """The name of the user who may read the data folder."""
+_ELSEWHERE: Final = (Role.NODE, Role.MONITOR)
+"""Roles whose accounts do not log in here."""
 
 
 class Authenticator:
@@ -47,6 +49,14 @@ class Authenticator:
         if who.role is Role.MONITOR:
             raise NotAllowed(f"{who.name} is a monitor: it reads /metrics and /v1/metrics, and nothing else")
         return who
+
+    def recognise(self, token: str | None) -> Principal | None:
+        """The account that this token belongs to, if memory is sure of it and it may log in; None if `login`
+        has to be asked."""
+        if token is None or not self._ledger.sole:
+            return None
+        who = self._accounts.authenticate(token)
+        return None if who is None or who.role in _ELSEWHERE else who
 
     async def authenticate(self, token: str | None, address: str) -> Principal:
         """The account that this token belongs to, whatever its role may do here."""

@@ -145,11 +145,11 @@ class Trail:
             self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, about
         )  # fmt: skip
 
-    def stored(self, message: Message, verdict: Verdict, state: State) -> None:
+    def stored(self, message: Message, verdict: Verdict, state: State, *, told: bool = True) -> None:
         """Note that a sender was told this of its message, which has ended with that."""
         now = self._ledger.clock.now()
-        told = (now, verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
-        self._noted[message.key] += (*told, now, state.word, 0, "", ENDED, "")
+        said = (now, verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
+        self._noted[message.key] += (*said, now, state.word, 0, "", ENDED, "" if told else UNTOLD)
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "", *, told: bool = True) -> None:
         """Note anything else that happened to a message; also its end at another hub."""

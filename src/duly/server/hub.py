@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -179,6 +179,7 @@ class Hub:
         self._shutdown.call("logins", self.people.close)
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self.authenticator.login
+        self.recognise = self.authenticator.recognise
         self.monitor = self.authenticator.authenticate
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
 
@@ -259,6 +260,12 @@ class Hub:
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Handle frames in their order, each with its session."""
         await self.router.receive_all(sessions, who, raws)
+
+    def begin_all(
+        self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]
+    ) -> Coroutine[object, None, None] | None:
+        """The same as far as nothing has to be awaited; returns what handles the rest, if there is any."""
+        return self.router.begin_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         """Forget a session that has ended."""

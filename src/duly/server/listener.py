@@ -60,6 +60,7 @@ class Listener:
             self.connections,
             gate.answers_to,
             hub.tasks.count,
+            post.begin_fast_path,
         )
         self._closing.push_async_callback(fast_path.close)
         try:

@@ -104,27 +104,78 @@ class Router:
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Takes several frames, in their order, each with its session; each is pushed a `server_ack`."""
+        rest = self.begin_all(sessions, who, raws)
+        if rest is not None:
+            await rest
+
+    def begin_all(
+        self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]
+    ) -> Coroutine[object, None, None] | None:
+        """The same as far as nothing has to be awaited; returns what takes the rest, None if there is none.
+        Most frames are only handed over to an engine, and need no coroutine for that."""
+        pairs = zip(sessions, raws, strict=True)
         commits: list[Coroutine[object, None, object]] = []
-        for session, raw in zip(sessions, raws, strict=True):
-            seq_id: str | float | None = None
-            try:
-                frame = frames.decode(raw)
-                seq_id = frame.seq_id
-                if frame.type in self._prompt:
-                    await settled(self._by_type[frame.type].receive(session, who, frame))
-                elif who.role is not Role.DEVICE and frame.type not in self._own[who.role]:
-                    await settled(self._take(session, who, frame))  # a command of another type: in its turn
-                else:
-                    commits.append(self._answered(session, who, frame))
-            except SenderError as problem:
-                commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
-            except UNABLE as problem:
-                self._unable(session, who, seq_id, problem)
-        # What may take a commit of its own shares one.
-        if len(commits) == 1:
-            await commits[0]
-        elif commits:
-            await asyncio.gather(*commits)
+        for session, raw in pairs:
+            said = self._begin(session, who, raw, commits)
+            if said is not None:
+                return self._receive_rest(said, pairs, who, commits)
+        return _together(commits) if commits else None
+
+    async def _receive_rest(
+        self,
+        said: Awaitable[object],
+        pairs: Iterable[tuple[Session, bytes]],
+        who: Principal,
+        commits: list[Coroutine[object, None, object]],
+    ) -> None:
+        await said
+        for session, raw in pairs:
+            waiting = self._begin(session, who, raw, commits)
+            if waiting is not None:
+                await waiting
+        await _together(commits)
+
+    def _begin(
+        self, session: Session, who: Principal, raw: bytes, commits: list[Coroutine[object, None, object]]
+    ) -> Awaitable[object] | None:
+        """Takes a frame; returns what has to be awaited before the next one. What may take a commit of its
+        own is added to `commits`."""
+        seq_id: str | float | None = None
+        try:
+            frame = frames.decode(raw)
+            seq_id = frame.seq_id
+            if frame.type in self._prompt:
+                said = self._by_type[frame.type].receive(session, who, frame)
+            elif who.role is not Role.DEVICE and frame.type not in self._own[who.role]:
+                said = self._take(session, who, frame)  # a command of another type: in its turn
+            else:
+                commits.append(self._answered(session, who, frame))
+                return None
+        except SenderError as problem:
+            commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
+            return None
+        except UNABLE as problem:
+            self._unable(session, who, seq_id, problem)
+            return None
+        if said is True or said is False:
+            return None
+        return self._waited(session, who, frame.seq_id, said, commits)
+
+    async def _waited(
+        self,
+        session: Session,
+        who: Principal,
+        seq_id: str | None,
+        said: Awaitable[bool],
+        commits: list[Coroutine[object, None, object]],
+    ) -> None:
+        """Waits for a frame to be taken; a refusal is stored with those of the other frames."""
+        try:
+            await said
+        except SenderError as problem:
+            commits.append(self._refuse(session, who, seq_id, problem))
+        except UNABLE as problem:
+            self._unable(session, who, seq_id, problem)
 
     async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
         try:
@@ -216,6 +267,14 @@ class Router:
             self._limited.note(who.name, "" if seq_id is None else str(seq_id), word, str(problem))
         session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
         return True
+
+
+async def _together(commits: Sequence[Coroutine[object, None, object]]) -> None:
+    """Waits for what may take a commit each: they share one."""
+    if len(commits) == 1:
+        await commits[0]
+    else:
+        await asyncio.gather(*commits)
 
 
 async def settled(said: bool | Awaitable[bool]) -> bool:

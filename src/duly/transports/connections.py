@@ -68,6 +68,7 @@ class ClientConnection:
 
     __slots__ = (
         "_heard",
+        "_loop",
         "_timer",
         "_transport",
         "_visitors",
@@ -92,7 +93,8 @@ class ClientConnection:
         """whose it is, if it is known"""
         self._visitors = visitors
         self._transport = transport
-        self._heard = asyncio.get_running_loop().time()
+        self._loop = asyncio.get_running_loop()  # asking for it is a call to the system
+        self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
     def recognise(self, account: str) -> None:
@@ -130,11 +132,11 @@ class ClientConnection:
     def end(self) -> None:
         """It is answered."""
         self.busy -= 1
-        self._heard = asyncio.get_running_loop().time()
+        self._heard = self._loop.time()
 
     def watch(self) -> None:
         """Hang up on them when they are silent for too long, or do not come to an end."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         if self._timer is not None:
             self._timer.cancel()
         lasts = self._visitors.idle if self.known else GUEST_SECONDS

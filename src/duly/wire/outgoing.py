@@ -71,7 +71,8 @@ class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="a
 class AnsweredServerAck(ServerAck, frozen=True, omit_defaults=True, tag="server_ack", gc=False):
     """A `server_ack` together with the `ack` that followed it: the answer to an HTTP request that waited."""
 
-    ack: Raw = NOTHING
+    ack: Annotated[object, Meta(extra_json_schema={"description": "how it ended, if it has"})] = NOTHING
+    """an `OutgoingFrame`, encoded with the rest"""
 
 
 class PushFrame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -334,7 +335,7 @@ def with_ack(said: ServerAck, ended: OutgoingFrame) -> AnsweredServerAck:
     """A `server_ack` with the `ack` in it."""
     return AnsweredServerAck(
         said.seq_id, said.code, said.state, said.error, said.detail, said.retry_after, said.conv, said.n,
-        said.data, said.time, Raw(encode(ended)),
+        said.data, said.time, ended,
     )  # fmt: skip
 
 

@@ -389,6 +389,17 @@ def test_a_message_about_what_has_changed_meanwhile_changes_nothing_and_may_be_t
     assert alerts == {"x": b"new"}
 
 
+def test_an_event_that_is_only_listed_is_answered_with_its_end() -> None:
+    tower = FanoutTower()
+    effects = tower.report()
+    (reply,) = only(Reply, effects)
+    assert (reply.verdict.kind, reply.verdict.state) == (VerdictKind.FRESH, State.DONE)
+    assert only(ReportOutcome, effects) == [], "it is said once"
+    assert tower.disk.messages[tower.event().key].state is State.DONE
+    (repeat,) = only(Reply, tower.report())
+    assert (repeat.verdict.kind, repeat.verdict.state) == (VerdictKind.DUPLICATE, State.DONE)
+
+
 def test_an_event_without_recipients_ends_at_once_with_its_reason() -> None:
     tower = FanoutTower()
     tower.end = (State.FAILED, Answer(2, b"", "there is no such profile"))

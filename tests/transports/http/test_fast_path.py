@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.identity.accounts import Role
 from duly.transports.connections import ClientConnection, ClientConnections
+from duly.transports.http import fast_path
 from duly.transports.http import messages as http
-from duly.transports.http.fast_path import PIECE, FastAnswer, FastPath
+from duly.transports.http.fast_path import PIECE, FastAnswer, FastPath, FastReply
 from tests.end_to_end.raw import curl
 from tests.local_hub import LocalHub
 
@@ -243,6 +245,88 @@ async def test_a_bug_in_a_hub_is_answered_logged_and_counted_on_both_ways(
         assert local.hub.tasks.failures == {"HTTP request": 1}
     finally:
         await local.stop()
+
+
+class Prompt(Road):
+    """A fast path that begins to serve without a task: some requests at once, some later, some not at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.path.begin = self._begin
+        self.replies: list[FastReply] = []
+
+    def _begin(self, token: str | None, body: bytes, reply: FastReply) -> bool | Coroutine[None, None, None]:
+        match body:
+            case b"at once":
+                reply("me", FastAnswer(200, body))
+                return True
+            case b"later":
+                self.replies.append(reply)
+                return True
+            case b"awaited":
+                return self._wait(body, reply)
+            case b"bug":
+                raise ZeroDivisionError
+            case b"late bug":
+                return self._wait(body, reply, bug=True)
+            case _:
+                return False
+
+    async def _wait(self, body: bytes, reply: FastReply, *, bug: bool = False) -> None:
+        await asyncio.sleep(0)
+        if bug:
+            raise ZeroDivisionError
+        reply("me", FastAnswer(200, body))
+
+
+async def test_a_request_that_needs_no_task_is_answered_without_one() -> None:
+    road = Prompt()
+    async with road.connect() as (reader, writer):
+        for body in (b"at once", b"awaited", b"at once", b"anything else"):
+            writer.write(post(body))
+            said = (await answer(reader))[2]
+            assert said == (b"<%b>" % body if body == b"anything else" else body)
+        (connection,) = road.path.connections
+        assert connection._visitor is not None
+        assert (connection._visitor.account, connection._visitor.busy) == ("me", 0)
+        writer.write(post(b"later"))
+        await until(lambda: road.replies)
+        writer.write(post(b"at once"))
+        await until(lambda: connection._kept)
+        assert connection._task is None
+        road.replies[0]("me", FastAnswer(200, b"first"))
+        assert [(await answer(reader))[2] for _ in range(2)] == [b"first", b"at once"]
+    assert road.served == [("me", b"anything else")]
+
+
+@pytest.mark.parametrize("body", [b"bug", b"late bug"])
+async def test_a_bug_without_a_task_is_answered_with_500_and_disturbs_nothing_else(
+    body: bytes, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_path, "LOG", logging.getLogger("test"))  # the hub's own says the same once only
+    road = Prompt()
+    async with road.connect() as (reader, writer), road.connect() as (other, also):
+        writer.write(post(body))
+        status, _, said = await answer(reader)
+        assert (status, json.loads(said)["error"]) == (500, "internal")
+        assert "ZeroDivisionError" in caplog.text
+        assert road.bugs == ["HTTP request"]
+        assert await asyncio.wait_for(reader.read(), 5) == b""  # what was begun may be answered later
+        also.write(post(b"at once"))
+        assert (await answer(other))[2] == b"at once"
+
+
+async def test_when_the_hub_stops_who_waits_without_a_task_gets_the_answer() -> None:
+    road = Prompt()
+    async with road.connect() as (reader, writer):
+        writer.write(post(b"later"))
+        await until(lambda: road.replies)
+        closing = asyncio.create_task(road.path.close())
+        await asyncio.sleep(0)
+        road.replies[0]("me", FastAnswer(200, b"late"))
+        assert (await answer(reader))[2] == b"late"
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        await closing
 
 
 async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,7 +33,7 @@ SEEN: Final = "sentinels"
 
 CHECK_SECONDS: Final = 2.0
 """How often a hub checks for silent sentinels."""
-SEEN_SECONDS: Final = 30.0
+SEEN_AFTER: Final = 30 * SECOND
 """How often it is stored that a sentinel without a connection was heard."""
 LONGEST: Final = 86_400_000
 """The longest promise, in milliseconds."""
@@ -93,8 +93,8 @@ class Heartbeats:
         self._reported: set[str] = set()
         self._beaten: dict[str, float] = {}
         """when (monotonic) a heartbeat was last stored, by sentinel and profile"""
-        self._seen: dict[str, float] = {}
-        """when (monotonic) the presence of each sentinel was last stored"""
+        self._seen: dict[str, int] = {}
+        """when (steady clock) the presence of each sentinel was last stored"""
 
     # ── storing heartbeats ───────────────────────────────────────────────────────────────────────
 
@@ -203,12 +203,12 @@ class Heartbeats:
 
     def unseen(self, sentinel: str) -> bool:
         """Whether the presence of a sentinel is to be stored, since it was not for a while."""
-        last = self._seen.get(sentinel, float("-inf"))
-        return asyncio.get_running_loop().time() - last > SEEN_SECONDS
+        last = self._seen.get(sentinel)
+        return last is None or self._ledger.clock.steady() - last > SEEN_AFTER
 
     async def seen(self, sentinel: str) -> None:
         """Store that a sentinel has just connected, disconnected or sent something."""
-        self._seen[sentinel] = asyncio.get_running_loop().time()
+        self._seen[sentinel] = self._ledger.clock.steady()
         with contextlib.suppress(DulyError):
             await self._ledger.write(PutItem(SEEN, sentinel, b"%d" % (self._ledger.clock.now() // MS)))
 

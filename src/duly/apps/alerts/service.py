@@ -34,7 +34,6 @@ from duly.apps.alerts.model import (
     AlertState,
     current,
     ended_by_reporter,
-    is_undated,
     name_in_bucket,
     read_change,
     read_event,
@@ -46,6 +45,7 @@ from duly.apps.alerts.model import (
 from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
+from duly.apps.alerts.replies import AlertReplies
 from duly.apps.alerts.sender import NotificationSender, SendResult
 from duly.apps.alerts.settlement import AlertSettlement, settled, unsettled
 from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
@@ -64,7 +64,7 @@ from duly.core.fanout.plan import (
     StartAttempt,
 )
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message, VerdictKind, key_of, names_in
+from duly.core.messages import Answer, Message, key_of, names_in
 from duly.core.monitor.event_times import is_believable
 from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
 from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
@@ -95,11 +95,8 @@ from duly.wire.session import Session
 
 STOP_SECONDS: Final = 3.0
 """How long a hub that stops waits for attempts under way."""
-UNDATED: Final = (
-    "its time cannot be right, so it has the time of its arrival; a timestamp is in milliseconds since 1970: "
-    "set the clock of the sentinel"
-)
 _REPORTERS: Final = (Role.SENTINEL, Role.ADMIN)
+_SENTINEL: Final = Role.SENTINEL  # reading a member from its class takes nine times as long
 
 
 async def _every_name(_: str) -> bool:
@@ -131,6 +128,7 @@ class AlertService:
         self._ledger = ledger
         self._activity = activity
         self._trail = Trail(ledger) if trail is None else trail
+        self._replies = AlertReplies(self._trail, activity, ledger)
         self.profiles = Profiles(ledger, private=private, box=box)
         self.operations = AlertOperations(ledger, self.profiles, self._changed)
         self.planner = AlertPlanner(self.profiles)
@@ -154,7 +152,10 @@ class AlertService:
             ),
             sole=ledger.sole,
         )
-        actions: dict[type, Callable[..., None]] = {Reply: self._reply, ReportOutcome: self._report_outcome}
+        actions: dict[type, Callable[..., None]] = {
+            Reply: self._replies.reply,
+            ReportOutcome: self._report_outcome,
+        }
         # `receive` recalls alerts itself, before it counts them against their sender's limit.
         self.engine = Engine(self._fanout, ledger, self._perform, performers=actions, recalls=False)
         self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
@@ -277,7 +278,7 @@ class AlertService:
             raise NotAllowed(
                 f"{who.name} ({who.role.value}) may not report alerts; use an account of 'duly add sentinel'"
             )
-        if who.role is Role.SENTINEL and who.name not in self._sessions and self.heartbeats.unseen(who.name):
+        if who.role is _SENTINEL and who.name not in self._sessions and self.heartbeats.unseen(who.name):
             self._spawn(self.heartbeats.seen(who.name))
         if frame.type == HEARTBEAT:
             return self._beat(session, who, frame)
@@ -356,7 +357,7 @@ class AlertService:
         if known is None or known.state is None or not known.state.terminal:
             return False
         self._fanout.counts.duplicates += 1
-        self._reply(Reply(session, message, known))
+        self._replies.reply(Reply(session, message, known))
         return True
 
     def _message(self, who: Principal, frame: Frame, now: int) -> Message:
@@ -445,29 +446,10 @@ class AlertService:
     def _settled(self, key: bytes, state: State, answer: Answer, *, told: bool = False) -> None:
         """Record how an alert has ended, and whether its sentinel was told; a critical one that reached no
         recipient is told to others."""
-        scope, id_ = names_in(key)
         self._trail.ended(key, state, answer.reason, told=told)
-        if self._activity.watchers:
-            self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
+        self._replies.see_end(key, state, answer)
         if state in DEAD:
             self._spawn(self._unnotified.notify(key))
-
-    def _reply(self, reply: Reply) -> None:
-        message, verdict = reply.message, reply.verdict
-        self._trail.said(message, verdict)
-        if self._activity.watchers:
-            self._activity.see(
-                "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind
-            )
-        if reply.origin is None:
-            return
-        origin = cast("Session", reply.origin)
-        ack = outgoing.server_ack(message.id, verdict)
-        if message.kind == EVENT and verdict.kind is VerdictKind.FRESH and is_undated(message):
-            ack = structs.replace(ack, detail=UNDATED, time=self._ledger.clock.now() // MS)
-        origin.push(ack)
-        if verdict.kind is VerdictKind.DUPLICATE and verdict.state is not None and verdict.state.terminal:
-            origin.push(outgoing.ack(message.id, "tower", verdict.state, verdict.answer or Answer()))
 
     def _spawn(self, work: Coroutine[object, None, None]) -> None:
         self.tasks.do("background work of alerts", work)

@@ -69,10 +69,18 @@ LISTENERS: Final = 16
 
 
 _NOTHING_MORE: Final = Answer()
+_FRESH: Final = VerdictKind.FRESH
+_DONE: Final = State.DONE
+_DONE_AT_ONCE: Final = Verdict(_FRESH, _DONE)
+"""What is said of a message that was stored and has ended with that; its outcome is not reported again."""
 
 
 class Fanout:
-    """The machine of a fanout. `sole`: no other worker delivers from the same ledger."""
+    """The machine of a fanout. `sole`: no other worker delivers from the same ledger.
+
+    A message that has no recipients, and nothing else to say of its end, is done when it is stored: the reply
+    to it says so, by the state in its verdict, and no outcome is reported.
+    """
 
     def __init__(self, policy: FanoutPolicy, worker: str, asks: FanoutQueries, *, sole: bool = True) -> None:
         self.policy = policy
@@ -164,16 +172,18 @@ class Fanout:
     def _note(self, message: Message, plan: DeliveryPlan, origin: Origin, now: int) -> Step:
         """Store a message without recipients, which ends at once."""
         end, answer = plan.end
+        plain = answer == _NOTHING_MORE
 
         def done(results: Results, now: int) -> list[Todo]:
             verdict = results.of(admit)
-            if not verdict.fresh:
+            if verdict.kind is not _FRESH:
                 self.counts.duplicates += 1
                 return [Reply(origin, message, verdict)]
             self.counts.accepted += 1
+            if plain and end is _DONE:
+                return [Reply(origin, message, _DONE_AT_ONCE)]
             return [Reply(origin, message, verdict), ReportOutcome(message.key, end, answer, (origin,))]
 
-        plain = answer == _NOTHING_MORE
         then: Group = () if plain else (Advance(message.key, end, now, answer),)
         then += self._asks.notes(message, end)
         state = end if plain else State.ACCEPTED

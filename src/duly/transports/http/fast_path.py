@@ -6,6 +6,8 @@ piece, and has nothing in its head but what is listed below, each once. With the
 else the connection, with every byte of it, is handed over to the framework for good: so there is one place
 that reads HTTP in all its forms, and it is not this one. One request at a time; a client that does not
 read its answers is not read from.
+
+A request takes no task of its own, unless something has to be awaited before its frames are handed over.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, NamedTuple, TypeAlias, cast
@@ -54,6 +56,18 @@ REQUEST: Final = "HTTP request"
 Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[FastAnswer]]
 """(token, address, body); never raises but for a bug."""
 
+FastReply: TypeAlias = Callable[[str, FastAnswer], None]
+"""(account, answer): answers a request."""
+
+Begin: TypeAlias = Callable[[str | None, bytes, FastReply], bool | Coroutine[object, None, None]]
+"""(token, body, reply): begins to serve a request. False: nothing was done, and `Serve` has to be asked;
+otherwise `reply` is called, and a coroutine, if there is one, has to be awaited for that."""
+
+
+def _never(token: str | None, body: bytes, reply: FastReply) -> bool:
+    """Begins nothing: every request is served by a task."""
+    return False
+
 
 class FastPath:
     """One hub's: its listener and the connections that nothing else is known of."""
@@ -65,8 +79,10 @@ class FastPath:
         visitors: ClientConnections,
         answers_to: Callable[[str], bool] = lambda _: True,
         count: Callable[[str], None] = lambda _: None,
+        begin: Begin = _never,
     ) -> None:
         self.serve = serve
+        self.begin = begin
         self.otherwise = otherwise
         self.visitors = visitors
         self.answers_to = answers_to
@@ -81,11 +97,11 @@ class FastPath:
         """Hang up; on those who are just being served, afterwards."""
         for one in list(self.connections):
             one.close()
-        busy = {one.serving: one for one in self.connections if one.serving is not None}
+        busy = {one.answered(): one for one in self.connections if one.serving}
         if busy:
             _, late = await asyncio.wait(busy, timeout=STOP_SECONDS)
-            for task in late:
-                busy[task].abort()
+            for answer in late:
+                busy[answer].abort()
 
     def date(self) -> bytes:
         """As HTTP writes it; it changes once in a second."""
@@ -105,7 +121,11 @@ class KeepAliveConnection(asyncio.Protocol):
         self._kept = b""
         self._closing = self._stalled = False
         self._visitor: ClientConnection | None = None
-        self.serving: asyncio.Task[None] | None = None
+        self.serving = False
+        """a request is not answered yet"""
+        self._task: asyncio.Task[None] | None = None
+        """serves it, if something has to be awaited for that"""
+        self._answered: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Registers the connection with the hub, which may refuse it, and starts its timer."""
@@ -134,7 +154,7 @@ class KeepAliveConnection(asyncio.Protocol):
         visitor = self._visitor
         if visitor is None:
             return  # turned away
-        if self.serving is not None:
+        if self.serving:
             self._kept += data
             self._transport.pause_reading()  # one at a time
             return
@@ -152,7 +172,8 @@ class KeepAliveConnection(asyncio.Protocol):
             self._hand_over(data, visitor)
         else:
             visitor.begin()
-            self.serving = self._loop.create_task(self._serve(head.token, body, visitor))
+            self.serving = True
+            self._begin(head.token, body)
 
     def _hand_over(self, data: bytes, visitor: ClientConnection) -> None:
         self._path.connections.discard(self)
@@ -161,18 +182,55 @@ class KeepAliveConnection(asyncio.Protocol):
         other.connection_made(self._transport)
         cast("asyncio.Protocol", other).data_received(data)
 
-    async def _serve(self, token: str | None, body: bytes, visitor: ClientConnection) -> None:
+    def _begin(self, token: str | None, body: bytes) -> None:
+        """Serves a request; with a task if something has to be awaited before its frames are handed over."""
+        try:
+            begun = self._path.begin(token, body, self._reply)
+        except Exception:
+            self._fail(last=True)
+            return
+        if begun is not True:
+            serving = self._serve(token, body) if begun is False else self._await(begun)
+            self._task = self._loop.create_task(serving)
+
+    async def _serve(self, token: str | None, body: bytes) -> None:
         try:
             said = await self._path.serve(token, self._address, body)
         except Exception:
-            LOG.exception("a bug in serving %s", _FIRST.decode())
-            self._path.count(REQUEST)
-            said = BUG
-        finally:
-            self.serving = None
-            visitor.end()
-        if said.account:
-            visitor.recognise(said.account)
+            self._fail()
+        else:
+            self._reply(said.account, said)
+
+    async def _await(self, begun: Awaitable[None]) -> None:
+        try:
+            await begun
+        except Exception:
+            self._fail(last=True)
+
+    def _fail(self, *, last: bool = False) -> None:
+        """Says that a bug was found in serving the request. `last`: its frames may have been handed over, and
+        be answered later, so the connection ends."""
+        LOG.exception("a bug in serving %s", _FIRST.decode())
+        self._path.count(REQUEST)
+        if self.serving:
+            self._closing |= last
+            self._reply("", BUG)
+        else:  # it was answered already
+            self.abort()
+
+    def _end_of_request(self) -> None:
+        self.serving = False
+        self._task = None
+        if self._visitor is not None:
+            self._visitor.end()
+        if self._answered is not None and not self._answered.done():
+            self._answered.set_result(None)
+
+    def _reply(self, account: str, said: FastAnswer) -> None:
+        """Answers the request that is being served."""
+        self._end_of_request()
+        if account and self._visitor is not None:
+            self._visitor.recognise(account)
         if self._transport.is_closing():
             return
         self._transport.write(self._written(said))
@@ -181,9 +239,14 @@ class KeepAliveConnection(asyncio.Protocol):
         elif self._kept:
             self._go_on()
 
+    def answered(self) -> asyncio.Future[None]:
+        """Returns what ends when the request that is being served is answered."""
+        self._answered = self._loop.create_future()
+        return self._answered
+
     def _go_on(self) -> None:
         """Handles what came while a request was served or the client did not read its answers."""
-        if self.serving is None and not self._stalled:
+        if not self.serving and not self._stalled:
             data, self._kept = self._kept, b""
             self._transport.resume_reading()
             if data:
@@ -209,7 +272,7 @@ class KeepAliveConnection(asyncio.Protocol):
     def close(self) -> None:
         """After the answer that is due, if one is."""
         self._closing = True
-        if self.serving is None:
+        if not self.serving:
             self._transport.close()
 
     def abort(self) -> None:

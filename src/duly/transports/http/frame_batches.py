@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from functools import cached_property
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
-from duly.errors import Overloaded
+from duly.errors import DulyError, Overloaded, ProgramError
 from duly.identity.accounts import Principal
 from duly.wire import outgoing
 from duly.wire.frames import ServerCode
@@ -16,23 +18,39 @@ from duly.wire.session import UncongestedSession
 if TYPE_CHECKING:
     from duly.transports.http.messages import MessagesBackend
 
+LOG: Final = logging.getLogger("duly.http")
+
+A = TypeVar("A")
+
 ANSWER_SECONDS: Final = 30.0
 
 
 class FrameBatch:
     """The frames of one request, each with its session; a `single` one is not in an array."""
 
+    __slots__ = ("_news", "_silent", "_told", "single", "waiters")
+
     def __init__(self, size: int, *, single: bool = True) -> None:
         self.single = single
         self.waiters = [WaitingRequest(self) for _ in range(size)]
         self._silent = size
+        self._told: Callable[[FrameBatch], None] | None = None
         self._news: asyncio.Future[None] | None = None
 
     def heard(self) -> None:
         """Note that one of the frames was answered for the first time; the last of them wakes the request."""
         self._silent -= 1
         if not self._silent:
+            if self._told is not None:
+                self._told(self)
             self.news()
+
+    def when_told(self, told: Callable[[FrameBatch], None]) -> None:
+        """Call this when each of the frames has its `server_ack`: at once, if each has it."""
+        if self._silent:
+            self._told = told
+        else:
+            told(self)
 
     def news(self) -> None:
         """Wakes the request, which then checks whether it still has to wait."""
@@ -44,7 +62,7 @@ class FrameBatch:
         if self._silent:
             await self._wait(ANSWER_SECONDS, lambda: not self._silent)
             if self._silent:
-                raise Overloaded("the hub is too busy to answer; ask again with the same ids")
+                raise too_busy()
 
     async def ended(self, seconds: float) -> None:
         """Until all that were taken have ended, or this time is over."""
@@ -67,6 +85,78 @@ class FrameBatch:
             timer = loop.call_at(over, self.news)
             await self._news
             timer.cancel()
+
+
+class PendingRequests(Generic[A]):
+    """Requests that wait for their answers without a task each.
+
+    The answers to all requests whose frames have been told what became of them in one turn of the loop are
+    given in the next one, so that an `ack` that follows a `server_ack` at once is part of the answer. One
+    timer watches over all requests: those that were not told in time are answered that the hub is busy.
+    `answer` makes an answer, `trouble` one that reports an error.
+    """
+
+    def __init__(self, answer: Callable[[FrameBatch], A], trouble: Callable[[DulyError], A]) -> None:
+        self._answer = answer
+        self._trouble = trouble
+        self._replies: dict[FrameBatch, tuple[Callable[[A], None], float]] = {}
+        """who gets the answers, and until when; the oldest first"""
+        self._told: list[FrameBatch] = []
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, batch: FrameBatch, reply: Callable[[A], None]) -> None:
+        """Have a request answered whose frames were handed over; `reply` gets the answer."""
+        loop = self._loop
+        over = loop.time() + ANSWER_SECONDS
+        self._replies[batch] = (reply, over)
+        if self._timer is None:
+            self._watch(over)
+        batch.when_told(self._note)
+
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        return asyncio.get_running_loop()  # kept, since asking for it is a call to the system
+
+    def _note(self, batch: FrameBatch) -> None:
+        """Note that all frames of a request have been told; it is answered in the next turn of the loop."""
+        if not self._told:
+            self._loop.call_soon(self._answer_all)
+        self._told.append(batch)
+
+    def _answer_all(self) -> None:
+        told, self._told = self._told, []
+        for batch in told:
+            reply = self._drop(batch)
+            if reply is None:
+                continue
+            try:
+                said = self._answer(batch)
+            except Exception:  # one request's bug is not the others'
+                LOG.exception("a bug in answering a request")
+                said = self._trouble(ProgramError("no answer could be made; the hub's log says why"))
+            reply(said)
+
+    def _drop(self, batch: FrameBatch) -> Callable[[A], None] | None:
+        """Forget a request; returns what would have got its answer, None if it was answered."""
+        batch.leave()
+        found = self._replies.pop(batch, None)
+        return None if found is None else found[0]
+
+    def _watch(self, over: float) -> None:
+        """Look at the oldest request when its time is over."""
+        self._timer = self._loop.call_at(over, self._expire)
+
+    def _expire(self) -> None:
+        """Answer those that have waited too long, and wait for the next."""
+        self._timer = None
+        loop = self._loop
+        for batch, (_, over) in list(self._replies.items()):
+            if over > loop.time():
+                self._watch(over)
+                break
+            reply = self._drop(batch)
+            if reply is not None:
+                reply(self._trouble(too_busy()))
 
 
 class WaitingRequest(UncongestedSession):
@@ -114,6 +204,11 @@ async def hand_over(
         if not (told and wait):
             batch.leave()
     return batch
+
+
+def too_busy() -> Overloaded:
+    """The error of a request that was not told in time what became of its frames."""
+    return Overloaded("the hub is too busy to answer; ask again with the same ids")
 
 
 def _taken(frame: ServerAck | None) -> bool:

@@ -7,7 +7,8 @@ says the same for those who only read that.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from math import ceil
 from typing import Final, Protocol
 
@@ -36,8 +37,14 @@ from duly.runtime.logs import RateLimitedLog
 from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
 from duly.transports.connections import address_of, visitor_of
 from duly.transports.http import bodies
-from duly.transports.http.fast_path import LATER, FastAnswer
-from duly.transports.http.frame_batches import FrameBatch, WaitingRequest, hand_over, is_all
+from duly.transports.http.fast_path import LATER, FastAnswer, FastReply
+from duly.transports.http.frame_batches import (
+    FrameBatch,
+    PendingRequests,
+    WaitingRequest,
+    hand_over,
+    is_all,
+)
 from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.page_cursors import PageCursors
 from duly.transports.http.query_options import number, seconds_in
@@ -90,6 +97,16 @@ class MessagesBackend(TokenCheck, Protocol):
     @property
     def ledger(self) -> Ledger:
         """The ledger that outcomes and lists are read from."""
+        ...
+
+    def recognise(self, token: str | None) -> Principal | None:
+        """Whose token this is, if memory is sure of it; None if `login` has to be asked."""
+        ...
+
+    def begin_all(
+        self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
+    ) -> Coroutine[object, None, None] | None:
+        """`receive_all` as far as nothing has to be awaited, and what takes the rest."""
         ...
 
     async def receive_all(
@@ -171,6 +188,11 @@ async def _answered(batch: FrameBatch, wait: float = 0.0) -> FastAnswer:
     """The answer to a request, when what was taken has ended or after `wait` seconds."""
     if wait:
         await batch.ended(wait)
+    return _answer(batch, wait)
+
+
+def _answer(batch: FrameBatch, wait: float = 0.0) -> FastAnswer:
+    """The answer to a request by what its frames have been told."""
     if batch.single:
         return answer_to(batch.waiters[0], wait)
     return FastAnswer(200, outgoing.encode_all([waiter.answer for waiter in batch.waiters]))
@@ -195,6 +217,7 @@ class MessagesEndpoint:
 
     def __init__(self, server: MessagesBackend) -> None:
         self._server = server
+        self._pending = PendingRequests(_answer, said_of)
 
     def guarded(
         self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
@@ -230,17 +253,46 @@ class MessagesEndpoint:
             said = said_of(trouble)
         return FastAnswer(said.status, said.body, said.later, account)
 
+    def begin_fast_path(
+        self, token: str | None, raw: bytes, reply: FastReply
+    ) -> bool | Coroutine[object, None, None]:
+        """The same as far as nothing has to be awaited, and without a task, if memory knows the token."""
+        who = self._server.recognise(token)
+        if who is None:
+            return False
+        answer = partial(reply, who.name)
+        try:
+            raws, single = _frames_in(raw)
+        except DulyError as trouble:
+            answer(said_of(trouble))
+            return True
+        batch = FrameBatch(len(raws), single=single)
+        rest = self._server.begin_all(batch.waiters, who, raws)
+        if rest is not None:
+            return self._finish(batch, rest, answer)
+        self._pending.add(batch, answer)
+        return True
+
+    async def _finish(
+        self, batch: FrameBatch, rest: Awaitable[None], answer: Callable[[FastAnswer], None]
+    ) -> None:
+        """Answers a request when the rest of its frames is taken, and each has its `server_ack`."""
+        try:
+            await rest
+            await batch.said()
+            said = _answer(batch)
+        except DulyError as trouble:
+            said = said_of(trouble)
+        finally:
+            batch.leave()
+        answer(said)
+
     async def _take(
         self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None
     ) -> FrameBatch:
         """Gives the frames of a body to the hub. When this returns the body is no longer kept."""
-        many = frames.decode_batch(raw)
-        if many is None:
-            raw = raw if id_ is None else _with_id(raw, id_)
-            return await hand_over(self._server, who, [raw], wait)
-        if len(many) > BATCH_LIMIT:
-            raise TooLarge(f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
-        return await hand_over(self._server, who, many, wait, single=False)
+        raws, single = _frames_in(raw, id_)
+        return await hand_over(self._server, who, raws, wait, single=single)
 
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
@@ -353,6 +405,16 @@ class MessagesEndpoint:
     async def openapi(self, request: web.Request) -> web.Response:
         """Answers with the OpenAPI description of these routes; it needs no token."""
         return as_json(OPENAPI)
+
+
+def _frames_in(raw: bytes, id_: str | None = None) -> tuple[list[bytes], bool]:
+    """The frames of a body, and whether it is a single one that is not in an array; `id_` is its id."""
+    many = frames.decode_batch(raw)
+    if many is None:
+        return [raw if id_ is None else _with_id(raw, id_)], True
+    if len(many) > BATCH_LIMIT:
+        raise TooLarge(f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
+    return many, False
 
 
 def _refusals_after(place: bytes, found: list[Refusal], limit: int) -> tuple[list[Refusal], bytes | None]:

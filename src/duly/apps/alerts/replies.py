@@ -1,0 +1,68 @@
+"""Replies: what the tower tells a sentinel of an alert that it has reported.
+
+An alert that its profile only lists has ended when it is stored: its sentinel is told both at once.
+"""
+
+from __future__ import annotations
+
+from typing import Final, cast
+
+from msgspec import structs
+
+from duly.apps.alerts.model import is_undated
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, VerdictKind, names_in
+from duly.core.monitor.signals import EVENT
+from duly.core.steps import Reply
+from duly.core.units import MS
+from duly.runtime.activity_log import ActivityLog
+from duly.runtime.trail import Trail
+from duly.storage.ledger import Ledger
+from duly.wire import outgoing
+from duly.wire.session import Session
+
+UNDATED: Final = (
+    "its time cannot be right, so it has the time of its arrival; a timestamp is in milliseconds since 1970: "
+    "set the clock of the sentinel"
+)
+_FRESH: Final = VerdictKind.FRESH  # reading a member from its class takes nine times as long
+_NOTHING: Final = Answer()
+
+
+class AlertReplies:
+    """Tells the sentinels of one tower, and notes what they were told."""
+
+    def __init__(self, trail: Trail, activity: ActivityLog, ledger: Ledger) -> None:
+        self._trail = trail
+        self._activity = activity
+        self._ledger = ledger
+
+    def reply(self, reply: Reply) -> None:
+        """Tell a sentinel what became of its alert; also how it ended, if it has with that."""
+        message, verdict, state = reply.message, reply.verdict, reply.verdict.state
+        origin = cast("Session | None", reply.origin)
+        fresh = verdict.kind is _FRESH
+        if fresh and state is not None:
+            self._trail.stored(message, verdict, state, told=origin is not None and origin.listening)
+        else:
+            self._trail.said(message, verdict)
+        if self._activity.watchers:
+            self._activity.see(
+                "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind
+            )
+            if fresh and state is not None:
+                self.see_end(message.key, state, _NOTHING)
+        if origin is None:
+            return
+        ack = outgoing.server_ack(message.id, verdict)
+        if fresh and message.kind == EVENT and is_undated(message):
+            ack = structs.replace(ack, detail=UNDATED, time=self._ledger.clock.now() // MS)
+        origin.push(ack)
+        if state is not None and state.terminal:
+            origin.push(outgoing.ack(message.id, "tower", state, verdict.answer or _NOTHING))
+
+    def see_end(self, key: bytes, state: State, answer: Answer) -> None:
+        """Show the end of an alert to those who watch."""
+        if self._activity.watchers:
+            scope, id_ = names_in(key)
+            self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)
