@@ -231,14 +231,14 @@ async def test_a_bug_is_answered_with_500_and_ends_no_connection(caplog: pytest.
 async def test_a_bug_in_a_hub_is_answered_logged_and_counted_on_both_ways(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, query: str
 ) -> None:
-    async def broken(*given: object) -> None:
+    def broken(*given: object) -> None:
         raise FloatingPointError  # one of a kind: the log leaves repeats within a second out
 
     local = LocalHub(tmp_path)
     await local.start()
     try:
         await local.add(Role.APP, "phone")
-        monkeypatch.setattr(local.hub, "receive_all", broken)
+        monkeypatch.setattr(local.hub.router, "begin_all", broken)
         said = await curl(f"{local.url}/v1/messages{query}", local.tokens["phone"], body={"type": "query"})
         assert (said.status, said.json["error"]) == (500, "internal")
         assert "FloatingPointError" in caplog.text
