@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextvars import copy_context
 from random import Random
 from typing import Final
 
@@ -211,7 +212,8 @@ class World:
         """Start a process again after a while."""
         self.faults += 1
         delay = 0.05 + self.rng.random() * 5
-        asyncio.get_running_loop().call_later(delay, self._revive, node)
+        # Its next life is no work of the process in whose midst it died, and does not end with that.
+        asyncio.get_running_loop().call_later(delay, self._revive, node, context=self._outside)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
         """Note a write that was committed."""
@@ -258,6 +260,7 @@ class World:
 
     async def _run(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
+        self._outside = copy_context()
         plan, rng = self.plan, self.rng
 
         def skew() -> int:
