@@ -1,76 +1,41 @@
-"""A disk that fails while a ledger is made: the ledger says so, or loses nothing that it acknowledges."""
+"""A disk that fails while a ledger chooses its write-ahead log: the ledger is not opened, or has the log."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import pytest
 
-from duly.core.messages import VerdictKind
 from duly.errors import LedgerError
-from duly.storage.sqlite.ledger import SqliteLedger
-from duly.testing import ManualClock
+from duly.storage.sqlite.file import translated
+from duly.storage.sqlite.writer import SqliteWriter
 from duly.testing.sim.sector_disk import SectorDisk, SectorFile
-from tests.storage.making import message
-
-STEPS: Final = 80
-"""More writes and flushes than it takes to make a ledger."""
 
 
-class FailingOnce:
-    """A disk whose n-th write or flush fails, and no other."""
+class QuietWriter(SqliteWriter):
+    """The production writer, whose thread is not started."""
 
-    def __init__(self, folder: Path, n: int) -> None:
-        self.steps = 0
-        self.sound = False
-        self._n = n
-        self.files = SectorDisk(folder, f"failing {n}", self._fault, lambda: None)
-
-    def _fault(self, moment: str) -> str:
-        self.steps += 1
-        return "fail" if self.steps == self._n and not self.sound else ""
-
-    def ledger(self) -> SqliteLedger:
-        """The ledger on this disk, not opened yet."""
-        self.files.begin()
-        ledger = SqliteLedger(self.files.path, ManualClock(), hot=64, readonly=False)
-        ledger._file = SectorFile(self.files.path)
-        return ledger
+    def _begin(self) -> None:
+        pass
 
 
-async def _made(disk: FailingOnce) -> bool:
-    """Whether a ledger could be made, and a message stored in it; then the power fails."""
-    ledger = disk.ledger()
+@pytest.mark.parametrize("n", range(1, 9))
+def test_a_ledger_whose_disk_failed_has_its_log_or_is_not_opened(tmp_path: Path, n: int) -> None:
+    """SQLite raises nothing if it cannot change to the log, and goes on without it."""
+    steps = 0
+
+    def fault(moment: str) -> str:
+        nonlocal steps
+        steps += 1
+        return "fail" if steps == n else ""
+
+    disk = SectorDisk(tmp_path, f"failing {n}", fault, lambda: None)
+    disk.begin()
+    disk.path.touch()
     try:
-        ledger._open()
-        (verdict,) = await ledger.admit_many([message(1)])
-        assert ledger._writer is not None
-        assert ledger._writer.db.pragma("journal_mode") == "wal"
+        with translated(disk.path):
+            writer = QuietWriter(SectorFile(disk.path))
     except LedgerError:
-        return False
-    else:
-        return verdict.kind in (VerdictKind.FRESH, VerdictKind.DUPLICATE)
-    finally:
-        disk.files.die()
-        await ledger.close()
-
-
-@pytest.mark.parametrize("part", range(4))
-async def test_whichever_write_fails_while_a_ledger_is_made_nothing_acknowledged_is_lost(
-    tmp_path: Path, part: int
-) -> None:
-    failed = 0
-    for n in range(1 + part, STEPS, 4):
-        disk = FailingOnce(tmp_path / str(n), n)
-        made = await _made(disk)
-        disk.sound = True
-        if not made:
-            failed += 1
-            assert await _made(disk), f"after the failure of step {n} it could not be made any more"
-        ledger = disk.ledger()
-        ledger._open()
-        assert await ledger.find(message(1).key) is not None, f"step {n} failed"
-        await ledger.close()
-        disk.files.die()
-    assert failed, "no failure was noticed"
+        return
+    assert writer.db.pragma("journal_mode") == "wal", f"step {n} failed"
+    writer.db.close()
