@@ -81,3 +81,35 @@ def test_after_a_restart_under_the_right_clock_everything_comes_at_its_time() ->
     assert batches(after.driver.wait(4_199)) == []
     (second,) = batches(after.driver.wait(1))
     assert second.recipient == "boss"
+
+
+@pytest.mark.parametrize("by", [-HOUR, HOUR])
+def test_what_is_due_at_once_and_waits_for_others_does_not_wait_for_the_clock(by: int) -> None:
+    tower = FanoutTower("mail", most=1)
+    (first,) = batches(tower.report())
+    tower.went(first)
+    assert batches(tower.report(tower.event(1))) == []  # one in a minute: it waits for its turn
+    set_clock(tower, by)
+    (second,) = batches(tower.driver.wait(60))
+    tower.went(second)
+    assert tower.state(1) == "done"
+
+
+def test_after_a_restart_what_was_due_at_once_under_a_clock_that_was_ahead_goes_out() -> None:
+    before = FanoutTower("mail", most=1)
+    (first,) = batches(before.report())
+    before.went(first)
+    assert batches(before.report(before.event(1))) == []
+    before.clock.set(before.clock.now() - HOUR)
+    after = FanoutTower("mail", most=1, disk=before.disk, clock=before.clock)
+    (second,) = batches(after.driver.wait(60))
+    assert second.recipient == "mail"
+
+
+def test_what_is_planned_for_a_time_of_day_waits_for_it() -> None:
+    tower = FanoutTower("mail", later=(("boss", 2 * HOUR),))
+    (first,) = batches(tower.report())
+    tower.went(first)
+    set_clock(tower, HOUR)
+    (second,) = batches(tower.driver.wait(3_600))
+    assert second.recipient == "boss"

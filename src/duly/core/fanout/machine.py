@@ -198,6 +198,7 @@ class Fanout:
         for one in plan.deliveries:
             ref = DeliveryRef(message.key, self.channel, one.recipient, one.round)
             item = self._item(ref, message, one.due, one.expires, traits)
+            item.at_once = one.due <= now
             if self._active.queues[item.where].admits(item, now):
                 item.attempt = 1
                 launched.append(item)
@@ -394,8 +395,9 @@ class Fanout:
         live = self._active.revive(one, before or {})
         item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
         item.attempt, item.error, item.in_doubt = delivery.attempt, delivery.error, delivery.in_doubt
-        if item.urgent and delivery.state is not State.SENT:
+        if delivery.state is not State.SENT:
             item.due = self._bound(item, now)
+            item.at_once = item.due <= now
         self._active.enter(live, item)
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
@@ -408,10 +410,12 @@ class Fanout:
         return []
 
     def _bound(self, item: QueuedDelivery, now: int) -> int:
-        """Return when an urgent delivery that was stored earlier is due: never later than if it were planned
-        or postponed now, since the clock may have been set back since, or that of another worker be ahead."""
+        """Return when a delivery that was stored earlier is due: never later than if it were planned or
+        postponed now, since the clock may have been set back since, or that of another worker be ahead."""
+        if item.due <= now:
+            return item.due
         longest = now + self.policy.retry.cap
-        if item.due > longest and not item.attempt:
+        if not item.attempt:
             place = item.ref.recipient, item.ref.round
             planned = self._asks.plan(item.message, now).deliveries
             longest = max(

@@ -63,7 +63,7 @@ class QueuedDelivery:
     """An open delivery: its attempt, when it is due, and what decides which others go with it."""
 
     __slots__ = (
-        "attempt", "bundle", "due", "episode", "error", "expires", "gone", "in_doubt", "leased",
+        "at_once", "attempt", "bundle", "due", "episode", "error", "expires", "gone", "in_doubt", "leased",
         "message", "ref", "under_way", "urgent",
     )  # fmt: skip
 
@@ -77,6 +77,8 @@ class QueuedDelivery:
         self.episode = episode
         self.urgent = urgent
         """whether it is in the queue of urgent deliveries"""
+        self.at_once = False
+        """it was due when it was planned: it waits for other deliveries, and not for a time of day"""
         self.bundle: object = None
         """identifies the batch of its last attempt: a repeat goes out with the same deliveries"""
         self.attempt = 0
@@ -124,7 +126,7 @@ class RecipientQueue:
         self.drop(item)
         if item.attempt:
             self._waiting.set(item, item.due)
-        elif self._urgent:  # so long after the message, whatever the wall clock says by then
+        elif self._urgent or item.at_once:  # so long after the message, whatever the wall clock says by then
             self._first.set(item, item.due)
         else:  # planned for a moment of the wall clock
             self._first.set(item, FOREVER, until=item.due)
@@ -230,7 +232,7 @@ class RecipientQueue:
         self._episodes = {episode: at + by for episode, at in self._episodes.items()}
         self._waiting.shift(by)
         for item in self._waiting:
-            item.due += by if item.attempt else 0
+            item.due += by if item.attempt or item.at_once else 0
         if self._urgent:
             self._first.shift(by)
             for item in self._first:
