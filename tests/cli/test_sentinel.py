@@ -58,7 +58,7 @@ def told(cli: CommandLine, event: str) -> list[str]:
 
 def test_signals_by_the_line_become_one_event_and_one_notice(tower: CommandLine) -> None:
     lines = "disconnect aa:01\nreconnect aa:01\ndisconnect aa:01\n\n# nothing\n"
-    seen = news(say(tower, lines, "--countdown", "0.2s", "--json"))
+    seen = news(say(tower, lines, "--countdown", "2s", "--json"))  # all three are judged meanwhile
     about = [(one["what"], one.get("detail", "")) for one in seen if one.get("device") == "aa:01"]
     assert about == [("countdown", ""), ("held", "debounced"), ("queued", ""), ("sent", "")]
     alert = listed(tower)["aa:01"]

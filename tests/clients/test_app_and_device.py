@@ -164,7 +164,9 @@ async def test_a_command_of_an_earlier_process_is_asked_for_too(
             app.deaf = False
             local.hub.gateway.dismiss("phone")
             await _reaches(app, key, State.DONE)
-            assert not app._unsettled
+            async with asyncio.timeout(GUARD):
+                while app._unsettled:  # it is told when the commit is through
+                    await asyncio.sleep(0.01)
     assert effects == [command.id]
 
 

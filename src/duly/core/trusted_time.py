@@ -41,6 +41,16 @@ AHEAD: Final = Verdict(
     reason="this hub's floor lies in the future, since a clock was wrong: no id is accepted before "
     "'duly floor --mend' has taken it back; send it again then, with a new id",
 )
+RESTORED: Final = Verdict(
+    VerdictKind.STALE,
+    reason="this hub's ledger was restored from a backup, and may have accepted this before the loss; "
+    "if it is still wanted, use a new id",
+)
+RESTORED_UNTIMED: Final = Verdict(
+    VerdictKind.STALE,
+    reason="this hub's ledger was restored from a backup, and may have accepted this before the loss; "
+    "its id does not tell its age; if it is still wanted, use one that does, such as a UUIDv7",
+)
 
 
 class Floor(Struct, frozen=True):
@@ -72,15 +82,16 @@ class Floor(Struct, frozen=True):
             return AHEAD if span and self._forgets(now + span, now) else FORGOTTEN
         if not self._lost(until, made):
             return None
-        may = "this hub's ledger was restored from a backup, and may have accepted this before the loss; "
         if not made:
-            timed = "its id does not tell its age; if it is still wanted, use one that does, such as a UUIDv7"
-            return Verdict(VerdictKind.STALE, reason=f"{may}{timed}")
+            return RESTORED_UNTIMED
         wait = max(0, self.restored + MS - now)
         if not wait:
-            return Verdict(VerdictKind.STALE, reason=f"{may}if it is still wanted, use a new id")
-        later = f"nothing new is accepted in the next {show(wait)}; send it after that, with an id made then"
-        return Verdict(VerdictKind.STALE, reason=f"{may}{later}", wait=wait)
+            return RESTORED
+        reason = (
+            "this hub's ledger was restored from a backup, and may have accepted this before the loss; "
+            f"nothing new is accepted in the next {show(wait)}; send it after that, with an id made then"
+        )
+        return Verdict(VerdictKind.STALE, reason=reason, wait=wait)
 
     def _forgets(self, until: int, made: int) -> bool:
         """Return whether the id of a message may have been pruned."""

@@ -87,6 +87,14 @@ def test_the_page_explains_every_rule_under_its_name(noun: Noun, language: int) 
 
 
 @pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a sound client: what must not happen has less time to happen, what must has all it needs."""
+    monkeypatch.setattr(receiver, "QUIET", 0.05)
+    monkeypatch.setattr(receiver, "ANSWER_WITHIN", 60.0)
+    monkeypatch.setattr(frame_server, "CONNECTED", 60.0)
+
+
+@pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """What must not happen has less time to happen: nothing here is slow."""
     monkeypatch.setattr(receiver, "QUIET", 0.05)
@@ -129,7 +137,7 @@ async def proved(
 
 
 @pytest.mark.parametrize("scheme", ["ws", "mqtt"])
-async def test_a_python_device_passes(tmp_path: Path, quick: None, scheme: str) -> None:
+async def test_a_python_device_passes(tmp_path: Path, patient: None, scheme: str) -> None:
     def own(url: str) -> Awaitable[None]:
         return device.main(url.replace("mqtt://", "mqtt://device:conform@"), "conform", str(tmp_path))
 
@@ -358,7 +366,7 @@ async def test_a_broken_node_is_caught_by_name(
     "rule",
     ["keeps-its-session", "reports-status", "confirms-receipt", "answers-in-kind", "takes-the-first-end"],
 )
-async def test_a_sound_node_passes(quick: None, rule: str) -> None:
+async def test_a_sound_node_passes(patient: None, rule: str) -> None:
     report = await broken_node_report("sound", rule)
     assert [(one.rule, one.result) for one in report.results] == [(rule, "holds")], report
 
@@ -423,7 +431,7 @@ async def test_nonsense_of_a_client_is_reported_and_ends_nothing(
     assert not caplog.records, caplog.text  # no server of ours was ended by it
 
 
-async def test_the_other_rules_do_not_blame_it(tmp_path: Path, quick: None) -> None:
+async def test_the_other_rules_do_not_blame_it(tmp_path: Path, patient: None) -> None:
     def broken(url: str) -> Awaitable[None]:
         return broken_device.main("disorderly", url, "conform", str(tmp_path))
 
@@ -505,7 +513,7 @@ async def test_who_forgets_over_a_restart_is_caught_by_name(
 
 
 @pytest.mark.parametrize("rule", ["remembers-over-restarts", "runs-once-over-kills"])
-async def test_who_notes_what_it_begins_is_not_blamed(quick: None, rule: str) -> None:
+async def test_who_notes_what_it_begins_is_not_blamed(patient: None, rule: str) -> None:
     report = await restarted(Noun.DEVICE, "careful", rule)
     assert [(one.rule, one.result) for one in report.results] == [(rule, "holds")], report
 

@@ -305,9 +305,8 @@ class SeenGateway(GatewayService):
             return
         if isinstance(effect, Reply):
             world = self.node.world
-            assert isinstance(world, GatewayWorld)
             if effect.verdict.fresh:
-                world.tunnel.accepting(effect.message.scope)
+                world.accepting(effect.message.scope)
             world.log.replied(self.node, effect.message, effect.verdict)
         perform(effect)
 
@@ -566,6 +565,10 @@ class GatewayWorld(World):
     def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
         self.tunnel = Tunnel(self)
+
+    def accepting(self, app: str) -> None:
+        """Called before an app is told that a hub has stored its command."""
+        self.tunnel.accepting(app)
 
     def is_cut_off(self, client: str) -> bool:
         """Whether no frame gets through between a client and the hub."""

@@ -163,6 +163,8 @@ class World:
         """processes that do not come back: nothing is expected of them"""
         self.faulty = True
         self.faults = 0
+        self._outside = copy_context()
+        """the context of no process"""
         self.bugs: list[BaseException] = []
         """exceptions that ended a program unexpectedly"""
         self.asleep: set[str] = set()
@@ -248,6 +250,9 @@ class World:
         """Where a client goes that has lost its connection so often."""
         return self.nodes["hub"]
 
+    def accepting(self, app: str) -> None:
+        """Called before an app is told that a hub has stored its command; a world may use the moment."""
+
     def is_cut_off(self, client: str) -> bool:
         """Whether no frame gets through between a client and the hub."""
         return ("hub", client) in self.network.cut
@@ -260,7 +265,6 @@ class World:
 
     async def _run(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
-        self._outside = copy_context()
         plan, rng = self.plan, self.rng
 
         def skew() -> int:

@@ -3,8 +3,9 @@
  *
  * The laws. A command keeps its id: it is sent again every three seconds, three times, and at once after a
  * reconnect, and the hub makes that harmless. It ends, one way or another: what was sent and never answered
- * is `unknown`, what never left us is `expired`. What the hub has taken and we call `unknown` is asked for
- * again at every connection; what it never confirmed is not, since that might run it long after its time. Ids
+ * is `unknown`, what never left us is `expired`. What we call `unknown` is asked for at every connection: what
+ * the hub has taken is sent again; of what it never confirmed we ask the `outcome`, which runs nothing, since a
+ * repeat might run it long after its time. Ids
  * never go backwards, in no tab and after no reload. What devices tell arrives once and in order, also what
  * was missed while away; where that is gone, `gap` says so.
  *
