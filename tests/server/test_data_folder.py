@@ -91,14 +91,16 @@ async def test_what_an_older_version_left_open_is_closed_and_that_is_said(
     data = tmp_path / "data"
     (data / "broker" / "jetstream").mkdir(parents=True)
     (data / "archive").mkdir()
+    (data / "notifications").mkdir()
     for file in (
         "ledger.db",
         "broker/nats.conf",
         "broker/jetstream/1.blk",
         "archive/alerts-2026-01.jsonl.gz",
+        "notifications/alerts",
     ):
         (data / file).touch(0o644)
-    for folder in (data, data / "broker", data / "archive"):
+    for folder in (data, data / "broker", data / "archive", data / "notifications"):
         folder.chmod(0o755)
     data_folder.prepare(data)
     assert open_to_others(data) == {}

@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from duly.apps.alerts.channels import local
 from duly.apps.alerts.profiles import Profiles
 from duly.identity.accounts import Accounts
 from duly.runtime.files import close_to_others, close_tree, private_folder, write_private
@@ -23,7 +24,7 @@ FILES: Final = (
     "hub.json", "client_id", "hub_id", FILE,
 )  # fmt: skip
 _NAME: Final = re.compile(r"[a-z0-9-]{1,60}")
-FOLDERS: Final = ("broker", "archive")
+FOLDERS: Final = ("broker", "archive", local.FOLDER)
 
 
 def prepare(folder: Path) -> None:
