@@ -68,6 +68,17 @@ async def test_a_late_ack_without_to_settles_what_is_unknown(hasty: HubUnderTest
         assert (await phone.hear_of(seq_id))["state"] == "done"
 
 
+async def test_the_first_ack_without_to_of_a_device_may_be_a_late_one(hasty: HubUnderTest) -> None:
+    async with hasty.join("lock") as lock, hasty.join("phone") as phone:
+        seq_id = await phone.command("lock")
+        command = await lock.hear()
+        assert (await phone.hear_of(seq_id))["code"] == 0
+        assert (await phone.hear_of(seq_id))["state"] == "unknown"
+        await bare_ack(lock, command)
+        assert (await phone.hear_of(seq_id))["state"] == "done"
+        assert await hasty.state("phone", seq_id) == "done"
+
+
 # ── a device without a memory ────────────────────────────────────────────────────────────────────
 
 

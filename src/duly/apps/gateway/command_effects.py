@@ -140,7 +140,7 @@ class CommandEffects:
         scope, id_ = names_in(key)
         if self._traces.open:
             self._traces.ended(key, state.word)
-        if self._unaddressed.scopes:
+        if self._unaddressed.scopes or self._unaddressed.unknown or state is State.UNKNOWN:
             self._unaddressed.ended(key, recipient, state)
         if self._activity.watchers:
             self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code, to=recipient)
