@@ -7,10 +7,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import paho.mqtt.client as paho
 import pytest
 from aiohttp import web_app
 from argon2 import PasswordHasher
 from hypothesis import settings as hypothesis_settings
+from paho.mqtt.enums import MQTTErrorCode
 
 from duly.identity.accounts import Role
 from duly.server.hub import COLLECT_AFTER
@@ -99,6 +101,22 @@ def cheap_passwords() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         cheap = functools.partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
         patch.setattr("duly.identity.password_hashing.PasswordHasher", cheap)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def closed_paho_clients() -> Iterator[None]:
+    """A client of paho that was stopped closes its pair of sockets. By itself it leaves them to the garbage
+    collector, which may find them before the client: an error of the test that runs just then."""
+    stop = paho.Client.loop_stop
+
+    def stop_and_close(client: paho.Client) -> MQTTErrorCode:
+        said = stop(client)
+        client._reset_sockets(sockpair_only=True)
+        return said
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paho.Client, "loop_stop", stop_and_close)
         yield
 
 

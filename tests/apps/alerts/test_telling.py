@@ -125,14 +125,14 @@ async def test_a_bad_mail_server_brings_at_most_one_repeat_and_it_is_marked(
 async def test_a_mail_server_that_hangs_is_given_up_and_brings_at_most_one_repeat(
     tower: Tower, box: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.apps.alerts.channels.mail.SECONDS", 0.2)
+    monkeypatch.setattr("duly.apps.alerts.channels.mail.SECONDS", 1.0)
     await tower.profile("home", mail_to(box))
     box.words = ["hang"]
     await tower.post(event())
-    shown = await tower.until_state("event-1", "done")
+    await tower.until_state("event-1", "done")
     (mail,) = box.mails
     assert mail["Subject"].startswith("Repeat? "), "nobody can tell what became of the first"
-    assert shown["deliveries"][0]["attempts"] == 2
+    assert box.attempts == 2
     box.words = ["hang", "hang"]
     await tower.post(event("event-2"))
     await tower.until_state("event-2", "unknown")
