@@ -106,8 +106,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "NEXT_WITHIN", 0.5)
 
 
-PATIENCE_WITH = {"deaf": 10.0}
-"""What must be seen to happen has as long as it takes: the script ends with it."""
+PATIENCE_WITH = {"deaf": 10.0, "pressing": 0.3}
+"""What must be seen to happen has as long as it takes."""
 
 
 async def proved(
@@ -213,7 +213,7 @@ async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mo
 async def test_a_broken_app_is_caught_by_name(
     quick: None, monkeypatch: pytest.MonkeyPatch, mode: str, rule: str
 ) -> None:
-    monkeypatch.setattr(app_run, "PATIENCE", 0.05)
+    monkeypatch.setattr(app_run, "PATIENCE", PATIENCE_WITH.get(mode, 0.05))
 
     async def client(url: str) -> None:
         with suppress(ValueError):
