@@ -94,8 +94,11 @@ async def test_a_client_keeps_track_of_the_devices_that_it_is_granted_and_loses(
 
 
 async def test_what_was_heard_of_a_removed_device_is_not_said_of_its_successor(local: HubUnderTest) -> None:
-    async with local.join("lock"):
-        pass
+    async with local.join("phone") as phone:
+        phone.presence = True
+        async with local.join("lock"):
+            await phone.first(lambda f: f["type"] == "device_status" and f["data"]["online"])
+        await phone.first(lambda f: f["type"] == "device_status" and not f["data"]["online"])
     await local.hub.accounts.remove("lock")
     await local.hub.accounts.add(Role.DEVICE, "lock")
     listed = (await curl(f"{local.url}/v1/devices", local.tokens["root"])).json["devices"]
