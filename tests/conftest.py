@@ -3,6 +3,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +31,9 @@ hypothesis_settings.load_profile("duly")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A shell has started this run in the background; programs of tests would ignore Ctrl-C, too.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.pluginmanager.register(run_folder)
     config.pluginmanager.register(time_limit)
 
