@@ -76,14 +76,6 @@ def rabbitmq_server(pytestconfig: pytest.Config) -> servers.RabbitMqHost:
     return servers.shared_rabbitmq(Path(pytestconfig.stash[run_folder.FOLDER], "servers"))
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Write the names of the tests that failed into the file that RED_TESTS names: `.ci/run` tries them once
-    more."""
-    failed = {one.nodeid for how in ("failed", "error") for one in terminalreporter.stats.get(how, ())}
-    if failed and "RED_TESTS" in os.environ:
-        Path(os.environ["RED_TESTS"]).write_text("".join(f"{one}\n" for one in sorted(failed)))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
