@@ -9,6 +9,7 @@ from typing import Any
 from duly.core import operations as w
 from duly.core.messages import Message
 from duly.core.units import FOREVER
+from tests.guard import GUARD
 
 
 def message(n: int = 0, *, ms: int = 1_700_000_000_000, scope: str = "app-1", **more: Any) -> Message:
@@ -22,6 +23,6 @@ def admit(m: Message, at: int = 1, **more: Any) -> w.Admit:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Come back when it holds; for what has no event to wait on."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not condition():
             await asyncio.sleep(0.001)

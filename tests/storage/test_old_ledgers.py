@@ -24,6 +24,7 @@ from duly.storage import file_url, open_ledger, sql
 from duly.storage.sqlite.file import connect
 from duly.testing import ManualClock
 from tests import servers
+from tests.guard import GUARD
 from tests.storage.old_ledgers import make
 
 MADE_MS = 1_700_000_000_000
@@ -160,7 +161,7 @@ async def test_the_previous_version_goes_on_beside_this_one_and_is_refused_when_
         assert old.stdin is not None
         assert old.stdout is not None
         old.stdin.write(f"{word}\n".encode())
-        return (await asyncio.wait_for(old.stdout.readline(), 20)).decode().strip()
+        return (await asyncio.wait_for(old.stdout.readline(), GUARD)).decode().strip()
 
     assert await ask("write") == "fresh None 0"
     async with await open_ledger(url, clock=ManualClock(MADE_MS * 1_000)) as new:

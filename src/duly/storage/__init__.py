@@ -1,4 +1,4 @@
-"""The ledgers, and the one door to them."""
+"""The ledgers, and the functions that open them by URL."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duly.storage.snapshot import Snapshot
 
 
 def file_url(path: str | Path) -> str:
-    """The URL of the ledger in a file, whatever characters its name has.
+    """Return the URL of the ledger in a file; special characters in the path are quoted.
 
     >>> file_url("50%/app #1.db")
     'sqlite:///50%25/app%20%231.db'
@@ -21,11 +21,11 @@ def file_url(path: str | Path) -> str:
 
 
 async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
-    """Open the ledger at `url`; create it if it is not there.
+    """Open the ledger at `url`; create it if it does not exist.
 
-    `sqlite:///app.db` (a file beside you), `sqlite:////var/lib/app.db` (an absolute path),
-    `sqlite:///app.db?mode=shared` (several processes write it), `sqlite:///app.db?mode=ro` (look into it
-    while another process writes), `postgresql://…`, `memory:`.
+    `sqlite:///app.db` (a path relative to the working directory), `sqlite:////var/lib/app.db` (an absolute
+    path), `sqlite:///app.db?mode=shared` (several processes write it), `sqlite:///app.db?mode=ro` (read-only,
+    while another process may write), `postgresql://…`, `memory:`.
     """
     parts = urlsplit(url)
     match parts.scheme:
@@ -65,8 +65,8 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
 
 
 async def open_snapshot(url: str, *, overlay: bool = True) -> Snapshot:
-    """Open a snapshot of the ledger at this address; a running hub is not disturbed. Without `overlay` the
-    tables of a SQLite ledger are shown as they are, without what its journal adds to them."""
+    """Open a snapshot of the ledger at `url`; a running hub is not disturbed. Without `overlay` the snapshot
+    of a SQLite ledger shows its tables alone, without the changes that are still in its journal."""
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         from duly.storage.sqlite.snapshot import SqliteSnapshot

@@ -1,9 +1,10 @@
-"""Backups: a ledger at one moment, as a SQLite ledger of its own, and what a restored one must not do.
+"""Backups: a copy of a ledger at one moment, kept as a SQLite ledger, and the rules for restoring it.
 
 The laws. A backup is made from a snapshot, so it is consistent while hubs write; it is verified before it
-gets its name. A restored ledger never runs anything a second time. It does not know what was accepted after
-the backup, so what was made before the loss and is not in it is stale (`Floor.restore`). What was open may
-have ended since, so it is `unknown`, unless its caller says that a repeat of it does no harm.
+gets its name. A restored ledger never runs a message a second time. It does not know which messages were
+accepted after the backup, so a message that was made before the loss and is not in the backup is stale
+(`Floor.restore`). A message that was open in the backup may have ended since, so it becomes `unknown`, unless
+the caller says that repeating it does no harm.
 """
 
 from __future__ import annotations
@@ -42,18 +43,18 @@ Progress = Callable[[int], None]
 
 
 class BackupInfo(Struct, frozen=True):
-    """What a backup says of itself."""
+    """The description that a backup contains of itself."""
 
     at: int
-    """when it was made (µs)"""
+    """when the backup was made (µs)"""
     engine: str
-    """the database that it was made from"""
+    """the database that the backup was made from"""
     schema: int
     key: str
-    """the id of the key that its secrets need; empty if it has none"""
+    """the id of the key that its secrets need; empty if it has no secrets"""
     key_included: bool
     tables: Summaries
-    """rows and digests of the ledger it was made from"""
+    """row counts and digests of the ledger that the backup was made from"""
 
 
 async def write_backup(
@@ -64,7 +65,7 @@ async def write_backup(
     key: bytes | None = None,
     progress: Progress = lambda rows: None,
 ) -> BackupInfo:
-    """Write a backup of a snapshot, with the key of its secrets if that is given, and verify it."""
+    """Write a backup of a snapshot and verify it; a given secret key is included."""
     async with new_ledger_file(path, alone=True) as ledger:
         written = await fill(ledger, snapshot.rows, progress)
         needed = await secret_box.needed_key(ledger)
@@ -77,7 +78,7 @@ async def write_backup(
 
 
 async def _verify(path: Path, about: BackupInfo) -> None:
-    """Read a backup again; raise if it does not hold what the ledger held."""
+    """Read a backup again; raise if its rows differ from those of the ledger."""
     async with await open_snapshot(file_url(path)) as written:
         if problems := await written.problems():
             raise LedgerDamaged(f"the backup is damaged ({problems[0][1]}); try another disk")
@@ -88,7 +89,8 @@ async def _verify(path: Path, about: BackupInfo) -> None:
 
 
 async def about_backup(snapshot: Snapshot) -> tuple[BackupInfo | None, bytes | None]:
-    """Return what a backup says of itself, and the key that it includes; None if it is a ledger in use."""
+    """Return a backup's description of itself and the key it includes, or None for each that it lacks; a
+    ledger in use has no description."""
     about, key = None, None
     async for batch in snapshot.rows(tables.ITEMS):
         for bucket, name, body in batch:
@@ -107,9 +109,10 @@ async def restore_rows(
     repeatable: Container[str],
     progress: Progress = lambda rows: None,
 ) -> RestoredCounts:
-    """Fill an empty ledger from a backup, so that nothing in it runs a second time. `lost`: what was made
-    until then (µs) may have been accepted after the backup. `repeatable`: the channels whose deliveries may
-    be repeated; they stay open, and so do listed messages, which wait for a plan of their deliveries."""
+    """Fill an empty ledger from a backup, so that no message in it runs a second time. `lost` is the time
+    (µs) of the loss: messages made before it may have been accepted after the backup. `repeatable` names the
+    channels whose deliveries may be repeated; those deliveries stay open, and so do listed messages that wait
+    for a plan of their deliveries."""
     about, _ = await about_backup(backup)
     if about is None:
         raise LedgerError(
@@ -122,7 +125,7 @@ async def restore_rows(
 
 
 class RestoredCounts(Struct, frozen=True):
-    """What a restore has done: how many messages are unknown now, and how many are still open."""
+    """The result of a restore: how many messages became unknown, and how many are still open."""
 
     unknown: int
     open: int
@@ -130,7 +133,7 @@ class RestoredCounts(Struct, frozen=True):
 
 
 class _WithoutAbout(Snapshot):
-    """The rows of a backup but its description of itself: those of the ledger that it was made from."""
+    """The rows of a backup without its description of itself: the rows of the original ledger."""
 
     def __init__(self, backup: Snapshot) -> None:
         self._backup = backup
@@ -150,11 +153,11 @@ class _WithoutAbout(Snapshot):
         return await self._backup.problems()
 
     async def close(self) -> None:
-        """Leave the backup open: it is closed by its owner."""
+        """Do nothing: the owner of the backup closes it."""
 
 
 class _RestoredRows:
-    """The rows of a backup as a restored ledger has them."""
+    """The rows of a backup, changed to what a restored ledger holds."""
 
     def __init__(self, backup: Snapshot, lost: int, repeatable: Container[str], now: int) -> None:
         self._backup = _WithoutAbout(backup)
@@ -164,10 +167,10 @@ class _RestoredRows:
         self.unknown: set[bytes] = set()
         self.kept_open: set[bytes] = set()
         self._marks: dict[str, tuple[int, int]] = {}
-        """the marks of lanes in which something unknown may have started"""
+        """the marks of lanes in which an unknown message may have started"""
 
     async def find_open(self) -> None:
-        """Find what is open, and which of it may be repeated."""
+        """Find the open messages, and those among them that may be repeated."""
         async for batch in self._backup.rows(tables.DELIVERIES):
             self.kept_open.update(
                 row[0] for row in batch if row[4] < State.DONE and row[1] in self._repeatable
@@ -185,7 +188,7 @@ class _RestoredRows:
         self.kept_open = still_open
 
     def _raise_mark(self, row: StoredRow) -> None:
-        """Raise the mark of a lane to a message that may have started: what comes before it is late now."""
+        """Raise the mark of a lane to a message that may have started: earlier messages are late now."""
         key, _, kind, recipient, _, _, _, _, time, expires, position, body, _, _ = row
         message = rows.message_of((key, kind, recipient, body, time, expires, position))
         if message.order is not None and message.order.n is not None:
@@ -193,7 +196,7 @@ class _RestoredRows:
             self._marks[name] = _later(self._marks.get(name), (message.order.n, message.made // MS))
 
     async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
-        """Yield the rows of a table, changed where they must be."""
+        """Yield the rows of a table, with the changes that a restore makes."""
         async for batch in self._backup.rows(table):
             match table.name:
                 case "floor":

@@ -1,6 +1,6 @@
-"""Fills an empty ledger with rows: what copies, imports and restores write.
+"""Fills an empty ledger with rows, for copies, imports and restores.
 
-All rows are written in one transaction. Either the ledger then holds everything, or it is as empty as before.
+All rows are written in one transaction: afterwards the ledger holds all of them, or is as empty as before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from duly.storage.sql.ledger import SqlLedger
 
 _POSTGRES_TYPES: Final = {"bytes": "bytea", "str": "text", "int": "bigint", "bool": "boolean"}
 SQLITE_VALUES: Final = 2_000
-"""Values in one statement of SQLite, at most."""
+"""The most values in one SQLite statement."""
 
 
 class LedgerLoader:
@@ -31,7 +31,7 @@ class LedgerLoader:
         return "duly_" if self._dialect == "postgres" else ""
 
     async def begin(self) -> None:
-        """Keep other writers out, and refuse a ledger that is not empty."""
+        """Lock out other writers; raise if the ledger is not empty."""
         if self._dialect == "postgres":
             names = ", ".join(f"duly_{table.name}" for table in TABLES)
             await self._tx.execute(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
@@ -82,7 +82,7 @@ Source = Callable[[LedgerTable], AsyncIterator[Sequence[StoredRow]]]
 async def fill(
     ledger: Ledger, source: Source, progress: Callable[[int], None] = lambda rows: None
 ) -> Summaries:
-    """Write all rows of a source into an empty ledger, or none of them; return what was written, by table."""
+    """Write all rows of a source into an empty ledger, or none; return row counts and digests by table."""
     if not isinstance(ledger, SqlLedger):
         raise LedgerError("only a ledger in SQLite or PostgreSQL can be filled")
     async with ledger.transaction() as tx:

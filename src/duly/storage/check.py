@@ -1,8 +1,8 @@
 """Checks a ledger: every invariant, over the rows of a snapshot.
 
-Each table is read once, in the order of its key; tables that refer to each other are read side by side, so
-memory does not grow with the ledger (but for the high-water marks, which are held at once). What an
-application keeps in items and streams is checked by its own inspectors.
+Each table is read once, in the order of its key. Tables that refer to each other are read side by side, so
+memory does not grow with the ledger; only the high-water marks are all held in memory. An application's own
+inspectors check what it keeps in items and streams.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, Summaries, T
 from duly.storage.sql import rows
 
 EXAMPLES: Final = 20
-"""Violations of one invariant that are listed; the others are counted."""
+"""How many violations of one invariant are listed; the others are only counted."""
 REFUSALS_SLACK: Final = 2
-"""Refusals are cut back now and then: so many times as many as are kept may be there."""
+"""Refusals are trimmed now and then, so a ledger may hold this many times `REFUSALS_KEPT`."""
 
 _STATES: Final = frozenset(int(state) for state in State)
 _KINDS: Final = frozenset(int(kind) for kind in DeliveryKind)
@@ -46,20 +46,20 @@ class Inspector(Protocol):
     """invariants that could not be checked, and why"""
 
     def item(self, bucket: str, name: str, body: bytes) -> Iterable[BrokenInvariant]:
-        """Check an item; they come in the order of their names."""
+        """Check an item; items are passed in the order of their names."""
         ...
 
     def entry(self, stream: str, n: int, body: bytes) -> Iterable[BrokenInvariant]:
-        """Check an entry of a stream; they come in order, after all items."""
+        """Check an entry of a stream; entries are passed in order, after all items."""
         ...
 
     def finish(self) -> Iterable[BrokenInvariant]:
-        """Check what can be told at the end."""
+        """Check what needs all items and entries."""
         ...
 
 
 class InvariantFinding(Struct, frozen=True):
-    """What was found of one invariant: `holds` is None if it could not be checked."""
+    """The finding on one invariant; `holds` is None if it could not be checked."""
 
     name: str
     sentence: str
@@ -70,7 +70,7 @@ class InvariantFinding(Struct, frozen=True):
 
 
 class CheckReport(Struct, frozen=True):
-    """What a check has found."""
+    """The findings of a check."""
 
     ok: bool
     engine: str
@@ -91,8 +91,8 @@ class LedgerCheck:
         self._marks: dict[str, tuple[int, int]] = {}
 
     async def run(self, progress: Callable[[str, int], None] = lambda table, rows: None) -> CheckReport:
-        """Read everything, and return what was found. `progress` is called with the name of a table and how
-        many more rows of it were read."""
+        """Read the whole snapshot and return the findings. `progress` is called with the name of a table and
+        the number of further rows that were read from it."""
         self._progress = progress
         for name, detail in await self._snapshot.problems():
             self._violated(name, detail)
@@ -172,7 +172,7 @@ class LedgerCheck:
     async def _check_marks(self) -> None:
         async for mark, n, ms in self._rows(tables.MARKS):
             self._marks[mark] = (n, ms)
-            if mark.startswith("["):  # others are a client's own counters, which have plain names
+            if mark.startswith("["):  # other marks are a client's own counters, which have plain names
                 try:
                     names_in(mark)
                 except msgspec.DecodeError:
@@ -217,7 +217,7 @@ class LedgerCheck:
         self._violated("delivery-message", f"{_shown(row[0])} to {row[2]!r} by {row[1]!r} has no message")
 
     def _check_message(self, row: StoredRow, shown: str) -> Message | None:
-        """Check one row; return the message if it can be read."""
+        """Check the row of a message; return the message if it can be read."""
         (key, fingerprint, kind, recipient, state, _until, _accepted, _moved, time, expires, position, body,
          answer, _listed) = row  # fmt: skip
         if state not in _STATES:
@@ -258,7 +258,7 @@ class LedgerCheck:
             self._violated("delivery-readable", f"{what} has ended, and {worker!r} still holds it")
         first = (
             kind == DeliveryKind.STEP and not round_
-        )  # an escalation waits, also after the first ones ended
+        )  # an escalation may still wait after its message has ended
         if first and own < State.DONE <= state and state != State.UNKNOWN:
             word = State(state).word if state in _STATES else str(state)
             self._violated("delivery-ended", f"{what} is open, and its message is {word}")
@@ -266,7 +266,7 @@ class LedgerCheck:
     def _check_lane(self, message: Message, state: int, shown: str) -> None:
         order = message.order
         if order is None or order.n is None or order.mode is Mode.ANY or state not in _STARTED:
-            return  # what has no place in the order does not move the mark
+            return  # only a message with a position in the order moves the mark
         mark = self._marks.get(mark_name(message))
         if mark is not None and order.n > mark[0] and message.made // MS > mark[1]:
             self._violated(
@@ -311,24 +311,24 @@ class LedgerCheck:
 
 
 class _Ahead:
-    """Rows of a table, the next of which can be looked at."""
+    """The rows of a table, with a look at the next one."""
 
     def __init__(self, source: AsyncIterator[StoredRow]) -> None:
         self._source = source
         self.row: StoredRow | None = None
 
     async def step(self) -> None:
-        """Go to the next row; there is none after the last."""
+        """Go to the next row, or to None after the last."""
         self.row = await anext(self._source, None)
 
 
 def _first(*sources: _Ahead) -> str | None:
-    """Return the stream that comes first of those that are next."""
+    """Return the first stream, in order, among the next rows of these tables."""
     return min((source.row[0] for source in sources if source.row is not None), default=None)
 
 
 def _shown(key: bytes) -> str:
-    """Return a key as a sentence names it."""
+    """Return a key as the report shows it."""
     try:
         scope, id_ = names_of(key)
     except (DulyError, ValueError, IndexError):

@@ -1,4 +1,4 @@
-"""Copies a ledger from one database to another: all of it or nothing, and compared at the end."""
+"""Copies a whole ledger from one database to another, or nothing, and compares the two at the end."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from duly.storage.snapshot import Snapshot, Summaries, summarize
 
 @asynccontextmanager
 async def held_snapshot(url: str) -> AsyncIterator[Snapshot]:
-    """Give a snapshot of a ledger that no process writes until the block ends. Raises if a hub runs."""
+    """Yield a snapshot of a ledger that no process writes until the block ends. Raises if a hub runs."""
     if urlsplit(url).scheme == "sqlite":
-        own = url.partition("?")[0]  # opening it holds the file, and brings its journal into its tables
+        own = url.partition("?")[0]  # opening the ledger locks the file and applies its journal to its tables
         if not _path(own).exists():
             raise LedgerUnavailable(f"there is no ledger at {_path(own)}; check the path")
         async with await open_ledger(own), await open_snapshot(own) as snapshot:
@@ -33,7 +33,7 @@ async def held_snapshot(url: str) -> AsyncIterator[Snapshot]:
 
 @asynccontextmanager
 async def empty_ledger(url: str) -> AsyncIterator[Ledger]:
-    """Give an empty ledger at this address. A file gets its name when the block has ended well."""
+    """Yield an empty ledger at this URL. A file gets its name when the block ends without an error."""
     if urlsplit(url).scheme == "sqlite":
         async with new_ledger_file(_path(url)) as made:
             yield made
@@ -49,8 +49,8 @@ def _path(url: str) -> Path:
 async def copy_ledger(
     source: str, target: str, progress: Callable[[int], None] = lambda rows: None
 ) -> Summaries:
-    """Copy everything from one ledger to an empty one; return rows and digests by table. Raises if a hub runs
-    on either, if the target is not empty, or if it does not hold the same in the end."""
+    """Copy all rows from one ledger to an empty one; return row counts and digests by table. Raises if a hub
+    runs on either, if the target is not empty, or if the two differ in the end."""
     async with held_snapshot(source) as snapshot:
         async with empty_ledger(target) as ledger:
             written = await fill(ledger, snapshot.rows, progress)

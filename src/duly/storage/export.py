@@ -1,8 +1,8 @@
 """A ledger as JSON lines: for people, other programs, and `duly import`.
 
-The first line says what follows, each further line is one row, and the last one counts and hashes the rows of
-every table, so that a file that was cut off is noticed. Bytes are text where they are printable text, and
-`{"base64": …}` where not; the key of a message is its sender and its id.
+The first line is a header, each further line is one row, and the last line has the row count and the hash of
+every table, so that a truncated file is noticed. Bytes that are printable text are written as text, other
+bytes as `{"base64": …}`; the key of a message is written as its sender and its id.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _decode: Final = msgspec.json.Decoder().decode
 async def export_lines(
     snapshot: Snapshot, now: int, *, secrets: bool = True, progress: Callable[[int], None] = lambda rows: None
 ) -> AsyncIterator[bytes]:
-    """Yield a ledger as lines. Secrets are sealed, as they are in the ledger; without `secrets` they are left
-    out."""
+    """Yield a ledger as lines. Secrets stay sealed, as they are in the ledger; without `secrets` they are
+    omitted."""
     kept = "sealed" if secrets else "left out"
     head = {"duly_export": FORMAT, "at": now, "engine": snapshot.engine, "secrets": kept}
     yield _encode(head) + b"\n"
@@ -50,7 +50,7 @@ async def export_lines(
 
 
 def without_secrets(row: StoredRow) -> StoredRow | None:
-    """Return an item without what is sealed in it; None if nothing else is in it.
+    """Return an item without its sealed values; None if it has no other content.
 
     >>> without_secrets(("principals", "ann", b'{"role":"user","password":"sealed:1:ab:cd"}'))
     ('principals', 'ann', b'{"role":"user","password":""}')
@@ -89,7 +89,7 @@ def _written(name: str, value: object) -> object:
 
 
 class ExportReader:
-    """Reads exported lines, table by table, and compares them with what the last line says."""
+    """Reads exported lines, table by table, and compares them with the counts and hashes in the last line."""
 
     def __init__(self, lines: Iterable[bytes]) -> None:
         self._lines = enumerate(lines, 1)
@@ -119,7 +119,7 @@ class ExportReader:
         return n, found
 
     async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
-        """Yield the rows of a table; tables have to be asked for in the order of the export."""
+        """Yield the rows of a table; the caller must ask for tables in the order of the export."""
         batch: list[StoredRow] = []
         for row in self._of(table):
             batch.append(row)
@@ -143,7 +143,7 @@ class ExportReader:
             yield _row(table, n, found.get("row"))
 
     def _finish(self) -> None:
-        """Compare what was read with the last line."""
+        """Compare the rows that were read with the last line."""
         n, found = self._next or self._read()
         if "end" not in found:
             raise Malformed(f"line {n} of this export is out of order, or of a table that does not exist")

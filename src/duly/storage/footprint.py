@@ -1,7 +1,7 @@
-"""Which rows a flush may touch, known before it begins.
+"""The footprint of a flush: all rows that its operations may touch, known before the flush begins.
 
-A database that several processes write is asked a fixed number of times for a flush, however many operations
-are in it. So their footprint is worked out first, and its rows are locked and read together.
+A flush of a shared database takes a fixed number of statements, however many operations it has. So the
+footprint is computed first, and its rows are locked and read together.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from duly.core.operations import Admit, Advance, Deliver, Finish
 
 
 class Footprint:
-    """Everything that the operations of a flush may touch, their consequences included."""
+    """All rows that the operations of a flush and their consequences may touch."""
 
     def __init__(self, groups: Iterable[w.Group]) -> None:
         self.admits: dict[bytes, w.Admit] = {}
@@ -28,13 +28,13 @@ class Footprint:
         self.marks: set[str] = set()
         self.items: set[tuple[str, str]] = set()
         self.entries: set[tuple[str, int]] = set()
-        """those that may be rewritten"""
+        """the entries that may be rewritten"""
         for group in groups:
             self._add(group)
 
     def _add(self, group: w.Group) -> None:
         for operation in group:
-            if type(operation) is Admit:  # asked first: these four are most of what there is
+            if type(operation) is Admit:  # tested first: most operations are of these four types
                 self.admits.setdefault(operation.message.key, operation)
                 if operation.then:
                     self._add(operation.then)
@@ -95,7 +95,7 @@ class Footprint:
 
 
 class DueDeliveries(NamedTuple):
-    """What the claims of one channel may take: up to `limit` deliveries that are due by `now`."""
+    """The deliveries that the claims of one channel may take: up to `limit` that are due at `now`."""
 
     now: int
     limit: int

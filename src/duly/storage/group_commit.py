@@ -1,9 +1,9 @@
-"""Group commit: what callers hand over while one flush is under way becomes the next flush.
+"""Group commit: batches that callers submit during one flush are committed by the next flush.
 
-At most one flush is under way. All callers that are ready in one turn of the loop share a flush, since it
-costs the same for one message as for a thousand. What was handed over is carried out and learned from,
-whether or not its caller still waits. Committing from within a transaction of the same ledger is refused:
-the caller would wait for itself.
+At most one flush is under way. All callers that are ready in one turn of the event loop share a flush, since
+a flush costs the same for one message as for a thousand. A submitted batch is committed and its results are
+passed to `learn` even if its caller no longer waits. Committing from within a transaction of the same ledger
+raises an error, because the caller would wait for itself.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from duly.core.operations import Group, Results
 from duly.errors import ProgramError, Stopped
 
 GROUP_LIMIT: Final = 4_096
-"""Most groups in one flush, so that a flood does not delay its own first answer."""
+"""The most groups in one flush, so that a flood of messages does not delay the first answer to it."""
 
 
 class CommitBatch:
-    """What one caller handed over, and what came of it: `results`, or an `error`."""
+    """The groups that one caller submits, and their outcome: `results` or an `error`."""
 
     __slots__ = ("error", "future", "groups", "results")
 
     alone: ClassVar[bool] = False
-    """Whether it is flushed by itself."""
+    """Whether the batch needs a flush of its own."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = groups
@@ -37,7 +37,8 @@ class CommitBatch:
 
 
 class _Within:
-    """The transaction some code runs in. Tasks started there inherit it and may outlive it."""
+    """Marks code that runs in a transaction. Tasks started there inherit the mark and may outlive the
+    transaction."""
 
     __slots__ = ("of",)
 
@@ -49,8 +50,11 @@ _within: ContextVar[_Within | None] = ContextVar("duly_transaction", default=Non
 
 
 class GroupCommit:
-    """Collects batches and starts flushes. `start` carries one out and then has `flushed` called, on the
-    loop; `learn` is given the results of everything that was committed."""
+    """Collects batches and commits them in flushes; at most one flush is under way.
+
+    `start` begins a flush and arranges that `flushed` is called on the event loop when it is over. `learn`
+    gets the results of all groups that were committed.
+    """
 
     def __init__(
         self,
@@ -61,22 +65,22 @@ class GroupCommit:
         self._learn = learn
         self._waiting: list[CommitBatch] = []
         self._groups = 0
-        """how many groups wait; too many for one flush if a batch among them is flushed by itself"""
+        """how many groups wait; a batch that is `alone` counts as `GROUP_LIMIT`"""
         self._under_way = False
         self._scheduled = False
         self._barred: Callable[[], Exception] | None = None
-        """makes the error that says why nothing is taken"""
+        """makes the error that `add` raises once no more batches are accepted"""
         self._idle = asyncio.Event()
         self._idle.set()
 
     def add(self, batch: CommitBatch) -> asyncio.Future[list[Results]]:
-        """Hand a batch over; return the future of its results."""
+        """Submit a batch; return the future of its results."""
         if self._barred is not None:
             raise self._barred()
         self._waiting.append(batch)
         self._groups += GROUP_LIMIT if batch.alone else len(batch.groups)
         if not self._under_way and not self._scheduled:
-            # At the end of this turn of the loop, so that all callers that are ready now are in it.
+            # The flush starts at the end of this turn of the loop, so that all callers ready now share it.
             self._scheduled = True
             self._idle.clear()
             asyncio.get_running_loop().call_soon(self._flush)
@@ -98,7 +102,7 @@ class GroupCommit:
                     future.set_result(batch.results)
             elif not future.done():
                 future.set_exception(error)
-        self._learn(committed)  # callers are told in a later turn of the loop
+        self._learn(committed)  # callers get their results in a later turn of the loop
 
     def _flush(self) -> None:
         self._scheduled = False
@@ -111,7 +115,7 @@ class GroupCommit:
         self._start(batches)
 
     def _cut(self) -> list[CommitBatch]:
-        """Take as many of the waiting batches as go into the next flush."""
+        """Remove and return the waiting batches that fit into the next flush."""
         cut, count, waiting = 0, 0, self._waiting
         while cut < len(waiting) and count < GROUP_LIMIT and not (cut and waiting[cut].alone):
             count += GROUP_LIMIT if waiting[cut].alone else len(waiting[cut].groups)
@@ -121,13 +125,13 @@ class GroupCommit:
         return batches
 
     async def close(self) -> None:
-        """Take nothing more, and finish what was handed over."""
+        """Accept no more batches, and wait until those submitted are flushed."""
         self.not_within()
         self.bar(lambda: Stopped("this ledger is closed"))
         await self._idle.wait()
 
     def bar(self, why: Callable[[], Exception]) -> None:
-        """Take nothing more; callers get the error that `why` makes."""
+        """Accept no more batches; from now on `add` raises the error that `why` makes."""
         self._barred = why
 
     # ── transactions ─────────────────────────────────────────────────────────────────────────────
@@ -140,7 +144,7 @@ class GroupCommit:
 
     @contextmanager
     def within(self) -> Iterator[None]:
-        """Mark what runs in this block as running in a transaction."""
+        """Mark the code in this block as running in a transaction."""
         self.not_within()
         if self._barred is not None:
             raise self._barred()
@@ -150,5 +154,5 @@ class GroupCommit:
             yield
         finally:
             here.of = None
-            with suppress(ValueError):  # left in another context than entered: a fixture, a generator
+            with suppress(ValueError):  # entered in another context: a fixture or generator
                 _within.reset(token)

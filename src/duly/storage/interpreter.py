@@ -1,8 +1,8 @@
-"""The verbs of the ledger, once: what each operation does to the rows that a store provides.
+"""The interpreter: what each operation does to the rows that a store provides, for all stores.
 
-A store hands over its `Rows`: all of them (memory), or those that a transaction has locked (PostgreSQL). The
-interpreter carries operations out on them in order, as they stand after the operation before. It knows no
-database and no time; whether a group takes hold as a whole is the store's business.
+A store provides its `Rows`: all of them (memory), or those that a transaction has locked (PostgreSQL). The
+interpreter carries operations out on these rows in order, each on the result of the one before. The
+interpreter knows no database and no time; the store makes a group take effect as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _NO_MESSAGE: Final = w.Advanced(False, None)
 
 
 class MessageRow(Protocol):
-    """A message as far as the verbs care."""
+    """The parts of a stored message that the interpreter reads."""
 
     @property
     def fingerprint(self) -> bytes:
-        """The fingerprint of its meaning."""
+        """The fingerprint of the message's meaning."""
         ...
 
     @property
     def state(self) -> State:
-        """Where it is in the lifecycle."""
+        """The state of the message in its lifecycle."""
         ...
 
     @property
     def answer(self) -> Answer | None:
-        """How it ended, if it has."""
+        """The answer of the message, if it has ended."""
         ...
 
 
 class Rows(Protocol):
-    """The rows of a ledger, as a store provides them: they are asked one by one, and changed one by one."""
+    """The rows of a ledger, as a store provides them: they are read and changed one by one."""
 
     @property
     def floor(self) -> Floor:
@@ -77,7 +77,7 @@ class Rows(Protocol):
         ...
 
     def discard_delivery(self, ended: w.Delivery) -> None:
-        """Store that a delivery has ended, or remove it: it need not be kept."""
+        """Store that a delivery has ended, or remove it; the store need not keep it."""
         ...
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
@@ -101,11 +101,11 @@ class Rows(Protocol):
         ...
 
     def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come, 0 if it never said."""
+        """Return the position of a reader in a stream; 0 if it never reported one."""
         ...
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
-        """Store how far a reader has come."""
+        """Store the position of a reader in a stream."""
         ...
 
     def mark(self, name: str) -> tuple[int, int] | None:
@@ -162,13 +162,13 @@ class Interpreter:
         }
 
     def execute(self, group: w.Group) -> w.Results:
-        """Carry a group out, with the consequences of its operations."""
+        """Carry out the operations of a group and their consequences."""
         results = w.Results([], [])
         self._carry_out(group, results.operations, results.values)
         return results
 
     def _carry_out(self, group: w.Group, operations: list[w.Write], values: list[Any]) -> None:
-        """Carry operations out in order, the consequences of each right behind it."""
+        """Carry out operations in order, each followed by its consequences."""
         verbs = self._verbs
         for operation in group:
             kind = type(operation)
@@ -195,7 +195,7 @@ class Interpreter:
         return FRESH
 
     def _known(self, message: Message) -> Verdict | None:
-        """Return what a repeat of a message is told, or other content under its id; None: it is unknown."""
+        """Return the verdict on a message whose id is known (a repeat or a conflict); None if it is not."""
         row = self._rows.message(message.key)
         if row is None:
             return None
@@ -204,7 +204,7 @@ class Interpreter:
         return Verdict(_DUPLICATE, row.state, row.answer)
 
     def _told(self, message: Message, verdict: Verdict, at: int) -> Verdict:
-        """Return the verdict, and record it if it is a refusal."""
+        """Return the verdict; a refusal is recorded first."""
         if verdict.kind is not _DUPLICATE:
             self._rows.refuse(w.refusal_of(message, verdict, at))
         return verdict
@@ -277,7 +277,7 @@ class Interpreter:
         return True
 
     def _fenced(self, ref: w.DeliveryRef, attempt: int | None) -> w.Delivery | None:
-        """Return a delivery that has not ended, if `attempt` is its last one; None stands for any attempt."""
+        """Return a delivery that has not ended if `attempt` is its last attempt; None means any attempt."""
         found = self._rows.delivery(ref)
         if found is None or found.state.terminal or not (attempt is None or attempt == found.attempt):
             return None
@@ -350,7 +350,7 @@ class Interpreter:
 
 
 def earliest(deliveries: Iterable[w.Delivery], channel: str, now: int, limit: int) -> list[w.Delivery]:
-    """Return those deliveries that a claim takes: open, of the channel, due; the oldest first."""
+    """Return the deliveries that a claim takes: open, of this channel and due; the oldest first."""
     due = [d for d in deliveries if d.ref.channel == channel and not d.state.terminal and d.due <= now]
     due.sort(key=lambda d: (d.due, d.ref.key, d.ref.recipient, d.ref.round))
     return due[:limit]

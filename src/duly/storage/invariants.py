@@ -1,7 +1,7 @@
-"""The invariants of a ledger: what holds whatever has happened, and what to do where it does not.
+"""The invariants of a ledger, and what to do where one is violated.
 
-`duly check` verifies each of them. A violation is a bug of the program or damage to the database: no input
-and no crash leads to one.
+`duly check` verifies each of them. A violation is a bug in duly or damage to the database: no input and no
+crash causes one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _REPORT: Final = "report it, with 'duly export' of the rows that are named"
 
 
 class Invariant(Struct, frozen=True):
-    """One thing that holds in every ledger."""
+    """A statement that is true of every ledger."""
 
     name: str
     sentence: str
@@ -60,4 +60,4 @@ KERNEL: Final = (
     Invariant("floor-one", "there is one floor, and its numbers agree with each other", _RESTORE),
     Invariant("refusals-kept", "a refusal has a word and a time, and no more are kept than may be", _REPORT),
 )
-"""What holds in every ledger: of a hub, a device, a node, a sentinel or a program that uses `once`."""
+"""The invariants of every ledger: of a hub, a device, a node, a sentinel or a program that uses `once`."""

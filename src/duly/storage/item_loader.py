@@ -1,9 +1,9 @@
-"""Reads single items of buckets, as they stand now.
+"""Reads the current value of single items in buckets, many with one query.
 
-The law: an item is read after it was asked for, never remembered, so what another hub has just written is
-seen. Everything that is asked for in one turn of the event loop, or while a read is under way, is one
-question to the ledger: a flood makes the question longer, not more. A read that finds the ledger unavailable
-also answers those who asked meanwhile: a read of their own would keep them waiting twice as long.
+The law: items are never cached; each is read after the caller asked for it, so the caller sees what another
+hub has just written. All requests of one turn of the event loop, or of the time that a read takes, become one
+query: a flood of requests makes the query longer, not more frequent. If a read finds the ledger unavailable,
+the callers that asked meanwhile get the same error: a read of their own would make them wait twice as long.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger
 
 Place: TypeAlias = tuple[str, str]
-"""A bucket, and the name of an item on it."""
+"""A bucket, and the name of an item in it."""
 _Asked: TypeAlias = tuple[tuple[Place, ...], asyncio.Future[list[bytes | None]]]
 
 
@@ -29,7 +29,7 @@ class ItemLoader:
         self._reading: asyncio.Task[None] | None = None
 
     async def get(self, *places: Place) -> list[bytes | None]:
-        """Return the items at these places, in the same order; None where there is none."""
+        """Return the items at these places, in the same order, with None for each that does not exist."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[list[bytes | None]] = loop.create_future()
         self._asked.append((places, answer))

@@ -1,11 +1,11 @@
-"""The durable truth, in domain verbs.
+"""The ledger: the durable record of all messages, and the base class of all stores.
 
-One group of operations is one transaction, flushed before its results are given out; after that no kill -9
-loses it. A store implements `commit`, the questions of `LedgerQueries` and forgetting; admission, the memory
-of recent ids and waiting for an outcome are here, once, for all stores.
+One group of operations is one transaction. It is flushed before its results are returned, so no kill -9
+loses a group that was reported. A store implements `commit`, the queries of `LedgerQueries`, and forgetting;
+admission, the cache of recent ids and waiting for an outcome are implemented here for all stores.
 
-The memory of recent ids only makes repeats cheap. It is filled after a commit and asked before one, it is
-bounded, and it is never the truth: an id that it does not know is looked up in the store.
+The cache of recent ids only makes repeats cheap. It is filled after a commit and read before one, its size is
+bounded, and it is never authoritative: an id that is not in it is looked up in the store.
 """
 
 from __future__ import annotations
@@ -82,20 +82,20 @@ __all__ = [
 ]
 
 LOWERED: Final = "lowered_marks"
-"""The bucket, and its one item, that tells when marks were last taken back."""
+"""The name of the bucket, and of its one item, that holds when marks were last lowered."""
 LOWERED_AT_ONCE: Final = 1_000
 
 HOT_IDS: Final = 20_000
-"""How many recent ids are answered from memory: about 10 MB, whatever the ledger's size."""
+"""How many recent ids are cached: about 10 MB, regardless of the ledger's size."""
 
 
 REFUSALS_KEPT: Final = 10_000
-"""The latest refusals are kept, however many there are: a flood of them must not fill the disk."""
+"""How many refusals are kept, the latest ones: a flood of refusals must not fill the disk."""
 
 
 class Transaction(Protocol):
-    """The ledger's own transaction, open for the caller's SQL. It commits when its block ends, with the
-    memory of the message; or not at all."""
+    """The ledger's own transaction, open for the caller's SQL. The caller's changes and the ledger's record
+    of the message commit together when the block ends, or neither does."""
 
     async def execute(self, sql: str, *args: Any) -> None:
         """Run a statement."""
@@ -106,12 +106,12 @@ class Transaction(Protocol):
         ...
 
     async def write(self, *operations: Write) -> Results:
-        """Carry a group of operations out within this transaction."""
+        """Carry out a group of operations within this transaction."""
         ...
 
 
 class _RecentMessage(Struct, gc=False):
-    """What a repeat of a recent message is told."""
+    """A recent message, as needed to answer its repeats."""
 
     fingerprint: bytes
     state: State
@@ -122,11 +122,11 @@ class Ledger(LedgerQueries):
     """Base of all ledgers. Open one with `duly.open_ledger`."""
 
     sole: bool = True
-    """No other process writes while this ledger is open: leases of earlier processes are void, and what
-    memory says of a message's state is current."""
+    """Whether no other process writes while this ledger is open: then leases of earlier processes are void,
+    and the state of a message in memory is current."""
 
     confirm: int = CONFIRM
-    """how long a clock that is ahead must stay so before it is believed"""
+    """how long a clock that jumped ahead must stay ahead before it is trusted"""
 
     def __init__(self, clock: Clock | None = None, *, hot: int = HOT_IDS) -> None:
         self.clock: Clock = clock or SystemClock()
@@ -142,8 +142,8 @@ class Ledger(LedgerQueries):
     ) -> Verdict:
         """Admit one message, atomically. Many concurrent callers share one flush.
 
-        A repeat gets the state and the answer of the first; other content under the same id is a
-        conflict; what is too old to be remembered is stale. A `listed` message is found by its kind.
+        A repeat gets the state and the answer of the first message; other content under the same id is a
+        conflict; a message too old to be remembered is stale. A `listed` message can be found by its kind.
         """
         now = self.clock.now()
         known = self.recall(message, now)
@@ -156,7 +156,7 @@ class Ledger(LedgerQueries):
     async def admit_many(
         self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
     ) -> list[Verdict]:
-        """Admit a batch: a verdict per message, one flush for all."""
+        """Admit several messages with one flush; return a verdict for each."""
         now = self.clock.now()
         known = [self.recall(message, now) for message in messages]
         asked = [
@@ -169,12 +169,12 @@ class Ledger(LedgerQueries):
         return [verdict or next(told) for verdict in known]
 
     def is_gone(self, worker: str) -> bool:
-        """Return whether another worker on this ledger has certainly ended; False if that cannot be told."""
+        """Return whether another worker on this ledger has certainly ended; False if it is not known."""
         return False
 
     def recall(self, message: Message, now: int) -> Verdict | None:
-        """Return the verdict on a repeat, if memory can tell; None says nothing. A conflict goes to the
-        store, where it is recorded."""
+        """Return the verdict on a repeat if it is in memory. None does not mean that the message is new. A
+        conflict also returns None: the store finds and records it."""
         return repeat_of(message, self._hot.get(message.key, now))
 
     async def write(self, *operations: Write) -> Results:
@@ -182,29 +182,29 @@ class Ledger(LedgerQueries):
         return (await self.commit((operations,)))[0]
 
     async def apply(self, operation: Operation[R], *also: Write) -> R:
-        """Commit one operation, with others in the same group; return what the first one did."""
-        group = (cast("Write", operation), *also)  # every operation is one of that union
+        """Commit an operation, with others in the same group; return the result of the first."""
+        group = (cast("Write", operation), *also)  # every operation is a member of this union
         (results,) = await self.commit((group,))
         return results.of(operation)
 
     @abstractmethod
     def commit(self, groups: Sequence[Group]) -> Awaitable[list[Results]]:
-        """Commit groups with one flush, in order, each whole or not at all; return their results in that
-        order.
+        """Commit groups with one flush, in order, each as a whole or not at all; return their results in the
+        same order.
 
-        An implementation calls `_learn` when a commit is through, whether or not the caller still waits.
+        An implementation calls `_learn` after the commit, whether or not the caller still waits.
         """
 
     @abstractmethod
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction of the caller's own. Keep it short: in SQLite no other caller writes
-        meanwhile."""
+        """Open a transaction for the caller. Keep it short: in SQLite no other caller can write until it
+        ends."""
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     async def wait(self, key: bytes, seconds: float | None = None) -> Record | None:
-        """Return the record once the message has ended, or as it stands when `seconds` have passed; None if
-        there is no such message (any more)."""
+        """Return the record once the message has ended, or its current record after `seconds`; None if the
+        message does not exist, or no longer does."""
         try:
             async with asyncio.timeout(seconds):
                 while True:
@@ -218,8 +218,8 @@ class Ledger(LedgerQueries):
 
     @contextmanager
     def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
-        """Give a future that is done when there is news of this message: it ended, was withdrawn or given
-        back. Ask the ledger inside the block: what happens after the question is then not missed."""
+        """Yield a future that is done when the message changes: it ended, was withdrawn or was postponed.
+        Query the ledger inside the block, so that no change after the query is missed."""
         news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(key, []).append(news)
         try:
@@ -236,12 +236,12 @@ class Ledger(LedgerQueries):
     @abstractmethod
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
         """Forget up to `limit` messages (of these, if `keys` are given) that have ended and can no longer be
-        accepted, with their deliveries; returns how many. Raises the floor first, so that none of them is
-        ever fresh again; but not beyond time that can be trusted."""
+        accepted, with their deliveries; return how many. The floor is raised first, so that none of them is
+        ever fresh again, but never beyond the trusted time."""
 
     async def forget(self, keys: Sequence[bytes]) -> int:
-        """Forget these messages with their deliveries, however they stand; returns how many there were. The
-        same ids are fresh again: what has taken effect may do so a second time."""
+        """Forget these messages with their deliveries, in whatever state they are; return how many there
+        were. Their ids are fresh again, so a message that took effect may do so a second time."""
         known = [record.message.key for record in await self.find_all(keys)]
         await self._drop(known)
         for key in known:
@@ -258,7 +258,7 @@ class Ledger(LedgerQueries):
         """Store the floor."""
 
     async def mend_floor(self, *, everything: bool = False) -> Floor:
-        """Take back a floor that lies in the future because a clock was wrong, and return the new one; see
+        """Lower a floor that is in the future because a clock was wrong, and return the new floor; see
         `Floor.mend`."""
         old = await self.floor()
         new = old.mend(self.clock.now(), everything=everything)
@@ -267,8 +267,8 @@ class Ledger(LedgerQueries):
         return new
 
     async def lower_marks(self) -> int:
-        """Take back the high-water marks that lie in the future because a clock was wrong; returns how many
-        there were. Until then everything that a sender orders by its time would be superseded."""
+        """Lower the high-water marks that are in the future because a clock was wrong; return how many there
+        were. Otherwise every message ordered by its time is superseded until the clock passes its mark."""
         now, count = self.clock.now() // MS, 0
         while ahead := [mark for mark, (_, ms) in (await self.marks()).items() if ms > now]:
             for at in range(0, len(ahead), LOWERED_AT_ONCE):
@@ -280,37 +280,37 @@ class Ledger(LedgerQueries):
         return count
 
     async def lowered_to(self) -> int:
-        """Return the time (ms) at which marks were last taken back; 0: never."""
+        """Return the time (ms) at which marks were last lowered; 0: never."""
         return int(await self.item(LOWERED, LOWERED) or 0)
 
     def _raised(self, floor: Floor) -> Floor:
-        """Return the floor as pruning may raise it now."""
+        """Return the floor to which pruning may raise the given one now."""
         return self._witness.judge(floor, self.clock.now(), _steady(self.clock))
 
     async def _would_raise(self) -> Floor:
-        """Return the floor as pruning would raise it now, without raising it."""
+        """Return the floor to which pruning would raise the stored one now, without raising it."""
         seen = copy(self._witness)
         return seen.judge(await self.floor(), self.clock.now(), _steady(self.clock))
 
     @abstractmethod
     async def forget_deliveries(self, refs: Sequence[DeliveryRef]) -> int:
-        """Forget those of these deliveries that have ended; returns how many. Their messages stay."""
+        """Forget the deliveries among these that have ended; return how many. Their messages stay."""
 
     @abstractmethod
     async def trim(self, stream: str, through: int) -> None:
-        """Drop a stream's entries up to `through`. Its numbers go on; readers behind it see the gap."""
+        """Delete a stream's entries up to `through`. Numbering continues; readers behind it see a gap."""
 
     async def scrub(self) -> None:
-        """Make what was overwritten or deleted unreadable in the ledger's own files."""
+        """Make overwritten and deleted data unreadable in the ledger's own files."""
         return
 
     def check(self) -> None:
-        """Raise a `LedgerError` if this ledger has become unfit for use, without asking it anything."""
+        """Raise a `LedgerError` if this ledger has become unfit for use; no query is run."""
         return
 
     @abstractmethod
     async def close(self) -> None:
-        """Finish what was handed over, then close connections and files."""
+        """Finish the submitted commits, then close connections and files."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -323,7 +323,7 @@ class Ledger(LedgerQueries):
     # ── what memory learns from a commit ─────────────────────────────────────────────────────────
 
     def _learn(self, committed: Sequence[Results]) -> None:
-        """Take in what was committed: the results of groups, in order."""
+        """Remember what was committed and wake its waiters, given the results of groups in order."""
         self._remember(committed)
         if self._waiters:
             for results in committed:
@@ -331,7 +331,7 @@ class Ledger(LedgerQueries):
                     self._wake_those_of(operation, result)
 
     def _wake_those_of(self, operation: Write, result: Any) -> None:
-        """Wake those who wait for what an operation has ended, freed or given back."""
+        """Wake the callers that wait for a message which this operation ended, withdrew or postponed."""
         match operation:
             case Advance(key=key, to=to):
                 if result.moved and to.terminal:
@@ -373,23 +373,23 @@ class Ledger(LedgerQueries):
             hot.state, hot.answer = to, answer
 
     def _wake(self, key: bytes) -> None:
-        """Wake those who wait for this key: they ask the ledger again."""
+        """Wake the callers that wait for this key: they query the ledger again."""
         for future in self._waiters.pop(key, ()):
             if not future.done():
                 future.set_result(None)
 
     def _wake_all(self) -> None:
-        """Wake all who wait: the ledger is closed, and they hear it when they ask again."""
+        """Wake all waiting callers: the ledger is closed, and their next query raises that error."""
         for key in list(self._waiters):
             self._wake(key)
 
 
 _REPEATS: Final = {state: Verdict(VerdictKind.DUPLICATE, state) for state in State}
-"""What a repeat is told of a message that was just admitted."""
+"""The verdict on a repeat of a message without an answer, by the message's state."""
 
 
 def repeat_of(message: Message, known: MessageRow | None) -> Verdict | None:
-    """Return what a repeat of a message is told, if this is the first; None says nothing."""
+    """Return the verdict on `message` if it repeats `known`; None if that is unknown or has other content."""
     if known is None or known.fingerprint != message.fingerprint:
         return None
     return (
@@ -408,7 +408,7 @@ def _admission(message: Message, horizon: Horizon, now: int, listed: bool = Fals
 
 
 def _steady(clock: Clock) -> int:
-    """Return the steady time of a clock; a foreign clock that has none gets the system's."""
+    """Return the steady time of a clock, or the system's if the caller's clock has none."""
     steady = getattr(clock, "steady", None)
     return SystemClock().steady() if steady is None else cast("int", steady())
 

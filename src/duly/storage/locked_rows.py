@@ -1,7 +1,7 @@
-"""The rows that a transaction has locked, as they stand while operations are carried out on them.
+"""The rows that a transaction has locked, with the changes that operations have made to them so far.
 
 A ledger that several processes write reads the rows of a flush's footprint under a lock, lets
-`duly.storage.interpreter` carry the operations out on them, and writes back what has changed.
+`duly.storage.interpreter` carry out the operations on them, and writes back the rows that changed.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 UNREAD: Final = Floor()
-"""Stands for a floor that was not read, since no message is to be admitted."""
+"""Stands for a floor that was not read, because the flush admits no message."""
 
 
 class LockedMessage(Struct, frozen=True, gc=False):
-    """A message as far as the verbs care."""
+    """The parts of a locked message that the interpreter reads and changes."""
 
     fingerprint: bytes
     state: State
     answer: Answer | None = None
     moved_at: int | None = None
-    """when it was moved in this flush"""
+    """when this flush moved the message; None if it did not"""
     admit: w.Admit | None = None
-    """set if it was admitted in this flush"""
+    """the admission, if this flush admitted the message"""
 
 
 class LockedRows:
-    """The rows that a transaction has locked, as they stand while operations are carried out on them.
+    """The rows that a transaction has locked, with the changes that operations have made to them so far.
 
-    They are `duly.storage.interpreter.Rows`; what is not in the footprint is not here.
+    It implements `duly.storage.interpreter.Rows` for the rows of the footprint, and holds no others.
     """
 
     def __init__(self) -> None:
@@ -53,23 +53,24 @@ class LockedRows:
         self.dropped: set[tuple[str, str]] = set()
         self.appended: dict[tuple[str, int], w.AppendEntry] = {}
         self.bodies: dict[tuple[str, int], bytes] = {}
-        """of the entries that may be rewritten"""
+        """the bodies of the entries that may be rewritten"""
         self.refusals: list[w.RecordRefusal] = []
         self.deliveries: dict[w.DeliveryNames, w.Delivery] = {}
         self.discarded: set[w.DeliveryNames] = set()
-        """deliveries that have ended and need not be kept; they are here as they ended"""
+        """deliveries that have ended and need not be kept; `deliveries` has their last state"""
 
     def message(self, key: bytes) -> LockedMessage | None:
-        """Return what is known of a message."""
+        """Return a message, if it is stored."""
         return self.messages.get(key)
 
     def admit(self, admit: w.Admit) -> None:
-        """Note that a message was admitted."""
+        """Add a message that is admitted."""
         self.messages[admit.message.key] = LockedMessage(admit.message.fingerprint, admit.state, admit=admit)
 
     def move(self, key: bytes, to: State, answer: Answer | None, at: int) -> None:
         """Put a message into another state."""
-        self.messages[key] = replace(self.messages[key], state=to, answer=answer, moved_at=at)
+        row = self.messages[key]
+        self.messages[key] = LockedMessage(row.fingerprint, to, answer, at, row.admit)
 
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
@@ -83,12 +84,12 @@ class LockedRows:
         return self.deliveries.get((ref.key, ref.channel, ref.recipient, ref.round))
 
     def put_delivery(self, delivery: w.Delivery) -> None:
-        """Put a delivery here, new or changed."""
+        """Add or replace a delivery."""
         ref = delivery.ref
         self.deliveries[ref.key, ref.channel, ref.recipient, ref.round] = delivery
 
     def discard_delivery(self, ended: w.Delivery) -> None:
-        """Put a delivery here that has ended and need not be kept."""
+        """Replace a delivery by its ended state, and mark it as one that need not be kept."""
         self.put_delivery(ended)
         ref = ended.ref
         self.discarded.add((ref.key, ref.channel, ref.recipient, ref.round))
@@ -120,11 +121,11 @@ class LockedRows:
             self.appended[stream, n] = replace(new, body=body)
 
     def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
+        """Return the position of a reader in a stream."""
         return self.cursors.get((stream, reader), 0)
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
-        """Note how far a reader has come."""
+        """Set the position of a reader in a stream."""
         self.cursors[stream, reader] = n
 
     def mark(self, name: str) -> tuple[int, int] | None:
@@ -140,7 +141,7 @@ class LockedRows:
         return self.items.get((bucket, name))
 
     def put_item(self, bucket: str, name: str, body: bytes) -> None:
-        """Put an item here, new or replaced."""
+        """Add or replace an item."""
         self.items[bucket, name] = body
         self.dropped.discard((bucket, name))
 
@@ -155,6 +156,6 @@ class LockedRows:
 
 
 def changes_of(before: dict[K, V], after: dict[K, V]) -> tuple[list[tuple[K, V]], list[tuple[K, V]]]:
-    """Return what is new, in the order of the keys, and what has changed."""
+    """Return the new entries, sorted by key, and the changed entries."""
     new = sorted((key, value) for key, value in after.items() if key not in before)
     return new, [(key, value) for key, value in after.items() if before.get(key, value) != value]

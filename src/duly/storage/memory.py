@@ -1,8 +1,8 @@
-"""A ledger in memory: all rows in dictionaries, changed by the interpreter.
+"""A ledger in memory: all rows are in dictionaries, and the interpreter changes them.
 
-It is the reference of the contract suite and the disk of the simulation. `Disk` is what survives:
-drop the ledger, open another on the same disk, and only what was committed is there. Nothing is durable
-beyond the process.
+It is the reference implementation for the contract suite, and the ledger of the simulation. A `Disk` survives
+a simulated crash: a test drops the ledger and opens another on the same disk, which holds only what was
+committed. The rows are lost when the process ends.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from duly.storage.message_filter import MessageFilter
 
 
 class Disk:
-    """The rows of a memory ledger, all of them: what survives a crash."""
+    """All rows of a memory ledger; they survive a simulated crash."""
 
     def __init__(self) -> None:
         self.messages: dict[bytes, Record] = {}
         self.listed: set[bytes] = set()
-        """messages that are found by their kind"""
+        """keys of the messages that can be found by their kind"""
         self.deliveries: dict[w.DeliveryRef, w.Delivery] = {}
         self.streams: dict[str, list[StreamEntry]] = {}
         self.lasts: dict[str, int] = {}
@@ -56,11 +56,11 @@ class Disk:
     # ── as the interpreter asks for them and changes them (`duly.storage.interpreter.Rows`) ───────
 
     def message(self, key: bytes) -> Record | None:
-        """Return what is remembered of a message."""
+        """Return the record of a message."""
         return self.messages.get(key)
 
     def admit(self, admit: w.Admit) -> None:
-        """Remember a new message."""
+        """Store a new message."""
         record = Record(admit.message, admit.state, None, admit.until, admit.at, admit.at)
         self.messages[admit.message.key] = record
         if admit.listed:
@@ -71,7 +71,7 @@ class Disk:
         self.messages[key] = replace(self.messages[key], state=to, answer=answer, moved_at=at)
 
     def withdraw(self, key: bytes) -> None:
-        """Forget a message and its deliveries."""
+        """Remove a message and its deliveries."""
         del self.messages[key]
         self.listed.discard(key)
         for ref in [ref for ref in self.deliveries if ref.key == key]:
@@ -112,11 +112,11 @@ class Disk:
         self.streams[stream] = [replace(each, body=body) if each.n == n else each for each in kept]
 
     def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
+        """Return the position of a reader in a stream."""
         return self.cursors.get((stream, reader), 0)
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
-        """Note how far a reader has come."""
+        """Set the position of a reader in a stream."""
         self.cursors[stream, reader] = n
 
     def mark(self, name: str) -> tuple[int, int] | None:
@@ -140,7 +140,7 @@ class Disk:
         del self.buckets[bucket][name]
 
     def refuse(self, refusal: w.RecordRefusal) -> None:
-        """Record a refusal; the oldest are dropped beyond a limit."""
+        """Record a refusal; beyond a limit the oldest are dropped."""
         self.refusals.append(Refusal(refusal.scope, refusal.id, refusal.word, refusal.reason, refusal.at))
         del self.refusals[:-REFUSALS_KEPT]
 
@@ -155,17 +155,17 @@ class MemoryLedger(Ledger):
         self._witness.begin(self.disk.floor)
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
-        """Commit groups; nothing is flushed."""
+        """Commit groups at once; there is nothing to flush."""
         committed = [self.execute(group) for group in groups]
         self._learn(committed)
         return committed
 
     def execute(self, group: w.Group) -> w.Results:
-        """Carry one group out on the disk at once, without waiting: for tests of machines."""
+        """Carry out one group synchronously, for tests of machines."""
         return self._interpreter.execute(group)
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Refuse: there is no SQL here."""
+        """Raise an error: a ledger in memory has no SQL."""
         raise ProgramError("a memory ledger has no SQL; open sqlite:///… or postgresql://… for transactions")
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
@@ -234,12 +234,12 @@ class MemoryLedger(Ledger):
         return {reader: n for (of, reader), n in self.disk.cursors.items() if of == stream}
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """Return how readers stand in streams."""
+        """Return the last numbers of streams and the positions of readers in them."""
         lasts, cursors = self.disk.lasts, self.disk.cursors
         return [StreamPosition(lasts.get(place[0], 0), cursors.get(place)) for place in places]
 
     async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        """Return the high-water marks whose names begin so."""
+        """Return the high-water marks whose names begin with `lead`."""
         return {mark: at for mark, at in self.disk.marks.items() if mark.startswith(lead)}
 
     async def bucket(self, bucket: str) -> dict[str, bytes]:
@@ -257,20 +257,20 @@ class MemoryLedger(Ledger):
         return [one for one in self.disk.refusals[::-1] if (one.scope, one.id) == of][:limit]
 
     async def size(self) -> Size:
-        """Return how much is remembered."""
+        """Return how many messages, deliveries and bytes the ledger holds."""
         return Size(len(self.disk.messages), len(self.disk.deliveries), 0)
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        """Return what `prune` would forget now."""
+        """Return the messages that `prune` would forget now."""
         by = (await self._would_raise()).until
         old = [r for r in self.disk.messages.values() if r.until <= by and r.state.terminal]
         old.sort(key=lambda record: (record.until, record.message.key))
         return old[:limit]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        """Raise the floor and forget what lies below it."""
+        """Raise the floor and forget the messages below it."""
         self.disk.floor = self._raised(self.disk.floor)
         old = [record.message.key for record in await self.prunable(len(self.disk.messages))]
         old = [key for key in old if keys is None or key in keys][:limit]
@@ -308,7 +308,7 @@ class MemoryLedger(Ledger):
         return [one for one in await self.deliveries(key) if over and one.state.terminal]
 
     async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
-        """Forget those of these deliveries that have ended."""
+        """Forget the deliveries among these that have ended."""
         held = self.disk.deliveries
         over = [ref for ref in {*refs} if ref in held and held[ref].state.terminal]
         for ref in over:
@@ -322,8 +322,8 @@ class MemoryLedger(Ledger):
             self.disk.streams[stream] = [entry for entry in kept if entry.n > through]
 
     async def describe(self) -> Description:
-        """Return that this is memory."""
+        """Return a description that names memory as the engine."""
         return Description("memory", 0)
 
     async def close(self) -> None:
-        """Do nothing: the disk stays."""
+        """Do nothing: the rows stay on the `Disk`."""

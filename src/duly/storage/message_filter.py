@@ -1,7 +1,7 @@
-"""Which messages are looked for in a ledger.
+"""Filters for messages in a ledger.
 
-A ledger has no index by recipient, state, kind or time of acceptance, since every message would have to pay
-for it. Its database compares row by row instead, which takes about 0.2 µs a row: docs/adr/0068.
+A ledger has no index by recipient, state, kind or time of acceptance, since such an index would slow down
+every message. The database compares row by row instead, which takes about 0.2 µs a row: docs/adr/0068.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ OPEN_STATES: Final = frozenset(state for state in State if not state.terminal)
 
 
 class MessageFilter(Struct, frozen=True):
-    """What is looked for; None and an empty set stand for any. `since` <= accepted < `until`, in
+    """The messages to search for; None and an empty set mean any. `since` <= accepted < `until`, in
     microseconds."""
 
     scope: str | None = None
@@ -32,21 +32,21 @@ class MessageFilter(Struct, frozen=True):
 
     @property
     def lead(self) -> bytes | None:
-        """How a key of the scope goes on behind its time."""
+        """The bytes that follow the time in every key of the scope."""
         return None if self.scope is None else self.scope.encode(errors="surrogatepass") + b"\0"
 
     @property
     def tail(self) -> bytes | None:
-        """How a key with the id ends."""
+        """The bytes with which every key with this id ends."""
         return None if self.id is None else b"\0" + self.id.encode(errors="surrogatepass")
 
     @property
     def state_bits(self) -> int:
-        """The states as a number: bit n is the state with the number n. 0 stands for any."""
+        """The states as a bit mask: bit n is set for the state with the number n; 0 means any state."""
         return sum(1 << int(state) for state in self.states)
 
     def fits(self, record: Record) -> bool:
-        """Whether a message is one that is looked for."""
+        """Return whether a message matches the filter."""
         message = record.message
         return (
             self.scope in (None, message.scope)
@@ -59,4 +59,4 @@ class MessageFilter(Struct, frozen=True):
 
 
 ANY_MESSAGE: Final = MessageFilter()
-"""Nothing is asked for in particular."""
+"""The filter that matches every message."""

@@ -1,7 +1,7 @@
-"""Makes a new SQLite ledger under a temporary name, and puts it in its place when it is whole.
+"""Creates a new SQLite ledger under a temporary name, and renames it when it is complete.
 
-Where it fails, by an error, a full disk or an interrupt, nothing is left behind. The file is readable by its
-owner alone from the first byte.
+After an error, a full disk or an interrupt no file is left behind. Only the file's owner can read it, from
+the first byte on.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from duly.storage.ledger import Ledger
 
 @asynccontextmanager
 async def new_ledger_file(path: Path, *, alone: bool = False) -> AsyncIterator[Ledger]:
-    """Give an empty ledger; when the block ends it is closed, flushed and renamed to `path`. With `alone` it
-    is one file, also while it is read: no log is made beside it."""
+    """Yield an empty ledger; when the block ends, it is closed, flushed and renamed to `path`. With `alone`
+    the ledger is a single file even while it is read: SQLite creates no log beside it."""
     refuse_existing(path)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     beside = [fresh.with_name(fresh.name + end) for end in ("-wal", "-shm", "-journal", ".lock")]
@@ -44,7 +44,7 @@ async def new_ledger_file(path: Path, *, alone: bool = False) -> AsyncIterator[L
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise if there is something at this place, or a ledger was."""
+    """Raise if a file exists at this path, or if a ledger once did."""
     lock = path.with_name(path.name + ".lock")
     if path.exists():
         raise LedgerError(f"there is a file at {path} already; name another one. It was not touched")

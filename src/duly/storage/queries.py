@@ -1,4 +1,4 @@
-"""What can be asked of a ledger, without changing it."""
+"""The queries of a ledger, which change nothing."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from duly.storage.records import (
 )
 
 WITH_ID_LOOKED_AT: Final = 200_000
-"""Most messages that a search for an id without a time looks at."""
+"""The most messages that a search for an id without a time examines."""
 
 WITH_ID_MOST: Final = 1_000
-"""Most messages of one id, each of another sender, that are found."""
+"""The most messages with the same id, each of another sender, that a search returns."""
 
 LOOKED_AT: Final = 10_000
-"""Most messages that one filtered page looks at, however many there are: a list must not stop the hub."""
+"""The most messages that one filtered page examines: listing messages must not block the hub."""
 
 _BEYOND: Final = b"\xff" * 7
-"""Above every key: six bytes of time and then text, where UTF-8 has no such byte."""
+"""Above every key: a key is six bytes of time and then UTF-8 text, which has no byte 0xff."""
 
 
 class LedgerQueries(ABC):
-    """The questions that every ledger answers: about messages, deliveries, streams, marks and items."""
+    """The queries that every ledger answers: about messages, deliveries, streams, marks and items."""
 
     async def outcome(self, scope: str, id: str) -> Record | None:
-        """Return what became of a message; None if it is not known (any more)."""
+        """Return the record of a message; None if the ledger does not know it, or no longer does."""
         return await self.find(key_of(scope, id))
 
     @abstractmethod
     async def find(self, key: bytes) -> Record | None:
-        """Return what is remembered of a message; None if it is not known (any more)."""
+        """Return the record of a message; None if the ledger does not know it, or no longer does."""
 
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
-        """Return what is known of these messages, in any order."""
+        """Return the records of the known ones among these messages, in any order."""
         return [record for key in keys if (record := await self.find(key)) is not None]
 
     async def with_id(self, id_: str) -> list[Record]:
-        """Return the messages of all senders who used this id. A key begins with the time in its id, so
-        they lie together; so do all messages whose ids have no time, and of these `WITH_ID_LOOKED_AT` are
-        looked at."""
+        """Return the messages of all senders that used this id. A key begins with the time in its id, so
+        these messages are adjacent. So are all messages whose ids have no time; of those the search examines
+        at most `WITH_ID_LOOKED_AT`."""
         ms = (time_of(id_) or 0) // MS
         top, end = (ms + 1).to_bytes(6, "big"), ms.to_bytes(6, "big")
         if not ms:
@@ -77,13 +77,12 @@ class LedgerQueries(ABC):
         limit: int = 100,
         look_at: int | None = None,
     ) -> Page:
-        """Return a page of at most `limit` messages, newest first by key: by the time their ids carry;
-        those whose ids carry none come last. `before` is the `next` of the page before. `scope` and
-        `open_only` are the two parts of `wanted` that are asked for most.
+        """Return a page of at most `limit` messages, newest first by key: by the time in their ids; messages
+        whose ids have no time come last. `before` is the `next` of the previous page. `scope` and `open_only`
+        are shorthands for the two most common parts of `wanted`.
 
-        To find what fits a filter is a search without an index, since an index would be paid for by every
-        message. So a page looks at no more than `look_at` of them (`LOOKED_AT`) and says where to
-        go on.
+        A filter is a search without an index, since an index would slow down every message. So a page
+        examines no more than `look_at` messages (`LOOKED_AT`) and says where to continue.
         """
         if limit < 1:
             raise Malformed(f"a page holds at least one message, not {limit}")
@@ -98,16 +97,16 @@ class LedgerQueries(ABC):
 
     @abstractmethod
     async def _key_below(self, top: bytes, count: int) -> bytes | None:
-        """Return the `count`-th key below `top`, if there are so many."""
+        """Return the `count`-th key below `top`, or None if there are fewer."""
 
     @abstractmethod
     async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
-        """Return messages that fit, with end <= key < top, highest first."""
+        """Return messages that match the filter, with end <= key < top, highest key first."""
 
     @abstractmethod
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
-        """Return messages of a kind that were admitted as `listed`, below `before`, newest first by (when
-        they were accepted, key)."""
+        """Return messages of a kind that were admitted as `listed`, below `before`, newest first by (time of
+        acceptance, key)."""
 
     @abstractmethod
     async def open_deliveries(self, channel: str) -> list[OpenDelivery]:
@@ -115,7 +114,8 @@ class LedgerQueries(ABC):
         acceptance."""
 
     async def booked(self, channel: str, recipients: Collection[str]) -> list[OpenDelivery]:
-        """Return deliveries for these recipients that wait, and that no worker holds, in the same order."""
+        """Return the waiting deliveries for these recipients that no worker holds, in the order of
+        `open_deliveries`."""
         return [
             item
             for item in await self.open_deliveries(channel)
@@ -125,9 +125,9 @@ class LedgerQueries(ABC):
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[OpenDelivery]:
-        """Return what this worker should see to, of a channel that several work on, in the same order: open
-        deliveries for recipients who are `here` that another worker holds, or none; those of workers that no
-        longer live; and those that expired while no worker held them."""
+        """Return the open deliveries of a shared channel that this worker should take over, in the order of
+        `open_deliveries`: those for recipients in `here` that this worker does not hold; those held by
+        workers that are not in `living`; and those that expired while no worker held them."""
         return [
             item
             for item in await self.open_deliveries(channel)
@@ -149,24 +149,26 @@ class LedgerQueries(ABC):
         """Return which entries a stream holds."""
 
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """Return the last number of each of these streams; those that have none are left out."""
+        """Return the last number of each of these streams; streams without entries are left out."""
         return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
 
     @abstractmethod
     async def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come in a stream; 0 if it never said."""
+        """Return the position of a reader in a stream; 0 if it never reported one."""
 
     @abstractmethod
     async def cursors(self, stream: str) -> dict[str, int]:
-        """Return how far every reader of a stream has come."""
+        """Return the positions of all readers of a stream."""
 
     @abstractmethod
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """Return how readers stand in streams, for many (stream, reader) with one question."""
+        """Return the stream's last number and the reader's position for many (stream, reader), with one
+        query."""
 
     @abstractmethod
     async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        """Return the high-water marks whose names begin so; if there are very many, those raised last."""
+        """Return the high-water marks whose names begin with `lead`; if there are very many, those raised
+        last."""
 
     @abstractmethod
     async def bucket(self, bucket: str) -> dict[str, bytes]:
@@ -177,7 +179,7 @@ class LedgerQueries(ABC):
         """Return the body of an item, or None."""
 
     async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
-        """Return items, for many (bucket, name) with one question."""
+        """Return the items of many (bucket, name), with one query."""
         return [await self.item(bucket, name) for bucket, name in places]
 
     async def counts(self, buckets: Collection[str]) -> dict[str, int]:
@@ -190,23 +192,23 @@ class LedgerQueries(ABC):
 
     @abstractmethod
     async def size(self) -> Size:
-        """Return how much the ledger remembers."""
+        """Return how many messages, deliveries and bytes the ledger holds."""
 
     @abstractmethod
     async def describe(self) -> Description:
-        """Return what the ledger is made of."""
+        """Return the ledger's engine and the number of its schema."""
 
     @abstractmethod
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        """Return what `prune` would forget now, the oldest first."""
+        """Return the messages that `prune` would forget now, the oldest first."""
 
     @abstractmethod
     async def floor(self) -> Floor:
-        """Return what may have been forgotten, and the time that is trusted."""
+        """Return the floor: below which times messages may have been forgotten, and the trusted time."""
 
     @abstractmethod
     async def aged(
         self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
     ) -> list[AgedMessage]:
         """Return messages of a kind that were admitted as `listed`, above `after` and accepted before
-        `until`, oldest first by (when they were accepted, key)."""
+        `until`, oldest first by (time of acceptance, key)."""

@@ -1,4 +1,4 @@
-"""What a ledger gives out: records, pages, entries, positions, refusals, and what it says of itself."""
+"""The results of a ledger's queries: records, pages, entries, positions, refusals and its description."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OLDEST: Final = (0, b"")
 
 
 class Record(Struct, frozen=True):
-    """One message as the ledger holds it, with the times it went through."""
+    """A message as the ledger holds it, with its state, its answer and the times of its changes."""
 
     message: Message
     state: State
@@ -35,9 +35,9 @@ class Record(Struct, frozen=True):
 
 
 class Page(Struct, frozen=True):
-    """Some messages, newest first. The next page is the one before `next`; None: that was all.
+    """Some messages, newest first. Pass `next` as `before` to get the next page; None: this is the last.
 
-    A page may be short, or empty, and still have a next one: nothing else was found where it looked.
+    A page may be short or empty and still have a next page: a query examines a limited number of messages.
     """
 
     records: list[Record]
@@ -45,7 +45,7 @@ class Page(Struct, frozen=True):
 
 
 class AgedMessage(Struct, frozen=True):
-    """An old message, and those of its deliveries that have ended, if it has ended itself."""
+    """An old message and, if it has ended, those of its deliveries that have ended."""
 
     accepted_at: int
     key: bytes
@@ -62,21 +62,21 @@ class StreamEntry(Struct, frozen=True):
 
 
 class StreamRange(Struct, frozen=True):
-    """What a stream holds: entries `first` to `last`. Empty if first > last; older ones were trimmed."""
+    """The numbers of a stream's entries, `first` to `last`; none if first > last. Older ones were trimmed."""
 
     first: int = 1
     last: int = 0
 
 
 class StreamPosition(Struct, frozen=True, gc=False):
-    """A stream's last number, and how far one reader has come in it; None: they never said."""
+    """A stream's last number, and one reader's position in it; None if the reader never reported one."""
 
     last: int
     cursor: int | None
 
 
 class Refusal(Struct, frozen=True):
-    """Why nothing happened."""
+    """The record of a message that was not admitted, and why."""
 
     scope: str
     id: str
@@ -86,7 +86,7 @@ class Refusal(Struct, frozen=True):
 
 
 class Size(Struct, frozen=True):
-    """How much the ledger remembers."""
+    """The size of a ledger: its messages, its deliveries and its bytes."""
 
     messages: int
     deliveries: int
@@ -94,7 +94,7 @@ class Size(Struct, frozen=True):
 
 
 class Description(Struct, frozen=True):
-    """What a ledger is made of: its engine with its version, and the number of its schema."""
+    """A ledger's engine with its version, and the number of its schema."""
 
     engine: str
     schema: int

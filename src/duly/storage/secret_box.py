@@ -1,11 +1,11 @@
 """The secrets in a ledger, encrypted with a key that is not in it.
 
-The laws. A copy of the database gives no secret away: channel addresses, webhook secrets, password and broker
-hashes are sealed (AES-256-GCM) with a key from a file. The place in the ledger is part of the seal, so that
-none can be moved to another place. The ledger says which key it needs; a process that has another one, or
-none, is told so before it changes anything. Hubs on one ledger need the same key.
+The laws. A copy of the database reveals no secret: channel addresses, webhook secrets, password and broker
+hashes are sealed (AES-256-GCM) with a key from a file. The place in the ledger is part of the seal, so a
+sealed value cannot be moved to another place. The ledger records which key it needs; a process with another
+key, or none, gets an error before it changes anything. All hubs on one ledger need the same key.
 
-Values that an older version has stored in plain are read as they are; a hub seals them when it starts.
+Values that an older version stored in plain text are read as they are; a hub seals them when it starts.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ from duly.runtime.files import close_to_others, write_private
 from duly.storage.ledger import Ledger
 
 FILE: Final = "secret.key"
-"""In the data folder, made at the first start, if no other is given."""
+"""The name of the key file in the data folder; it is made at the first start unless another file is given."""
 NAMED: Final = "DULY_SECRET_KEY=FILE, or with --secret-key where a verb has it"
-"""How a person names another key file."""
+"""How error messages tell a user to name another key file."""
 BUCKET: Final = "secret_key"
 NAME: Final = "check"
 PREFIX: Final = "sealed:1:"
 KEY_SIZE: Final = 32
 NONCE: Final = 12
 SHORTEST: Final = 32
-"""Characters of a key file: fewer could be guessed."""
+"""The fewest characters of a key file: a shorter key could be guessed."""
 
 
 class SecretBox:
-    """Seals and opens with one key."""
+    """Encrypts and decrypts secrets with one key."""
 
     def __init__(self, key: bytes) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
         self._cipher = AESGCM(_derive(key, b"seal"))
         self.tag_key = _derive(key, b"tag")
-        """for names that must be the same for the same secret, and tell nothing of it"""
+        """the key for names that are the same for the same secret and do not reveal it"""
         self.id = _derive(key, b"id")[:4].hex()
 
     def encrypt(self, secret: str, place: str) -> str:
-        """Returns the secret encrypted for one place in the ledger: at another place it cannot be read."""
+        """Return the secret encrypted for one place in the ledger; elsewhere it cannot be decrypted."""
         nonce = secrets.token_bytes(NONCE)
         sealed = self._cipher.encrypt(nonce, secret.encode(), place.encode())
         return f"{PREFIX}{self.id}:{base64.b64encode(nonce + sealed).decode()}"
 
     def decrypt(self, sealed: str, place: str) -> str:
-        """Returns the secret; a value in plain text is returned as it is."""
+        """Return the secret; a value in plain text is returned as it is."""
         from cryptography.exceptions import InvalidTag
 
         if not is_sealed(sealed):
@@ -70,7 +70,7 @@ class SecretBox:
 
 
 def is_sealed(value: str) -> bool:
-    """Whether a stored value is encrypted, and not a secret in plain text."""
+    """Return whether a stored value is encrypted rather than plain text."""
     return value.startswith(PREFIX)
 
 
@@ -82,7 +82,7 @@ def _derive(key: bytes, purpose: bytes) -> bytes:
 
 
 def read_key(path: Path) -> SecretBox:
-    """The box of a key file: any text of 32 characters or more, such as a line of random base64."""
+    """Return the box of a key file: any text of 32 characters or more, such as a line of random base64."""
     try:
         text = path.read_bytes().strip()
     except OSError as problem:
@@ -97,7 +97,7 @@ def read_key(path: Path) -> SecretBox:
 
 
 def make_key(path: Path) -> None:
-    """Make a key file of random bytes; one that is there already stays."""
+    """Create a key file of random bytes; an existing file is kept."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         write_private(fresh, base64.b64encode(secrets.token_bytes(KEY_SIZE)) + b"\n")
@@ -115,11 +115,11 @@ def make_key(path: Path) -> None:
 async def open_box(
     ledger: Ledger, data: Path, given: str = "", *, make: bool = True, reading: bool = False
 ) -> SecretBox | None:
-    """The box of this ledger: with the key in the given file, or the one in the data folder.
+    """Return the box of this ledger, with the key in the given file or in the one in the data folder.
 
-    A ledger that has no key yet gets one, which is made if the file is not there; without `make`, only if it
-    was given. None says that nothing is sealed yet. Raises `SecretKeyMissing` if the ledger needs a key that
-    is not here.
+    A ledger that has no key yet gets one, and the key file is created if it does not exist; without `make`,
+    only a given file is used. None means that nothing is sealed yet. Raises `SecretKeyMissing` if the key
+    that the ledger needs is not available.
     """
     path = Path(given) if given else data / FILE
     needed = await needed_key(ledger)
@@ -138,7 +138,7 @@ async def open_box(
     if not needed and not reading:
         await ledger.write(PutNewItem(BUCKET, NAME, box.encrypt(NAME, BUCKET).encode()))
         needed = await needed_key(ledger)
-        if needed != box.id and made:  # another hub was faster, with a key of its own
+        if needed != box.id and made:  # another hub has stored its own key first
             path.unlink()
     if needed and needed != box.id:
         raise SecretKeyMissing(
@@ -149,7 +149,7 @@ async def open_box(
 
 
 async def needed_key(ledger: Ledger) -> str:
-    """The id of the key that the ledger needs; empty if it needs none yet."""
+    """Return the id of the key that the ledger needs; empty if it needs none yet."""
     found = (await ledger.item(BUCKET, NAME) or b"").decode()
     return found.removeprefix(PREFIX).partition(":")[0]
 
@@ -160,7 +160,8 @@ SHARED: Final = "secrets"
 
 
 async def shared_secret(ledger: Ledger, box: SecretBox, name: str, size: int = KEY_SIZE) -> bytes:
-    """A random secret that all hubs on this ledger have, sealed in it; made if there is none of this name."""
+    """Return the random secret of this name that all hubs on the ledger share; create and seal it if there is
+    none."""
     place = f"{SHARED}/{name}"
     fresh = base64.b64encode(secrets.token_bytes(size)).decode()
     await ledger.write(PutNewItem(SHARED, name, box.encrypt(fresh, place).encode()))

@@ -1,8 +1,8 @@
-"""A ledger as rows, at one moment: what checks, copies, exports and backups read.
+"""Snapshots: the rows of a ledger at one moment, as checks, copies, exports and backups read them.
 
-The tables and their columns are listed here once, as both databases have them. A snapshot yields the rows of
-a table in the order of its key, with the same Python values whatever the database: text, integers, bytes,
-booleans, None. So two ledgers that hold the same have the same digests, table by table.
+The tables and columns listed here are the same in both databases. A snapshot yields the rows of a table in
+the order of its key, with the same Python values for either database: text, integers, bytes, booleans, None.
+So two ledgers with the same content have the same digests, table by table.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ StoredRow: TypeAlias = tuple[Any, ...]
 """The columns of a row, in the order of its table."""
 
 BATCH: Final = 500
-"""Rows that are read and written at a time."""
+"""How many rows are read and written at a time."""
 
 
 class LedgerTable(Struct, frozen=True):
-    """A table of the ledger: its columns, and in which order its rows are read.
+    """A table of the ledger: its columns, and the order in which its rows are read.
 
-    The type of a column is `bytes`, `str`, `int` or `bool`, with a question mark if it may be null.
+    The type of a column is `bytes`, `str`, `int` or `bool`, with a question mark if the column may be null.
     """
 
     name: str
@@ -34,13 +34,13 @@ class LedgerTable(Struct, frozen=True):
     order: str
 
     def fits(self, row: StoredRow) -> bool:
-        """Say whether every value of a row has the type of its column."""
+        """Return whether every value of a row has the type of its column."""
         kinds = zip(self.columns.values(), row, strict=True)
         return all(type(v).__name__ == k.rstrip("?") or (v is None and k.endswith("?")) for k, v in kinds)
 
     @property
     def flags(self) -> tuple[int, ...]:
-        """The places of the columns that are booleans, which SQLite stores as numbers."""
+        """The indexes of the boolean columns, which SQLite stores as numbers."""
         return tuple(at for at, kind in enumerate(self.columns.values()) if kind == "bool")
 
 
@@ -92,11 +92,11 @@ class Snapshot(ABC):
 
     @abstractmethod
     async def problems(self) -> list[tuple[str, str]]:
-        """Return what is wrong with the database itself: the name of an invariant, and a sentence."""
+        """Return the problems of the database itself: for each, the name of an invariant and a sentence."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the ledger."""
+        """Release the ledger."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -115,7 +115,7 @@ class TableSummary(Struct, frozen=True):
 
 
 Summaries: TypeAlias = dict[str, TableSummary]
-"""Of all tables of a ledger, by name."""
+"""The summaries of all tables of a ledger, by name."""
 
 
 class TableDigest:
@@ -132,7 +132,7 @@ class TableDigest:
         self._hash = blake2b(digest_size=16)
 
     def add(self, rows: Sequence[StoredRow]) -> None:
-        """Take in the next rows."""
+        """Count and hash the next rows."""
         self.rows += len(rows)
         encode = _encoder.encode
         for row in rows:

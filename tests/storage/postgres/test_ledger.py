@@ -23,6 +23,7 @@ from duly.storage import open_ledger, sql
 from duly.storage.postgres.ledger import PostgresLedger
 from duly.testing import ManualClock
 from tests import servers
+from tests.guard import GUARD
 from tests.storage.making import admit, message, until
 
 
@@ -49,7 +50,7 @@ async def until_blocked(observer: asyncpg.Connection[Any], hub: PostgresLedger) 
     """Come back when the hub's flush waits for a lock; the number of its server process."""
     pid: int = hub._flusher.get_server_pid()
     waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1"
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not await observer.fetchval(waits, pid):
             pass
     return pid
@@ -303,7 +304,7 @@ async def test_waiting_callers_hear_of_the_closing_even_if_it_takes_long(url: st
     ledger._spawn(still.wait())  # a look at the ledger that is under way
     closing = asyncio.ensure_future(ledger.close())
     with pytest.raises(Stopped):
-        await asyncio.wait_for(waiting, 5)
+        await asyncio.wait_for(waiting, GUARD)
     still.set()
     await closing
 

@@ -19,6 +19,7 @@ from duly.storage.memory import MemoryLedger
 from duly.storage.postgres.ledger import PostgresLedger
 from duly.testing import ManualClock
 from tests import servers
+from tests.guard import GUARD
 from tests.storage.making import message
 
 Hubs = tuple[PostgresLedger, PostgresLedger]
@@ -181,7 +182,7 @@ async def test_an_item_that_the_other_hub_is_changing_is_waited_for(
     async with hubs[0].transaction() as tx:
         await tx.write(then)
         waiting = asyncio.ensure_future(hubs[1].commit([command(clock, 2)]))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while not await observer.fetchval(
                 "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1", pid
             ):
@@ -199,7 +200,7 @@ async def test_two_hubs_that_check_the_same_item_do_not_wait_for_each_other(
     async with other.transaction():
         await other.fetch("SELECT 1 FROM duly_items WHERE bucket = 'grants' FOR SHARE")
         asked = Asked(hubs[1])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             assert (await hubs[1].write(*command(clock, 2))).values[1] == FRESH
         assert asked.once
     await other.close()

@@ -27,6 +27,7 @@ from duly.storage.sqlite import ledger as sqlite
 from duly.storage.sqlite import writer as sqlite_writer
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.testing import ManualClock
+from tests.guard import GUARD
 from tests.storage.making import message
 from tests.storage.sqlite.test_ledger import ADMIT, HOLD, line, process
 
@@ -271,6 +272,25 @@ async def test_a_killed_ledger_whose_log_is_gone_is_refused(path: Path, readonly
     assert not beside(path, "-wal").exists(), "nothing was left behind"
 
 
+async def test_a_ledger_whose_log_and_note_are_gone_does_not_begin_anew_where_a_hub_was(
+    tmp_path: Path,
+) -> None:
+    """All that a young hub had stored was in its log. A copy of its folder without the log and the note was
+    started as a new ledger: without accounts, and without the ids that had run."""
+    path = tmp_path / "ledger.db"
+    await killed(path)
+    (tmp_path / "secret.key").touch()
+    for end in ("-wal", "-shm", ".lock"):
+        beside(path, end).unlink()
+    for _ in range(2):
+        with pytest.raises(LedgerDamaged, match=r"nothing is in the file.* restore a backup; .*secret\.key"):
+            await SqliteLedger.open(path, ManualClock())
+    path.unlink()
+    beside(path, ".lock").unlink(missing_ok=True)
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        assert (await ledger.admit(message(1))).fresh
+
+
 async def test_one_that_only_reads_refuses_a_log_that_was_cut_short(path: Path) -> None:
     await killed(path)
     log = beside(path, "-wal")
@@ -465,11 +485,11 @@ async def test_closing_does_not_wait_for_a_large_file_to_be_read(
 
     def long(self: sqlite_file.LedgerFile, stop: threading.Event) -> None:
         reading.set()
-        assert stop.wait(20), "closing did not say so"
+        assert stop.wait(GUARD), "closing did not say so"
 
     monkeypatch.setattr(sqlite_file.LedgerFile, "read_through", long)
     async with await SqliteLedger.open(path, ManualClock()):
-        assert reading.wait(20)
+        assert reading.wait(GUARD)
 
 
 # ── older files ──────────────────────────────────────────────────────────────────────────────────

@@ -31,6 +31,7 @@ from duly.storage import open_ledger, sql
 from duly.storage.sqlite.file import APPLICATION_ID
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.testing import ManualClock
+from tests.guard import GUARD
 from tests.small_disk import small_disk
 from tests.storage.making import admit, message, until
 
@@ -443,7 +444,7 @@ say("over")
 
 async def test_a_program_that_ends_without_closing_ends_quietly(path: Path) -> None:
     with process(EXIT, path) as program:
-        assert program.communicate(timeout=20)[0] == "over\n"
+        assert program.communicate(timeout=GUARD)[0] == "over\n"
         assert program.returncode == 0
 
 

@@ -20,6 +20,7 @@ from duly.errors import LedgerDamaged, LedgerInUse, LedgerUnavailable, Malformed
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
 from duly.storage.sqlite import shared
+from tests.guard import GUARD
 
 WRITER = """
 import asyncio, sys
@@ -213,8 +214,10 @@ async def test_a_worker_is_gone_when_its_process_is_and_no_sooner(url: str, more
         assert worker.endswith("+")
         assert not ledger.is_gone(worker)
         process.kill()
-        process.wait(20)
-        async with asyncio.timeout(20):  # what it has forked closes its copy of the lock when it first runs
+        process.wait(GUARD)
+        async with asyncio.timeout(
+            GUARD
+        ):  # what it has forked closes its copy of the lock when it first runs
             while not ledger.is_gone(worker):
                 await asyncio.sleep(0.01)
     assert not ledger.is_gone(worker[:-1]), "one that holds no lock may be alive"
@@ -239,7 +242,7 @@ async def test_a_run_whose_process_was_killed_is_taken_over_at_once(url: str, tm
     assert not waiting.done()
     process.kill()
     await process.communicate()
-    assert await asyncio.wait_for(waiting, 20) == "taken over"
+    assert await asyncio.wait_for(waiting, GUARD) == "taken over"
     await ledger.close()
 
 

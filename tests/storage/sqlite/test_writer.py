@@ -15,6 +15,7 @@ from duly.errors import LedgerUnavailable
 from duly.storage.sqlite.disk_pace import QUICK_SECONDS, DiskPace
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.writer import SMALL_FLUSH, SqliteWriter
+from tests.guard import GUARD
 
 LOOP, THREAD = "loop", "thread"
 
@@ -173,4 +174,4 @@ async def test_a_log_that_grows_by_flushes_of_the_loop_is_moved_into_the_databas
 
 
 def _wait_for(event: threading.Event) -> None:
-    assert event.wait(60)
+    assert event.wait(GUARD)

@@ -1,12 +1,13 @@
-"""One flush in PostgreSQL: lock the rows it touches, carry operations out on them, write back what changed.
+"""One flush in PostgreSQL: locks the rows that it touches, carries out the operations on them, and writes
+back the rows that changed.
 
 The laws. Rows that may change are locked when they are read, in the order of their keys, and tables in the
-order of this file. A row that was absent is inserted only if it still is: if another hub was faster,
-`ConcurrentChange` is raised, the transaction is rolled back and done again, and finds the row.
+order of this file. A row that was absent is inserted only if it is still absent: if another hub has inserted
+it, `ConcurrentChange` is raised, and the transaction is rolled back and repeated, and finds the row.
 
-Admission reserves first: it inserts every message that may be admitted, and what was inserted is known to
-have been absent. Only then is the floor read: if another hub forgot an id between our look and our insert, it
-raised the floor in the same transaction, so we see it now. No hub waits.
+Admission reserves first: it inserts every message that may be admitted, and a message that could be inserted
+was absent. The floor is read only after that: if another hub forgot an id before the insert, it raised the
+floor in the same transaction, so this flush sees the raised floor. No hub waits.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from duly.storage.sql import rows
 
 
 class ConcurrentChange(Exception):
-    """Another hub changed what we were about to change."""
+    """Another hub has changed a row that this flush was about to change."""
 
 
 class PostgresConnection(Protocol):
-    """What a flush needs of an asyncpg connection."""
+    """The part of an asyncpg connection that a flush uses."""
 
     async def fetch(self, query: str, *args: Any) -> Sequence[Any]:
         """Run a statement and return its rows."""
@@ -41,9 +42,9 @@ class PostgresConnection(Protocol):
 async def flush(
     connection: PostgresConnection, groups: Sequence[w.Group]
 ) -> tuple[list[w.Results], LockedRows]:
-    """Carry groups out in order, within the transaction that is open on this connection.
+    """Carry out groups in order, within the transaction that is open on this connection.
 
-    Returns their results, and the rows as they stand when it is committed.
+    Returns their results, and the rows as they are after the commit.
     """
     work = _Flush(connection, Footprint(groups))
     await work.load()
@@ -67,7 +68,7 @@ class _Flush:
         return await self._connection.fetch(sql.queries("postgres")[name], *args)
 
     async def _run_many(self, name: str, values: Iterable[tuple[Any, ...]]) -> int:
-        """Run a statement over columns; return how many rows it returned."""
+        """Run a statement on many rows of values; return how many rows it returned."""
         columns = list(zip(*values, strict=True))
         return len(await self._run(name, *columns)) if columns else 0
 
@@ -103,7 +104,7 @@ class _Flush:
                     held.messages[key] = LockedMessage(fingerprint, State(state), rows.answer_of(answer))
         if touched.admits:
             if any(key not in held.messages and key not in self._reserved for key in touched.admits):
-                raise ConcurrentChange  # it was there when we inserted and is gone now
+                raise ConcurrentChange  # the message existed at the insert and is gone now
             held.floor = Floor(*(await self._run("floor"))[0])
 
     async def _load_deliveries(self) -> None:
@@ -160,7 +161,7 @@ class _Flush:
     async def _store_messages(self) -> None:
         held, reserved = self.rows, self._reserved
         stands = held.messages
-        # A reservation is used by the admission it was made for, or given up.
+        # A reservation that its admission did not use is deleted.
         unused = {k for k, admit in reserved.items() if k not in stands or stands[k].admit is not admit}
         if gone := sorted(unused | held.withdrawn.difference(reserved)):
             await self._run("forget", gone)

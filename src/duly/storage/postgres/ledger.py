@@ -1,12 +1,12 @@
 """The shared ledger: PostgreSQL, written by any number of hubs at once, through asyncpg.
 
-Callers share flushes (`duly.storage.group_commit`), and a flush is one transaction on a connection of its
-own, so that no reader can keep it busy: one statement if its rows are as this hub last saw them
-(`verified_flush.py`), a dozen if not (`flush.py`). A transaction that lost a race is done again.
-Results are given out after the server has flushed them, whatever its default is. When the server is away,
-callers hear it at once and nothing is half stored; when it is back, the same ledger goes on. A server that
-does not answer is as good as away, within seconds (`watch.py`). Another hub may end a message, so one query
-polls for all who wait."""
+Callers share flushes (`duly.storage.group_commit`). A flush is one transaction on a connection of its own, so
+that readers cannot delay it: one statement if its rows are as this hub last saw them (`verified_flush.py`), a
+dozen if not (`flush.py`). A transaction that lost a race is repeated. Results are returned after the server
+has flushed them, whatever its default setting. When the server is away, callers get an error at once and
+nothing is stored in part; when the server is back, the same ledger goes on. A server that does not answer
+counts as away within seconds (`watch.py`). Another hub may end a message, so one query polls for all callers
+that wait."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from duly.storage.sql.ledger import as_duly
 from duly.storage.sql.polled import PolledLedger
 
 SESSIONS: Final = 8
-"""Most transactions of callers at once; two more connections are for reading, one is for the flush."""
+"""The most transactions of callers at once; two more connections are for reading, and one for flushes."""
 ATTEMPTS: Final = 10
 INSPECT_SECONDS: Final = 5.0
 CONNECTING: Final[dict[str, Any]] = {
     "timeout": 3,
     "command_timeout": 60,
-    # A plan made for an empty table would be kept while it grows: locking 200 of 300,000 rows took 830 ms
-    # with it, 4 ms when planned for the table as it is. Planning costs 0.1 ms.
+    # A plan made for an empty table would be kept while the table grows: with such a plan, locking 200 of
+    # 300,000 rows took 830 ms instead of 4 ms. Planning each time costs 0.1 ms.
     "server_settings": {
         "application_name": "duly",
         "synchronous_commit": "on",
@@ -49,10 +49,10 @@ CONNECTING: Final[dict[str, Any]] = {
 
 
 RELEASE_SECONDS: Final = 3
-"""How long giving a connection back to the pool may take; then it is closed."""
+"""How long returning a connection to the pool may take; after that the connection is closed."""
 
 GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a connection says that is given back when its server is away."""
+"""The errors of a connection that is returned to the pool while its server is away."""
 
 
 class PostgresLedger(PolledLedger):
@@ -67,7 +67,7 @@ class PostgresLedger(PolledLedger):
         self._pool: Any = None
         self._flusher: Any = None
         self._process: tuple[int, Any] = (0, None)
-        """the server's process behind the flusher"""
+        """the server process of the flush connection"""
         self._cache = RowCache()
         self._watch = StatementWatch(url)
         self._doubts = DoubtfulCommits(url, CONNECTING)
@@ -79,7 +79,7 @@ class PostgresLedger(PolledLedger):
         ledger = cls(url, clock, hot=hot)
         try:
             with translated_postgres():
-                # No connection is held in reserve: the pool would complain whenever the server is away.
+                # No idle connections are kept: the pool would log an error whenever the server is away.
                 ledger._pool = await asyncpg.create_pool(url, min_size=0, max_size=SESSIONS + 2, **CONNECTING)
                 await ledger._migrate()
                 ledger._cache.floor = floor = await ledger.floor()
@@ -102,7 +102,7 @@ class PostgresLedger(PolledLedger):
                 await connection.execute(queries["migrated"], migration.number, migration.name)
 
     async def close(self) -> None:
-        """Finish what was handed over, then close every connection."""
+        """Finish the submitted commits, then close every connection."""
         await self._finish()
         if self._flusher is not None:
             line, self._flusher = self._flusher, None
@@ -113,7 +113,7 @@ class PostgresLedger(PolledLedger):
             await self._close_pool()
 
     async def _close_pool(self) -> None:
-        """Close the pool, which waits for its connections; but not for a server that does not answer."""
+        """Close the pool, which waits for its connections, unless the server does not answer."""
         try:
             async with asyncio.timeout(RELEASE_SECONDS):
                 await self._pool.close()
@@ -146,7 +146,7 @@ class PostgresLedger(PolledLedger):
                 for batch in batches:
                     batch.error = as_duly(problem)
                 return
-            # One caller's trouble must not be everyone's: each gets a transaction of its own.
+            # One caller's error must not fail the others: each batch gets a transaction of its own.
             for batch in batches:
                 await self._commit([batch])
         else:
@@ -158,7 +158,7 @@ class PostgresLedger(PolledLedger):
         return await self._verify(groups) or await self._lock(groups)
 
     async def _verify(self, groups: list[w.Group]) -> list[w.Results] | None:
-        """Carry groups out on cached rows, with one statement; None: they need locks."""
+        """Carry out groups on cached rows, with one statement; return None if they need locks."""
         try:
             work = VerifiedFlush(self._cache, groups)
         except NotCached:
@@ -180,7 +180,7 @@ class PostgresLedger(PolledLedger):
         return work.results if stored else None
 
     async def _lock(self, groups: list[w.Group]) -> list[w.Results]:
-        """Carry groups out on rows that are read and locked."""
+        """Carry out groups on rows that are read and locked."""
         for _ in range(ATTEMPTS):
             with translated_postgres():
                 line = await self._flush_connection()
@@ -217,13 +217,13 @@ class PostgresLedger(PolledLedger):
         return self._flusher
 
     def _drop_flusher(self) -> None:
-        """Drop the flush connection; the server rolls back what was open on it."""
+        """Drop the flush connection; the server rolls back its open transaction."""
         if self._flusher is not None:
             self._flusher.terminate()
             self._flusher = None
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction of the caller's own, on a connection from the pool."""
+        """Open a transaction for the caller, on a connection from the pool."""
         return self._transaction()
 
     @asynccontextmanager
@@ -249,7 +249,7 @@ class PostgresLedger(PolledLedger):
 
     @contextmanager
     def _asking_the_pool(self) -> Iterator[None]:
-        # The pool is closed last. A caller woken by the closing must not find it open and wait again.
+        # The pool is closed last: a caller that `close` has woken must not find it open and wait again.
         if self._closed:
             raise Stopped("this ledger is closed")
         try:
@@ -292,18 +292,18 @@ class PostgresLedger(PolledLedger):
         return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
     async def booked(self, channel: str, recipients: Collection[str]) -> list[w.OpenDelivery]:
-        """Return deliveries for these recipients that no worker holds."""
+        """Return the waiting deliveries for these recipients that no worker holds."""
         return [rows.open_of(row) for row in await self._read("booked", channel, list(recipients))]
 
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[w.OpenDelivery]:
-        """Return what this worker should see to."""
+        """Return the open deliveries that this worker should take over."""
         found = await self._read("strays", channel, list(here), worker, list(living), now)
         return [rows.open_of(row) for row in found]
 
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
-        """Return what is known of these messages."""
+        """Return the records of the known ones among these messages."""
         return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
 
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
@@ -311,7 +311,7 @@ class PostgresLedger(PolledLedger):
         return dict(await self._read("lasts", list(streams))) if streams else {}
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """Return how readers stand in streams."""
+        """Return the last numbers of streams and the positions of readers in them."""
         if not places:
             return []
         return [StreamPosition(*row) for row in await self._read("standing", *zip(*places, strict=True))]
@@ -331,14 +331,14 @@ class PostgresLedger(PolledLedger):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def scrub(self) -> None:
-        """Write the table of items anew."""
+        """Rewrite the table of items, so that it holds no deleted data."""
         with self._asking_the_pool():
             await self._pool.execute(self._queries["scrub"])
 
 
 class _PostgresSession:
-    """A caller's transaction. The first error ends it, whatever its caller does about it: PostgreSQL would
-    answer a COMMIT after it with a silent rollback."""
+    """A caller's transaction. The first error ends it, even if the caller catches it: PostgreSQL would answer
+    a later COMMIT with a silent rollback."""
 
     def __init__(self, connection: Any, watch: StatementWatch) -> None:
         self._connection = connection
@@ -359,7 +359,7 @@ class _PostgresSession:
         return [tuple(row) for row in found]
 
     async def write(self, *operations: w.Write) -> w.Results:
-        """Carry a group out, behind a savepoint: a lost race is done again."""
+        """Carry out a group after a savepoint, to which a lost race returns before it is repeated."""
         async with self._turn():
             for _ in range(ATTEMPTS):
                 with suppress(ConcurrentChange):
@@ -371,7 +371,7 @@ class _PostgresSession:
 
     @asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """One call at a time: a connection does not take two."""
+        """Wait for the caller's other calls: a connection runs one at a time."""
         async with self._lock:
             if self.over:
                 raise ProgramError("this transaction has ended; open a new one")
@@ -402,7 +402,7 @@ MAYBE: Final = "it may or may not be stored. Repeat it with the same ids: that i
 
 @contextmanager
 def translated_postgres(*, committing: bool = False) -> Iterator[None]:
-    """Turn what PostgreSQL and the network say into our errors: who can mend it, and what to do."""
+    """Translate errors of PostgreSQL and the network into duly's, which say what to do."""
     stored = MAYBE if committing else "nothing was stored. Try again when it is back"
     try:
         yield
@@ -436,8 +436,8 @@ def translated_postgres(*, committing: bool = False) -> Iterator[None]:
 
 
 async def inspect(url: str) -> tuple[Description | None, Size | None]:
-    """What is in a database, without changing it; no description: there is no ledger in it (yet). The size
-    only where its schema is the one we know."""
+    """Return the description and the size of the ledger in a database, without changing it. The description
+    is None if the database has no ledger; the size is None unless the schema is the current one."""
     queries = sql.queries("postgres")
     try:
         with translated_postgres():

@@ -1,8 +1,8 @@
-"""The rows of open work, as this hub last saw them committed.
+"""A cache of the rows of open messages, as this hub last saw them committed.
 
-A flush that finds its rows here is carried out on them, and PostgreSQL verifies them while it writes
-(`verified_flush.py`): one question instead of a dozen. Other hubs may change a row at any time, so nothing
-here is the truth. It is bounded, and may forget anything: what is not here is read and locked
+A flush whose rows are all cached is carried out on them, and PostgreSQL verifies the rows while it writes
+(`verified_flush.py`): one statement instead of a dozen. Other hubs may change a row at any time, so the cache
+is never authoritative. It is bounded and may drop any row: rows that are not cached are read and locked
 (`flush.py`).
 """
 
@@ -19,13 +19,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 CAPACITY: Final = 20_000
-"""Most rows of each table: about 30 MB together."""
+"""The most cached rows of each table: about 30 MB together."""
 LARGEST: Final = 1_024
-"""Bytes of the largest item that is kept: an account or a grant is a fifth of that."""
+"""The size of the largest item that is cached, in bytes: an account or a grant is a fifth of that."""
 
 
 class RowCache:
-    """Open messages and deliveries, marks and items; the least recently written are forgotten first."""
+    """Caches open messages and deliveries, marks and items; drops the least recently written first."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
@@ -36,7 +36,7 @@ class RowCache:
         self.items: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def learn(self, rows: LockedRows) -> None:
-        """Take over the rows of a flush that is committed."""
+        """Cache the rows of a committed flush."""
         if rows.floor is not UNREAD:
             self.floor = rows.floor
         for key in rows.withdrawn:
@@ -62,7 +62,7 @@ class RowCache:
             self.items.pop(place, None)
 
     def forget(self, rows: LockedRows) -> None:
-        """Forget the rows of a flush that was refused: some of them are not as they were here."""
+        """Drop the rows of a flush that was refused: some of them differ from the database."""
         for key in rows.messages:
             self.messages.pop(key, None)
         for delivery in rows.deliveries.values():

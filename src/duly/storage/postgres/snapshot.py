@@ -1,4 +1,4 @@
-"""A PostgreSQL ledger as rows, at one moment: a read-only transaction that sees nothing newer."""
+"""A snapshot of a PostgreSQL ledger: a read-only transaction that sees no later change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duly.storage.postgres.watch import asyncpg
 from duly.storage.snapshot import BATCH, TABLES, LedgerTable, Snapshot, StoredRow
 
 SLOW_SECONDS: Final = 600
-"""How long one question may take: a count of a large table, say."""
+"""How long one query may take, such as the count of a large table."""
 
 
 class PostgresSnapshot(Snapshot):
@@ -24,8 +24,8 @@ class PostgresSnapshot(Snapshot):
 
     @classmethod
     async def open(cls, url: str, *, locked: bool = False) -> PostgresSnapshot:
-        """Open the database at this moment. With `locked` it is not written until the snapshot is closed;
-        raises if a process writes it now."""
+        """Open a snapshot of the database. With `locked`, no process can write the ledger until the snapshot
+        is closed; raises if a process is writing now."""
         queries = sql.queries("postgres")
         try:
             with translated_postgres():
@@ -53,7 +53,7 @@ class PostgresSnapshot(Snapshot):
         return snapshot
 
     async def _begin(self, locked: bool) -> None:
-        """Begin the transaction in which everything stands still."""
+        """Begin the transaction that sees the ledger at one moment."""
         if locked and (others := await self._connection.fetchval(sql.queries("postgres")["other_processes"])):
             raise LedgerInUse(
                 f"other processes of duly use this ledger ({others} connections are open); stop its "
@@ -93,6 +93,6 @@ class PostgresSnapshot(Snapshot):
         return [("file-sound", f"the index {name} is not valid; REINDEX it") for (name,) in found]
 
     async def close(self) -> None:
-        """Let go of the database."""
+        """Close the connection."""
         with suppress(*GONE):
             await self._connection.close(timeout=5)

@@ -1,10 +1,10 @@
-"""One flush in one statement: carried out on rows as this hub last saw them, which PostgreSQL verifies.
+"""One flush in one statement: carried out on cached rows, which PostgreSQL verifies.
 
-The laws. A row that is written is written only if it is as it was here; a row that was absent is inserted
-only if it still is; an item that was checked is locked and compared. If anything is different, nothing is
-changed and the caller is told: then the rows are locked and read (`flush.py`). Whatever was looked at is
-verified in one of these ways, or the server is not asked at all. The statement is a transaction by itself:
-when it has been answered, it is committed and flushed.
+The laws. A row is changed only if it equals the cached row; a row that was absent is inserted only if it is
+still absent; an item that was checked is locked and compared. If any row differs, nothing is changed, and the
+caller locks and reads the rows instead (`flush.py`). Every row that the flush read is verified in one of
+these ways; if that is not possible, the statement is not sent. The statement is a transaction by itself: when
+the server has answered it, it is committed and flushed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _STATES: Final = rows.STATE_NUMBERS
 
 
 class NotCached(Exception):
-    """A row is needed that is not in the cache, or that cannot be verified."""
+    """The flush needs a row that is not in the cache, or that cannot be verified."""
 
 
 class ExpectedRows(LockedRows):
-    """Rows as the cache has them, with the changes of this flush.
+    """The cached rows, with the changes of this flush.
 
-    A message or delivery that is not cached is taken for absent: that is verified when it is inserted.
+    A message or delivery that is not cached is assumed to be absent; its insertion verifies that.
     """
 
     def __init__(self, cache: RowCache) -> None:
@@ -47,7 +47,7 @@ class ExpectedRows(LockedRows):
         self.floor = cache.floor
 
     def message(self, key: bytes) -> LockedMessage | None:
-        """Return what is known of a message."""
+        """Return a message, if it is cached."""
         found = self.messages.get(key)
         if found is None:
             self._seen.add(key)
@@ -91,15 +91,15 @@ class ExpectedRows(LockedRows):
     # ── what needs locks ─────────────────────────────────────────────────────────────────────────
 
     def withdraw(self, key: bytes) -> NoReturn:
-        """Give up: deliveries that are not cached are removed, too."""
+        """Give up: deliveries that are not cached would have to be removed as well."""
         raise NotCached
 
     def due(self, channel: str, now: int, limit: int) -> NoReturn:
-        """Give up: other hubs make deliveries that are due."""
+        """Give up: other hubs create deliveries that may be due."""
         raise NotCached
 
     def last(self, stream: str) -> NoReturn:
-        """Give up: other hubs append, too."""
+        """Give up: other hubs append to streams as well."""
         raise NotCached
 
     def entry_body(self, stream: str, n: int) -> NoReturn:
@@ -119,13 +119,13 @@ class ExpectedRows(LockedRows):
         raise NotCached
 
     def refuse(self, refusal: w.RecordRefusal) -> NoReturn:
-        """Give up: the oldest refusals are forgotten when new ones are stored."""
+        """Give up: storing a refusal also deletes the oldest ones."""
         raise NotCached
 
     # ── what the server is told ──────────────────────────────────────────────────────────────────
 
     def changes(self) -> list[list[Any]]:
-        """Return the arguments of the statement: rows, as they were and are to be, ordered by their keys."""
+        """Return the arguments of the statement: the old and the new rows, ordered by their keys."""
         if not self._written():
             raise NotCached
         admitted, moved = self._message_rows()
@@ -140,12 +140,12 @@ class ExpectedRows(LockedRows):
         return changes
 
     def _judged_by(self) -> list[int]:
-        """Return the least `until` of the new messages, and when and how far the floor was mended."""
+        """Return the smallest `until` of the new messages, and when and how far the floor was mended."""
         untils = [row.admit.until for row in self.messages.values() if row.admit is not None]
         return [min(untils, default=0), self.floor.mended, self.floor.barrier]
 
     def _written(self) -> bool:
-        """Whether everything that was looked at, but for items, has been changed."""
+        """Return whether every row that was read, except items, was also changed."""
         return (
             self._seen <= self.messages.keys()
             and self._seen_marks <= self.marks.keys()
@@ -180,18 +180,18 @@ class ExpectedRows(LockedRows):
 
 
 class VerifiedFlush:
-    """A flush that is carried out already, on rows of the cache; raises `NotCached` if it cannot be."""
+    """A flush that its constructor carries out on cached rows; raises `NotCached` if that is not possible."""
 
     def __init__(self, cache: RowCache, groups: Sequence[w.Group]) -> None:
         self._cache = cache
         self._rows = ExpectedRows(cache)
         interpreter = Interpreter(self._rows)
         self.results = [interpreter.execute(group) for group in groups]
-        """what the operations have done, if it is stored"""
+        """the results of the operations, valid once `store` has returned True"""
         self._changes = self._rows.changes()
 
     async def store(self, connection: PostgresConnection) -> bool:
-        """Store what was changed, if everything is as expected; return whether it was."""
+        """Store the changes if all rows are as expected; return whether they were."""
         ((stored,),) = await connection.fetch(sql.queries("postgres")["flush"], *self._changes)
         if stored:
             self._cache.learn(self._rows)

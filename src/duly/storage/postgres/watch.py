@@ -1,15 +1,14 @@
-"""Watches what is asked of PostgreSQL: a server that does not answer is told apart from one that is slow.
+"""Watches statements sent to PostgreSQL, to distinguish a server that does not answer from a slow one.
 
-The laws. A statement may take its time as long as the server accepts connections: when one takes longer than
-`SLOW_SECONDS`, a connection of its own is made to find that out. If that is not answered within
-`ANSWER_SECONDS` either, the server is unreachable, and every connection that waits is closed: its statements
-fail within five seconds, and none waits for a TCP connection that the other side never closes. From then on
-the ledger is unfit for use until something is answered: what waits for a connection meanwhile need not be
-asked.
+The laws. A statement may take long as long as the server accepts connections: when one takes longer than
+`SLOW_SECONDS`, the watch opens a separate connection to check that. If the server does not answer this within
+`ANSWER_SECONDS` either, it is unreachable, and every waiting connection is closed: its statements fail within
+five seconds, and none waits for a TCP connection that the other side never closes. From then on the ledger is
+unfit for use until the server answers again, so callers need not wait for a connection.
 
-A commit on a connection that was closed in this way is in doubt: its bytes may be on their way, and arrive
-when the server is back. So before anything is read again its server process is ended (`DoubtfulCommits`):
-from then on what is in the tables is what is true.
+A commit on a connection that was closed in this way is in doubt: its bytes may be under way, and arrive when
+the server is back. So before any further query the server process of that connection is terminated
+(`DoubtfulCommits`); after that the tables show whether the commit took place.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ ANSWER_SECONDS: Final = 2.5
 """How long a connection may take to be made."""
 LOOK_SECONDS: Final = 0.25
 HEARTBEAT_SECONDS: Final = 1.0
-"""How often a server that is slow is asked whether it lives."""
+"""How often a slow server is checked again."""
 END_SECONDS: Final = 3.0
 """How long a server process may take to end."""
 
@@ -51,11 +50,11 @@ class StatementWatch:
         self._heartbeat: asyncio.Task[None] | None = None
         self._last = float("-inf")
         self.silent = False
-        """whether the server did not answer when it was last asked, and nothing has come from it since"""
+        """whether the last check failed, and the server has answered nothing since"""
 
     @contextmanager
     def over(self, connection: Any) -> Iterator[None]:
-        """While this block waits for an answer on the connection."""
+        """Watch the statement that this block runs on the connection."""
         loop = asyncio.get_running_loop()
         self._count += 1
         number = self._count
@@ -102,7 +101,7 @@ class StatementWatch:
                     with suppress(asyncpg.InterfaceError):
                         connection.terminate()
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
-            pass  # that is an answer, too: of a server, or of the machine it ran on
+            pass  # a refusal is an answer as well, from the server or its machine
         finally:
             self._heartbeat = None
 
@@ -119,14 +118,14 @@ class DoubtfulCommits:
         return bool(self._processes)
 
     def add(self, process: tuple[int, Any]) -> None:
-        """Note a server process that has to end before anything is read again."""
+        """Add a server process that must be terminated before anything is read again."""
         self._processes.add(process)
 
     async def settle(self) -> None:
-        """End these processes; what they have not committed by now they never will.
+        """Terminate these processes; a transaction that they have not committed by then is never committed.
 
-        Callers that come while an attempt is under way share its outcome: one attempt each would keep the
-        last of ten waiting ten times as long."""
+        Callers during an attempt share its outcome: with one attempt each, the last of ten callers would wait
+        ten times as long."""
         while self._processes:
             if self._settling is None or self._settling.done():
                 self._settling = asyncio.get_running_loop().create_task(self._settle())
@@ -153,27 +152,27 @@ class DoubtfulCommits:
             try:
                 found = await connection.fetch(sql.queries("postgres")["end_backend"], *process)
             except asyncpg.InsufficientPrivilegeError:
-                return  # it belongs to another user by now: we are behind a pool
+                return  # another user has the process now: the server is behind a connection pooler
             if not found:
                 return
             await asyncio.sleep(0.02)
 
 
 async def process_of(connection: Any) -> tuple[int, Any]:
-    """The server process behind a connection: its number, and when it began, since numbers are reused."""
+    """Return the server process of a connection: its id and its start time, since ids are reused."""
     ((pid, began),) = await connection.fetch(sql.queries("postgres")["own_backend"])
     return pid, began
 
 
 class _AbandonedUpgrade(connect_utils.TLSUpgradeProto):
-    """Asks a server for TLS, and has its error retrieved if the connecting is given up meanwhile.
+    """Asks a server for TLS, and retrieves its own error if the connection attempt was cancelled meanwhile.
 
-    asyncpg waits for the answer in a future. A connect that is cancelled in the moment in which TCP is
-    connected has not begun to wait for it: the connection is closed, the future fails, and asyncio logs
-    "Future exception was never retrieved". A connect that does wait gets the error as before."""
+    asyncpg waits for the answer in a future. If the attempt is cancelled at the moment when TCP connects,
+    asyncpg has not begun to wait: the connection is closed, the future fails, and asyncio logs "Future
+    exception was never retrieved". An attempt that does wait gets the error as before."""
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fails the future, and retrieves the error for a connect that no longer waits for it."""
+        """Fail the future, and retrieve its error in case no attempt waits for it any more."""
         super().connection_lost(exc)
         if not self.on_data.cancelled():
             self.on_data.exception()

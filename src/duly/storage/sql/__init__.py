@@ -1,6 +1,6 @@
-"""SQL lives in files: named queries in `queries.sql`, numbered migrations beside them.
+"""The SQL files: named queries in `queries.sql`, and numbered migrations beside them.
 
-A migration is applied once, in order, inside a transaction, and never edited after a release.
+A migration is applied once, in order, inside a transaction, and is never edited after a release.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def migrations(dialect: str) -> tuple[Migration, ...]:
 
 
 def pending(dialect: str, version: int) -> tuple[Migration, ...]:
-    """Return the migrations that still have to be applied to a ledger of this version."""
+    """Return the migrations that a ledger of this version still needs."""
     known = migrations(dialect)
     if version > known[-1].number:
         raise LedgerTooNew(

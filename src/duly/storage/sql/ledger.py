@@ -1,7 +1,7 @@
-"""What the SQL ledgers have in common: reading by named queries, paging, and forgetting.
+"""The common part of the SQL ledgers: reading by named queries, paging, and forgetting.
 
-A dialect brings the connection (`_read`, `transaction`), the flush (`_start`), and the two ways in which it
-hands many values to one statement. The queries of both dialects have the same names and the same columns.
+A subclass provides the connection (`_read`, `transaction`), the flush (`_start`), and two functions that pass
+many values to one statement. The queries of both dialects have the same names and the same columns.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SqlLedger(Ledger):
     """Base of the ledgers that keep their rows in an SQL database."""
 
     dialect: ClassVar[str]
-    """the folder of its queries and migrations"""
+    """the folder of the queries and migrations"""
 
     def __init__(self, clock: Clock | None, *, hot: int) -> None:
         super().__init__(clock, hot=hot)
@@ -47,7 +47,7 @@ class SqlLedger(Ledger):
 
     @abstractmethod
     def _start(self, batches: list[CommitBatch]) -> None:
-        """Start a flush of these batches; `GroupCommit.flushed` is called when it is through."""
+        """Start a flush of these batches; it calls `GroupCommit.flushed` when it is over."""
 
     @abstractmethod
     async def _read(self, name: str, *args: Any) -> Sequence[Sequence[Any]]:
@@ -55,23 +55,23 @@ class SqlLedger(Ledger):
 
     @abstractmethod
     def _key_list(self, keys: Sequence[bytes]) -> object:
-        """Return keys as the one argument that stands for many of them."""
+        """Return many keys as a single argument of a statement."""
 
     @abstractmethod
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
-        """Return delivery references as the arguments that stand for many of them."""
+        """Return many delivery references as the arguments of a single statement."""
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
     def commit(self, groups: Sequence[w.Group]) -> asyncio.Future[list[w.Results]]:
-        """Hand groups to the next flush."""
+        """Submit groups to the next flush."""
         self._group_commit.not_within()
         return self._group_commit.add(CommitBatch(groups))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def find(self, key: bytes) -> Record | None:
-        """Return what is remembered of a message."""
+        """Return the record of a message."""
         found = await self._read("find", key)
         return rows.record_of(found[0]) if found else None
 
@@ -109,17 +109,17 @@ class SqlLedger(Ledger):
         return StreamRange(first or last + 1, last)
 
     async def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
+        """Return the position of a reader in a stream."""
         found = await self._read("cursor", stream, reader)
         return int(found[0][0]) if found else 0
 
     async def cursors(self, stream: str) -> dict[str, int]:
-        """Return how far every reader of a stream has come."""
+        """Return the positions of all readers of a stream."""
         found = await self._read("cursors", stream)
         return {str(reader): int(n) for reader, n in found}
 
     async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        """Return the high-water marks whose names begin so."""
+        """Return the high-water marks whose names begin with `lead`."""
         return {mark: (n, ms) for mark, n, ms in await self._read("marks", lead)}
 
     async def bucket(self, bucket: str) -> dict[str, bytes]:
@@ -140,7 +140,7 @@ class SqlLedger(Ledger):
         return [Refusal(*row) for row in found]
 
     async def size(self) -> Size:
-        """Return how much is remembered."""
+        """Return how many messages, deliveries and bytes the ledger holds."""
         return Size(*(await self._read("size"))[0])
 
     async def describe(self) -> Description:
@@ -150,12 +150,12 @@ class SqlLedger(Ledger):
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prunable(self, limit: int = 1_000) -> list[Record]:
-        """Return what `prune` would forget now."""
+        """Return the messages that `prune` would forget now."""
         by = (await self._would_raise()).until
         return [rows.record_of(row) for row in await self._read("prunable", by, limit)]
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        """Raise the floor and forget what lies below it, in one transaction."""
+        """Raise the floor and forget the messages below it, in one transaction."""
         queries = self._queries
         async with self.transaction() as tx:
             (row,) = await tx.fetch(queries["hold_floor"])
@@ -178,7 +178,7 @@ class SqlLedger(Ledger):
             await tx.execute(self._queries["forget"], asked)
 
     async def floor(self) -> Floor:
-        """Return what may have been forgotten, and the time that is trusted."""
+        """Return the floor."""
         return Floor(*(await self._read("floor"))[0])
 
     async def _set_floor(self, floor: Floor) -> None:
@@ -192,7 +192,7 @@ class SqlLedger(Ledger):
         return rows.aged_of(await self._read("aged", kind, *after, until, limit))
 
     async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
-        """Forget those of these deliveries that have ended."""
+        """Forget the deliveries among these that have ended."""
         if not refs:
             return 0
         async with self.transaction() as tx:
@@ -205,7 +205,7 @@ class SqlLedger(Ledger):
 
 
 def as_duly(problem: Exception) -> DulyError:
-    """Return what went wrong in a flush as an error of ours: if it is none, an operation was impossible."""
+    """Return the error of a flush as a duly error; any other error means that an operation was impossible."""
     if isinstance(problem, DulyError):
         return problem
     trouble = ProgramError(f"the ledger refused a write: {problem!r}")

@@ -1,4 +1,5 @@
-"""What SQL ledgers have in common that other processes write, too: what those have ended is polled for."""
+"""The common part of the SQL ledgers that several processes write: polling for messages that another process
+has ended."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from duly.storage.sql.ledger import SqlLedger
 
 
 class PolledLedger(SqlLedger):
-    """Base of ledgers that other processes write, too. One query polls for all who wait."""
+    """Base of the ledgers that several processes write. One query polls for all callers that wait."""
 
     sole = False
     poll_seconds: ClassVar[float]
@@ -28,7 +29,7 @@ class PolledLedger(SqlLedger):
         self._poll_timer: asyncio.TimerHandle | None = None
 
     async def _finish(self) -> None:
-        """Finish what was handed over, and end the waits of callers."""
+        """Finish the submitted commits, and wake the callers that wait."""
         await self._group_commit.close()
         self._closed = True
         if self._poll_timer is not None:
@@ -38,7 +39,7 @@ class PolledLedger(SqlLedger):
 
     @contextmanager
     def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
-        """Give a future of news; while it is open, the database is polled."""
+        """Yield a future that is done when the message changes; the database is polled during the block."""
         with super().watch(key) as news:
             self._schedule_poll()
             yield news
@@ -50,7 +51,7 @@ class PolledLedger(SqlLedger):
             )
 
     async def _poll(self) -> None:
-        """Wake those whose message was ended by another process."""
+        """Wake the callers whose message another process has ended."""
         try:
             with suppress(LedgerUnavailable, Stopped):
                 for key in await self._settled(list(self._waiters)):
@@ -61,4 +62,4 @@ class PolledLedger(SqlLedger):
 
     @abstractmethod
     async def _settled(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Return which of these messages nothing is to be waited for any more."""
+        """Return the messages among these that have ended or no longer exist."""

@@ -1,4 +1,4 @@
-"""Messages, records and deliveries as rows: what both SQL ledgers share."""
+"""Conversions of messages, records and deliveries to and from rows, for both SQL ledgers."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _encode_order: Final = msgspec.msgpack.Encoder().encode
 _decode_order: Final = msgspec.msgpack.Decoder(Order).decode
 
 STATE_NUMBERS: Final = {state: int(state) for state in State}
-"""States as columns hold them; looking one up is five times cheaper than converting it."""
+"""The numbers of states in the database; looking one up is five times cheaper than converting it."""
 
 STATES: Final = {int(state): state for state in State}
-"""And back."""
+"""The states by these numbers."""
 
 _KINDS: Final = tuple(DeliveryKind)
 _KIND_NUMBERS: Final = {kind: int(kind) for kind in DeliveryKind}
@@ -108,7 +108,8 @@ def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:
 
 
 def plain(text: str) -> str:
-    """Return text as any database can hold it: what strangers send must never make a commit fail."""
+    """Return text with the characters replaced that a database cannot store, so that no stranger's text makes
+    a commit fail."""
     return text if text.isprintable() else text.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 

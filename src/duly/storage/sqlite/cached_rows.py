@@ -1,14 +1,15 @@
-"""The rows of a SQLite ledger, as far as they are in memory: a cache with read-through.
+"""A read-through cache of the rows of a SQLite ledger.
 
-It is `duly.storage.interpreter.Rows`. What is asked for and not here is read from the tables. What is changed
-is changed here, and noted as a row that the journal has to get, and then the tables.
+It implements `duly.storage.interpreter.Rows`. A row that is not in the cache is read from the tables. A
+change is made in the cache, and recorded as a changed row for the journal and later for the tables.
 
-The law: a row that was changed after the tables were brought up to date last is here, always; what is not
-here may be read from the tables. So nothing is forgotten but what the tables hold as it stands: see `forget`.
+The law: the cache always holds every row that was changed since the tables were last brought up to date; any
+other row may be read from the tables. So the cache drops only rows that the tables hold unchanged: see
+`forget`.
 
-A key that lies above every key that was ever forgotten, or that was stored when the ledger was opened, and is
-not here, is surely new: it is not looked up. Keys begin with the time in their ids, so that is the usual one.
-Those of ids that carry no time are looked up together, for all messages that a flush admits.
+A key that is not in the cache and is above every key that was stored when the ledger was opened, or dropped
+from the cache since, is certainly new and is not looked up. Keys begin with the time in their ids, so this is
+the usual case. Keys of ids without a time are looked up together, for all messages that a flush admits.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 ROWS_KEPT: Final = 20_000
-"""How many rows of each kind are kept that need not be: with BYTES_KEPT about 30 MB, whatever the ledger's
-size."""
+"""How many rows of each kind are cached beyond those that must be: with BYTES_KEPT about 30 MB, regardless of
+the ledger's size."""
 BYTES_KEPT: Final = 16 << 20
 TAIL: Final = 100
-"""How many entries of a stream in use are kept, at least."""
+"""The least number of entries that are cached of a stream in use."""
 _LARGEST: Final = (1 << 63) - 1
-"""A column holds no larger number."""
+"""The largest number that a column can hold."""
 _NUMBERS: Final = rows.STATE_NUMBERS
 
 ALL: Final = b"\xff" * 8
-"""Above every key: nothing is surely new."""
+"""Above every key: with this as the top, no key is certainly new."""
 
 
 class Unread(Enum):
-    """What the cache says of a row that is not in it."""
+    """Stands for a row that is not in the cache."""
 
     UNREAD = "unread"
 
@@ -58,7 +59,7 @@ UNREAD: Final = Unread.UNREAD
 
 
 class CachedMessage(Struct, gc=False):
-    """A message in memory."""
+    """The row of a message in the cache, with the number of its last flush."""
 
     fingerprint: bytes
     state: State
@@ -67,28 +68,28 @@ class CachedMessage(Struct, gc=False):
     """the columns that never change, in the order of the table"""
     moved_at: int
     flush: int
-    """the number of the flush that changed it last"""
+    """the number of the flush that changed the message last"""
 
     def record(self) -> Record:
-        """Return it as the ledger gives it out."""
+        """Return the message as a `Record`."""
         key, _, kind, recipient, until, accepted_at, time, expires, position, body, _ = self.row
         message = rows.message_of((key, kind, recipient, body, time, expires, position))
         return Record(message, self.state, self.answer, until, accepted_at, self.moved_at)
 
 
 class KnownEntries(Struct):
-    """What is in memory of some entries of a stream."""
+    """The cached part of a range of a stream's entries."""
 
     whole: bool
-    """these are all that were asked for"""
+    """whether `tail` is the whole range"""
     tail: list[StreamEntry]
-    """else: those that come last"""
+    """the cached entries at the end of the range"""
     bodies: dict[int, bytes] = {}
-    """and what those before them say now, if they were rewritten"""
+    """the new bodies of rewritten entries before the tail, by number"""
 
 
 class CachedRows:
-    """The rows in memory, and their changes that the tables do not hold."""
+    """The cached rows, and the changes that the tables do not hold yet."""
 
     rows_kept: int = ROWS_KEPT
     tail: int = TAIL
@@ -96,42 +97,42 @@ class CachedRows:
     def __init__(self, tables: TableReader, top: bytes | None = None) -> None:
         self._tables = tables
         self.flush = 1
-        """the number of the flush that is carried out"""
+        """the number of the current flush"""
         self.durable = 0
         """the number of the last flush that is on the disk"""
         self.reads_one_by_one = False
-        """messages had to be read: it may pay to read those of the next flush together"""
+        """messages had to be read one by one: the next flush reads its messages together"""
         self.clear(top)
 
     def clear(self, top: bytes | None = None) -> None:
-        """Forget everything, and read anew what is always known. All that is stored must be in the tables."""
+        """Empty the cache, and read again what is always cached. The tables must hold everything stored."""
         self.changes = PendingChanges()
         self.floor: Floor = self._tables.floor()
         self._top = self._tables.top() if top is None else top
-        """no key above it is in the tables and not here"""
+        """every key above this one that is in the tables is also in the cache"""
         self.messages: dict[bytes, CachedMessage] = {}
         self._gone: dict[bytes, None] = {}
-        """messages that were withdrawn, while the tables may have them"""
+        """withdrawn messages that the tables may still hold"""
         self._absent: set[bytes] = set()
-        """messages of which the flush that is carried out knows that the tables do not have them"""
+        """messages that the current flush looked up and did not find in the tables"""
         self._deliveries: dict[bytes, dict[w.DeliveryNames, w.Delivery]] = {}
-        """of those messages that are here, all of their deliveries"""
+        """all deliveries of the cached messages"""
         self._lasts: dict[str, int] = {}
         self._tails: dict[str, list[StreamEntry]] = {}
         """the end of a stream, without gaps"""
         self._tail_count = 0
         self._bodies: dict[tuple[str, int], bytes] = {}
-        """of entries that may be rewritten"""
+        """the bodies of entries that may be rewritten"""
         self._cursors: dict[tuple[str, str], int | None] = {}
         self._marks: dict[str, tuple[int, int] | None] = {}
         self.items: dict[tuple[str, str], bytes | None] = {}
         self._bytes = 0
-        """about how much there is of messages"""
+        """the approximate size of the cached messages"""
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def forget(self) -> None:
-        """Forget rows that the tables hold as they stand, the oldest first, if there are too many of them."""
+        """Drop cached rows that the tables hold unchanged, the oldest first, if there are too many."""
         tables = (self.messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
         most = self.rows_kept
         if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self.items, self._gone)):
@@ -152,7 +153,7 @@ class CachedRows:
         _forget_half(self._lasts, {*kept.lasts, *self._tails})
 
     def _shorten_tails(self, kept: TableChanges) -> None:
-        """Keep the end of each stream, and what the tables do not hold."""
+        """Keep the end of each stream, and the entries that the tables do not hold."""
         first: dict[str, int] = {}
         for stream, n in chain(kept.entries, kept.bodies):
             first[stream] = min(n, first.get(stream, n))
@@ -178,7 +179,7 @@ class CachedRows:
         return found
 
     def _keep(self, row: Row) -> CachedMessage:
-        """Keep a message as it was read."""
+        """Cache a message that was read."""
         fixed, (state, moved_at, answer) = row[:FIXED_WIDTH], row[FIXED_WIDTH:]
         found = CachedMessage(row[1], rows.STATES[state], rows.answer_of(answer), fixed, moved_at, 0)
         self.messages[row[0]] = found
@@ -186,14 +187,14 @@ class CachedRows:
         return found
 
     def look_up(self, keys: Sequence[bytes]) -> None:
-        """Read what is stored under these keys, with the deliveries, as far as it is not here: all at once,
-        before a flush asks for one after the other. What is not stored is known to be absent until the next
-        time."""
+        """Read the messages with these keys that are not cached, and their deliveries, all at once, before a
+        flush asks for them one by one. Keys that are not stored are known to be absent until the next
+        call."""
         top, known, gone = self._top, self.messages, self._gone
         cold = [key for key in keys if key <= top and key not in known and key not in gone]
         self._absent = set()
         if keys:
-            self.reads_one_by_one = len(cold) > 1  # so the next flush that admits will have some, too
+            self.reads_one_by_one = len(cold) > 1  # then the next flush probably has some as well
         if len(cold) < 2:
             return
         for row in self._tables.messages(cold):
@@ -205,7 +206,7 @@ class CachedRows:
             self._deliveries[delivery.ref.key][rows.names(delivery.ref)] = delivery
 
     def admit(self, admit: w.Admit) -> None:
-        """Note that a message was admitted."""
+        """Store a new message."""
         at, state = admit.at, admit.state
         if admit.until > _LARGEST or at > _LARGEST:
             raise OverflowError("a time is too large for the ledger")
@@ -234,7 +235,7 @@ class CachedRows:
         self.changes.flush.withdraw(key)
 
     def record(self, key: bytes) -> Record | Unread | None:
-        """Return a message as it is given out, if that is known here."""
+        """Return the record of a message, None if there is none, or `Unread` if the cache does not know."""
         found = self.messages.get(key)
         if found is not None:
             return found.record()
@@ -253,7 +254,7 @@ class CachedRows:
         return of_one.get((key, ref.channel, ref.recipient, ref.round)) if of_one else None
 
     def put_delivery(self, delivery: w.Delivery) -> None:
-        """Store a delivery, new or changed, that was asked for before."""
+        """Store a new or changed delivery; the caller has read it before."""
         ref = delivery.ref
         if delivery.due > _LARGEST or delivery.expires > _LARGEST or delivery.attempt > _LARGEST:
             raise OverflowError("a number of a delivery is too large for the ledger")
@@ -263,7 +264,7 @@ class CachedRows:
         self._deliveries[ref.key][names] = self.changes.flush.deliveries[names] = delivery
 
     discard_delivery = put_delivery
-    """the journal knows no removal"""
+    """the journal has no removal of deliveries, so an ended one is stored"""
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""
@@ -306,7 +307,7 @@ class CachedRows:
         found = self._bodies.get((stream, n))
         if found is None:
             found = self._tables.entry_body(stream, n)
-            if found is not None:  # one that is not there may be appended later
+            if found is not None:  # an entry that does not exist may be appended later
                 self._bodies[stream, n] = found
         return found
 
@@ -320,7 +321,7 @@ class CachedRows:
         self.changes.flush.rewrite(stream, n, body)
 
     def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
-        """Return what is here of the entries of a stream."""
+        """Return the cached part of the entries of a stream."""
         if self._lasts.get(stream, after + 1) <= after:
             return KnownEntries(True, [])
         tail = self._tails.get(stream)
@@ -331,18 +332,18 @@ class CachedRows:
         return KnownEntries(False, tail[:limit] if tail else [], bodies)
 
     def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
+        """Return the position of a reader in a stream."""
         found = self._cursors.get((stream, reader), UNREAD)
         if found is UNREAD:
             found = self._cursors[stream, reader] = self._tables.cursor(stream, reader)
         return found or 0
 
     def standing(self, stream: str, reader: str) -> tuple[int | Unread, int | Unread | None]:
-        """Return the last number of a stream and how far a reader has come, as far as that is known here."""
+        """Return the last number of a stream and the position of a reader, each `Unread` if not cached."""
         return self._lasts.get(stream, UNREAD), self._cursors.get((stream, reader), UNREAD)
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
-        """Store how far a reader has come."""
+        """Store the position of a reader in a stream."""
         self._cursors[stream, reader] = self.changes.flush.cursors[stream, reader] = n
 
     # ── marks, items, refusals ───────────────────────────────────────────────────────────────────
@@ -383,7 +384,7 @@ class CachedRows:
 
 
 def _forget_half(known: dict[K, V], kept: Container[K]) -> list[K]:
-    """Forget the older half of some rows, but none of these; return which."""
+    """Drop the older half of these rows, except those in `kept`; return the dropped keys."""
     gone = [key for key in islice(known, (len(known) + 1) // 2) if key not in kept]
     for key in gone:
         del known[key]

@@ -1,9 +1,9 @@
-"""How quick the disk is: whether the event loop may wait for a flush itself.
+"""Measures the disk, to decide whether the event loop may wait for a flush itself.
 
-To hand a small flush to the writer's thread, and to be told of it, takes as long as a good disk takes to
-flush. So while the disk is quick, a flush for which nothing else has to wait is carried out by the loop. One
-that takes longer is enough to go back to the thread, until several in a row were quick there: a disk that
-begins to stall holds the loop up once.
+Passing a small flush to the writer thread and getting the result back takes as long as a good disk takes to
+flush. So while the disk is quick, the event loop carries out small flushes itself if the thread is idle. One
+slow flush is enough to return to the thread, until several in a row are quick there. So a disk that begins
+to stall blocks the loop once.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Final
 
 QUICK_SECONDS: Final = 0.001
-"""What a quick flush takes at most."""
+"""The longest time of a quick flush."""
 QUICK_IN_A_ROW: Final = 8
-"""So many flushes in a row were quick: then the next one is expected to be."""
+"""How many flushes in a row must be quick before the next one is expected to be."""
 
 
 class DiskPace:
-    """Whether the next flush is expected to be quick, by what the last ones took."""
+    """Predicts from the latest flushes whether the next one will be quick."""
 
     def __init__(self) -> None:
         self._in_a_row = 0
@@ -28,5 +28,5 @@ class DiskPace:
         return self._in_a_row >= QUICK_IN_A_ROW
 
     def note(self, seconds: float) -> None:
-        """Count a flush that took so long."""
+        """Record how long a flush took."""
         self._in_a_row = self._in_a_row + 1 if seconds <= QUICK_SECONDS else 0

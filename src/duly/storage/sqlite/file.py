@@ -1,15 +1,15 @@
-"""The file of a SQLite ledger: one process holds it, it stays in its place, and it is sound.
+"""The file of a SQLite ledger: locks it for one process, and checks that it stays in place and is sound.
 
-The laws. One process writes a file: the lock is on the database's own inode, so it holds whatever name the
-file was opened by, and no file can be removed to get around it. A ledger that was there once is never begun
-anew in silence: a note beside the file says that it was made, and how much of its write-ahead log is on the
-disk. Every page carries a checksum (SQLite's checksum VFS), which is verified whenever it is read: damage is
-an error, never other content. If the files are moved or removed under a running ledger, it says so instead of
-writing where no restart would look. A process that only reads a file that is not held refuses what the next
-owner would refuse: a part of a ledger is never shown as the whole.
+The laws. One process writes a file: the lock is on the database's own inode, so it holds under every name of
+the file, and removing a file does not circumvent it. A ledger that existed once is never silently replaced by
+an empty one: a note beside the file records that the ledger was made, and how much of its write-ahead log is
+on the disk. Every page has a checksum (SQLite's checksum VFS), which is verified whenever the page is read:
+damage is an error, never other content. If the files are moved or removed while a ledger is open, the ledger
+raises an error instead of writing where no restart would look. A process that only reads refuses an unlocked
+file that the next owner would refuse: a part of a ledger is never shown as the whole.
 
-A descriptor of the database that this process closes would let go of SQLite's own locks on it (POSIX): so it
-is opened here once, before SQLite opens it, and closed after SQLite has.
+Closing any descriptor of the database would release SQLite's own POSIX locks in this process. So the file is
+opened here once, before SQLite opens it, and closed after SQLite has closed it.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ from msgspec.structs import replace
 from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
 from duly.runtime.files import PRIVATE_FILE, close_to_others
 from duly.storage import sql
+from duly.storage.sqlite.write_ahead_log import WriteAheadLog
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
 
 APPLICATION_ID: Final = 0x64756C79  # "duly": tells our files from other people's databases
 CHECKED_SIZE: Final = 64 << 20
-"""Files up to this size are read through before they are used, larger ones while they are."""
+"""Files up to this size are read and checked before they are used, larger ones while they are in use."""
 BUSY_MS: Final = 10_000
-"""How long to wait for another program that looks into the file and locks it for a moment."""
+"""How long to wait for another program that reads the file and locks it for a moment."""
 CHECKSUM_BYTES: Final = 8
-"""At the end of each page: what the checksum VFS needs."""
+"""How many bytes the checksum VFS needs at the end of each page."""
 HEADER: Final = 100
 WAL_HEADER: Final = 32
 NOTE_SIZE: Final = 200
 HUB_LEDGER: Final = "ledger.db"
 HUB_TRACES: Final = ("secret.key", "client_id", "archive", "backups")
-"""What a hub leaves beside its ledger once that is there, and not before."""
+"""The files that a hub creates beside its ledger, only after the ledger exists."""
 LOOKS: Final = (0.001, 0.005, 0.02)
-"""Seconds to wait for a process that only looks whether the file is held."""
+"""How many seconds to wait, try by try, for a process that only checks whether the file is locked."""
 RACY_NS: Final = 100_000_000
-"""A folder's time has ticks: another change within the same one would not be seen."""
+"""The resolution of a folder's modification time: a second change within it would not be seen."""
 CHECKPOINT_NOOP: Final = -1
-"""Asks how long the write-ahead log is, and does nothing (SQLite 3.51)."""
+"""The checkpoint mode that returns the length of the write-ahead log and moves nothing (SQLite 3.51)."""
 
 _Inode = tuple[int, int]
 
@@ -63,22 +64,22 @@ _holding: Final = threading.Lock()
 
 
 class LockNote(Struct, frozen=True, omit_defaults=True):
-    """What lies in `<ledger>.lock`: who holds the ledger, and what a later start has to find."""
+    """The content of `<ledger>.lock`: which process holds the ledger, and what a later start must find."""
 
     pid: int
     made: bool = False
-    """there is a ledger, with its schema"""
+    """the ledger exists, with its schema"""
     salt: str = ""
-    """of the write-ahead log that was written to last; empty: all of it is in the database"""
+    """the salt of the write-ahead log that was last written; empty: all of it is in the database"""
     frames: int = 0
     """how many frames of that log are on the disk"""
     converting: bool = False
-    """the file is being written anew, with checksums: some pages may have none yet"""
+    """the file is being rewritten with checksums: some pages may have none yet"""
 
 
 @cache
 def checksum_vfs() -> str | None:
-    """The name of SQLite's checksum VFS, loaded once; None where apsw comes without it."""
+    """Return the name of SQLite's checksum VFS, loaded once; None if this apsw does not include it."""
     try:
         from apsw import sqlite_extra
     except ImportError:
@@ -94,7 +95,7 @@ def checksum_vfs() -> str | None:
 
 
 def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
-    """A connection that verifies pages as it reads them, and seals them as it writes them."""
+    """Return a connection that verifies the checksum of each page it reads, and writes one to each page."""
     flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE
     db = apsw.Connection(str(path), flags=flags, vfs=checksum_vfs())
     db.set_busy_timeout(BUSY_MS)
@@ -102,11 +103,12 @@ def connect(path: Path, *, readonly: bool = False) -> apsw.Connection:
 
 
 class LedgerFile:
-    """One ledger's file, by its real name, with what lies beside it."""
+    """The file of one ledger, by its real path, with the files beside it."""
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.realpath(path))
         self._wal = self.path.with_name(self.path.name + "-wal")
+        self.log = WriteAheadLog(self._wal)
         self._shm = self.path.with_name(self.path.name + "-shm")
         self._lock_path = self.path.with_name(self.path.name + ".lock")
         self._lock: int | None = None
@@ -115,12 +117,12 @@ class LedgerFile:
         self._note = LockNote(0)
         self._folder = str(self.path.parent)
         self._seen: tuple[int, int, int] | None = None
-        """the folder, and when something in it was last made, renamed or removed"""
+        """the folder, and when a file in it was last created, renamed or removed"""
         self._places: list[tuple[Path, _Inode]] = []
         self._frames = 0
         self._lead = b""
         self.problem: LedgerError | None = None
-        """why this file must not be used any more"""
+        """the reason why this file must not be used any more"""
 
     def connect(self, *, readonly: bool = False) -> apsw.Connection:
         """Open a connection to this file."""
@@ -129,7 +131,7 @@ class LedgerFile:
     # ── holding ──────────────────────────────────────────────────────────────────────────────────
 
     def hold(self) -> None:
-        """Take the file for this process; the operating system lets go when we die, however we die."""
+        """Lock the file for this process; the operating system releases the lock when the process ends."""
         with _holding:
             self._refuse_own()
             self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
@@ -143,19 +145,19 @@ class LedgerFile:
         self._write_note(replace(self._note, pid=os.getpid()))
 
     def close_to_others(self) -> None:
-        """Let only its owner read the file and what lies beside it. It was inspected first: a file that is
-        not ours keeps its mode."""
+        """Make the file and those beside it readable by their owner alone. The file was inspected before: a
+        file that is not a ledger keeps its mode."""
         close_to_others((self.path, self._wal, self._shm, self._lock_path))
 
     def read_note(self) -> None:
-        """Read the note as a process that only reads. Of a file that another process holds it says nothing:
-        its log is being written, and that process has inspected it."""
+        """Read the note, in a process that only reads. The note of a file that another process holds is
+        ignored: that process is writing the log, and has inspected the file."""
         if _inode_at(self.path) in _held:
             return
         try:
             fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
-            return  # a copy, or one that may be read but not looked after
+            return  # a copy without a note, or a note that this process may not read
         try:
             if not _is_held(fd):
                 self._note = _read_note(fd)
@@ -164,7 +166,7 @@ class LedgerFile:
             os.close(fd)
 
     def is_held(self) -> bool:
-        """Whether a process holds the file: what is found in its log then may be just being written."""
+        """Return whether a process holds the file: then the end of its log may be just being written."""
         try:
             fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -175,7 +177,7 @@ class LedgerFile:
             os.close(fd)
 
     def _refuse_own(self) -> None:
-        # Asked first: opening and closing it once more would let go of SQLite's locks.
+        # Checked first: opening and closing the file once more would release SQLite's locks.
         if _inode_at(self.path) in _held:
             raise self._in_use(str(os.getpid()))
 
@@ -197,7 +199,7 @@ class LedgerFile:
         )
 
     def release(self) -> None:
-        """Let go of the file, after every connection to it is closed."""
+        """Release the file, after every connection to it is closed."""
         for fd in (self._fd, self._lock):
             if fd is not None:
                 os.close(fd)
@@ -219,7 +221,7 @@ class LedgerFile:
         os.fsync(self._lock)
 
     def made(self) -> None:
-        """There is a sound ledger now: remember where its files are, and that there is one."""
+        """Record that a sound ledger exists, and where its files are."""
         stats = [(path, path.stat()) for path in (self.path, self._wal, self._shm) if path.exists()]
         self._places = [(path, _inode(found)) for path, found in stats]
         if not self._note.made:
@@ -227,37 +229,37 @@ class LedgerFile:
             self._flush_note()
 
     def committed(self, frames: int) -> None:
-        """So many frames of the write-ahead log are on the disk. Raises if they are not where they belong."""
+        """Record how many frames of the write-ahead log are on the disk. Raises if the files were moved."""
         self.check_in_place()
-        if frames < self._frames or not self._note.salt:  # a log that begins anew has a new salt
+        if frames < self._frames or not self._note.salt:  # a restarted log has a new salt
             self._write_note(LockNote(os.getpid(), True, _wal_salt(self._wal), 0))
             self._lead = json.encode(self._note)[:-1]
         self._frames = frames
-        if self._lock is not None:  # the note as json.encode would write it, in a tenth of the time
+        if self._lock is not None:  # the same JSON as json.encode, in a tenth of the time
             os.pwrite(self._lock, (b'%b,"frames":%d}' % (self._lead, frames)).ljust(NOTE_SIZE), 0)
 
     def settled(self) -> None:
-        """The write-ahead log is empty: all of it is in the database.
+        """Record that the write-ahead log is empty: all of it is in the database.
 
-        That is flushed. The log begins anew now, and after a loss of power an older note would ask for frames
-        that are no longer in it.
+        The note is flushed: the log restarts now, and after a loss of power an older note would demand frames
+        that are no longer in the log.
         """
         if self.problem is None and self._note.salt:
             self._write_note(LockNote(os.getpid(), self._note.made))
-            with suppress(OSError):  # the disk is in trouble: the next flush says so
+            with suppress(OSError):  # the disk fails: the next flush reports it
                 self._flush_note()
 
     # ── in its place ─────────────────────────────────────────────────────────────────────────────
 
     def check_in_place(self) -> None:
-        """Raise, from now on, if a restart would not find what is written here.
+        """Raise if a restart would not find the files that are written; once raised, it always raises.
 
-        Nothing is removed or renamed in a folder without changing its time; if that is as it was, and was not
-        of this very moment, the files need not be asked one by one.
+        Removing or renaming a file changes the modification time of its folder. If that time is unchanged and
+        not too recent (`RACY_NS`), the files need not be checked one by one.
         """
         if self.problem is None:
             try:
-                found = os.stat(self._folder)  # noqa: PTH116 - asked for every flush
+                found = os.stat(self._folder)  # noqa: PTH116 - runs for every flush
                 seen = (found.st_dev, found.st_ino, found.st_mtime_ns)
             except OSError:
                 seen = None
@@ -269,7 +271,7 @@ class LedgerFile:
             raise self.problem
 
     def _condemn(self, why: str) -> None:
-        """This file must not be used any more: every use is refused, and the log says why once."""
+        """Mark this file as unusable: every later use raises the error, which is logged once."""
         if self.problem is None:
             LOG.error("%s", why)
         self.problem = LedgerDamaged(why)
@@ -292,7 +294,7 @@ class LedgerFile:
     # ── sound ────────────────────────────────────────────────────────────────────────────────────
 
     def _refuse_missing(self) -> None:
-        """A ledger that was there once does not begin anew by itself."""
+        """Raise if the ledger existed once and is missing now: it is not replaced by an empty one."""
         size = self.path.stat().st_size if self.path.exists() else 0
         if size or not (self._note.made or _size(self._wal) or self._traces()):
             return
@@ -303,15 +305,15 @@ class LedgerFile:
         )
 
     def _traces(self) -> list[str]:
-        """What a hub that was here before has left beside an empty ledger. With nothing beside it, an empty
-        file is what a crash at the very first open leaves, and is begun with. Without the file, the key may
-        have been put there for a new hub."""
+        """Return the files that an earlier hub left beside an empty ledger. An empty file with none of them
+        is what a crash at the first open leaves, and is used. If the ledger file is missing, none counts: a
+        user may have put a key there for a new hub."""
         if self.path.name != HUB_LEDGER or not self.path.exists():
             return []
         return [name for name in HUB_TRACES if (self.path.parent / name).exists()]
 
     def _how_to_begin_anew(self) -> str:
-        """The sentence that says what has to go first."""
+        """Return the sentence that tells the user which files to remove first."""
         if self._note.made or _size(self._wal):
             return f"remove {self._lock_path.name} and {self._wal.name} as well"
         return (
@@ -319,10 +321,10 @@ class LedgerFile:
         )
 
     def add_checksums(self) -> None:
-        """Write a database of an older version anew, with checksums. What was deleted is gone then, too.
+        """Rewrite a database of an older version with checksums. This also erases deleted data.
 
-        Twice: the VFS begins to write checksums when it has seen a header that asks for them, and some pages
-        may come before that. A crash in between is made good by the next start.
+        The database is rewritten twice: the VFS writes checksums only after it has seen a header that asks
+        for them, and some pages may be written before that. After a crash the next start finishes the work.
         """
         self._write_note(replace(self._note, converting=True))
         self._flush_note()
@@ -339,12 +341,12 @@ class LedgerFile:
         self._write_note(replace(self._note, converting=False, salt="", frames=0))
 
     def finish(self) -> None:
-        """Finish what a crash has left half done."""
+        """Finish a rewrite that a crash interrupted."""
         if self._note.converting and checksum_vfs() is not None:
             self.add_checksums()
 
     def inspect(self) -> None:
-        """Look at an existing file without touching it; raise if it is not a sound ledger of ours."""
+        """Inspect an existing file without changing it; raise if it is not a sound duly ledger."""
         self._roll_back()
         self._refuse_lost_log()
         had_log = self._wal.exists()
@@ -356,6 +358,12 @@ class LedgerFile:
                 raise LedgerDamaged(
                     f"{self.path} is not a ledger: it does not start like a SQLite file. It was not touched"
                 ) from None
+            if empty and (traces := self._traces()):
+                raise LedgerDamaged(
+                    f"there was a ledger at {self.path}, and now nothing is in the file, as after a crash "
+                    "whose log is gone. Put the log back or restore a backup; to begin anew, remove the file "
+                    f"as well (beside it lies what a hub has left: {', '.join(traces)})"
+                )
             if not empty and db.pragma("application_id") != APPLICATION_ID:
                 raise LedgerError(
                     f"{self.path} is somebody else's database, not a duly ledger; choose another file"
@@ -370,13 +378,13 @@ class LedgerFile:
         except BaseException:
             db.close()
             if self._fd is not None and not had_log and not _size(self._wal):
-                self._wal.unlink(missing_ok=True)  # SQLite makes one to look into the file
+                self._wal.unlink(missing_ok=True)  # SQLite created it to read the file
             raise
         finally:
             db.close()
 
     def _roll_back(self) -> None:
-        """What a crash has left of a rewrite of the whole file is undone, which a reader cannot."""
+        """Undo a rewrite of the whole file that a crash interrupted; a reader cannot do this."""
         if self._fd is not None and _size(self.path.with_name(self.path.name + "-journal")):
             db = self.connect()
             try:
@@ -385,7 +393,7 @@ class LedgerFile:
                 db.close()
 
     def _inspect_length(self, db: apsw.Connection) -> None:
-        """Without a log that could hold the rest, the file is as long as its header says."""
+        """Raise if the file is shorter than its header says and no log could hold the rest."""
         if self._fd is not None and _size(self._wal) <= WAL_HEADER:
             pages, size = int(db.pragma("page_count")), int(db.pragma("page_size"))
             header = os.pread(self._fd, HEADER, 0)
@@ -394,8 +402,8 @@ class LedgerFile:
                 raise self._damaged("it is shorter than it was")
 
     def _inspect_wal(self, db: apsw.Connection) -> None:
-        """The write-ahead log still holds what was flushed to it. SQLite takes a damaged one for a shorter
-        one, and would forget what comes after."""
+        """Raise if the write-ahead log lacks frames that were flushed to it. SQLite treats a damaged log as a
+        shorter one, and would silently drop the frames after the damage."""
         salt, frames = self._note.salt, self._note.frames
         if not salt:
             return
@@ -407,7 +415,7 @@ class LedgerFile:
             )
 
     def _refuse_lost_log(self) -> None:
-        """The write-ahead log is there, if it holds what is not in the database yet."""
+        """Raise if the write-ahead log is missing and held changes that are not in the database yet."""
         if self._note.salt and not _size(self._wal) and (self._lock is not None or not self.is_held()):
             raise LedgerDamaged(
                 f"{self._wal} is gone, and {self.path} was not closed properly: what was stored last may be "
@@ -424,7 +432,7 @@ class LedgerFile:
         return LedgerDamaged(f"{self.path} is damaged ({why}). It was not touched; restore a backup")
 
     def read_through(self, stop: threading.Event) -> None:
-        """Read a large file through while it is in use; what is found is this file's `problem`."""
+        """Read a large file while it is in use, to verify its pages; damage becomes this file's `problem`."""
         db = self.connect(readonly=True)
         try:
             db.set_progress_handler(stop.is_set, 10_000)
@@ -433,7 +441,7 @@ class LedgerFile:
             if not stop.is_set():
                 self._condemn(f"{self.path} is damaged ({problem}); nothing more is stored. Restore a backup")
         except apsw.Error:
-            pass  # interrupted, or busy: pages are verified as they are read
+            pass  # interrupted or busy: pages are also verified when they are used
         finally:
             db.close()
 
@@ -442,7 +450,7 @@ class LedgerFile:
 
 
 class translated:  # noqa: N801 - reads as a word
-    """Turn what SQLite says into our errors: who can mend it, and what to do."""
+    """Translates SQLite's errors into duly's, which say what to do."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -480,7 +488,7 @@ class translated:  # noqa: N801 - reads as a word
 
 
 def _is_checksum(error: BaseException) -> bool:
-    """Whether a page is not what was written: its checksum is wrong."""
+    """Return whether an error reports a page with a wrong checksum."""
     return getattr(error, "extendedresult", 0) == apsw.SQLITE_IOERR_DATA
 
 
@@ -488,15 +496,15 @@ def _is_checksum(error: BaseException) -> bool:
 
 
 def set_journal_mode(db: apsw.Connection, mode: str) -> None:
-    """Choose how a database survives a crash: `wal`, or `delete` for one without a log beside it. Where the
-    disk fails, SQLite stays with the mode that it had, and only says so."""
+    """Set the journal mode of a database: `wal`, or `delete` for a database without a log beside it. If the
+    disk fails, SQLite keeps the old mode and only reports that, so this function raises."""
     found = str(db.execute(f"PRAGMA journal_mode = {mode}").get)
     if found != mode:
         raise apsw.IOError(f"the disk failed while the journal mode was set to {mode}; it is still {found}")
 
 
 def reserve_checksums(db: apsw.Connection) -> bool:
-    """Leave room for checksums in a database that is to be made, or vacuumed; whether that is possible."""
+    """Reserve room for checksums in a database before it is created or vacuumed; return whether it did."""
     if checksum_vfs() is None:
         return False
     room = ctypes.c_int(CHECKSUM_BYTES)
@@ -510,16 +518,16 @@ def _reserved(db: apsw.Connection) -> int:
 
 
 def has_checksums(db: apsw.Connection) -> bool:
-    """Whether the pages of this database have checksums, by its own header."""
+    """Return whether the header of this database says that its pages have checksums."""
     return _reserved(db) == CHECKSUM_BYTES
 
 
 def _sealed(db: apsw.Connection) -> bool:
-    """Whether this ledger was made with checksums, by what it says of itself."""
+    """Return whether this ledger records that it was made with checksums."""
     try:
         return bool(db.execute("SELECT checksums FROM file").get)
     except apsw.SQLError:
-        return False  # of an older schema
+        return False  # an older schema
 
 
 # ── the write-ahead log ──────────────────────────────────────────────────────────────────────────
@@ -537,7 +545,7 @@ def _wal_salt(path: Path) -> str:
 
 
 def _is_held(fd: int) -> bool:
-    """Whether a process holds the file beside which this note lies."""
+    """Return whether a process holds the ledger of this note."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
@@ -548,7 +556,7 @@ def _is_held(fd: int) -> bool:
 
 def _read_note(fd: int) -> LockNote:
     raw = os.pread(fd, 1_000, 0).rstrip(b"\0\n ")
-    if raw.isdigit():  # of an older duly: its process's number, and surely a ledger
+    if raw.isdigit():  # an older duly wrote its process id, and always had a ledger
         return LockNote(int(raw), made=True)
     with suppress(ValueError):
         return json.decode(raw, type=LockNote)

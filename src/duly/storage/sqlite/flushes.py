@@ -1,14 +1,15 @@
-"""The flushes of a SQLite ledger: from operations to the journal, and from the journal to the tables.
+"""The flushes of a SQLite ledger: operations are written to the journal, and the journal to the tables.
 
-All of it is decided here, on the event loop's thread; the writer thread writes. The laws:
+This module runs on the event loop's thread and decides what to write; the writer thread writes it. The laws:
 
-At most one flush is carried out and not yet on the disk. Its results are given out when it is, and until then
-no question is answered from the rows it has changed. If it fails, all that memory holds is forgotten and read
-from the disk again, so nothing is ever built on what was not stored.
+At most one flush is carried out in memory and not yet on the disk. Its results are returned when it is on the
+disk; until then no query is answered from the rows that it changed. If a flush fails, the cache is emptied
+and read from the disk again, so later flushes never build on changes that were not stored.
 
-The tables get only what the journal has, and the journal is cut in the transaction that brings it into them.
-They get it from memory, at a moment when no flush is in flight; after one that failed, from the journal.
-They follow at a distance that is bounded: if they cannot follow, nothing more is taken.
+The tables get only changes that are in the journal, and the transaction that writes them to the tables also
+truncates the journal. The changes come from memory, at a moment when no flush is in flight; after a failed
+flush they come from the journal. The number of changes that the tables lack is bounded: if the tables cannot
+be updated, no more flushes are accepted.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ LOG: Final = logging.getLogger("duly.storage.ledger")
 T = TypeVar("T")
 
 _Question: TypeAlias = tuple[Callable[[CachedRows], Any], asyncio.Future[Any]]
-"""a question, and where its answer goes"""
+"""A query on the cached rows, and the future of its answer."""
 
 CHANGES_BEHIND: Final = 4_000
-"""So many changes are brought into the tables at once: about 800 commands, some milliseconds. More of them
-have ended by then and are one row; but flushes wait meanwhile. Measured once, six turns each, beside 2,000:
-with 4,000 a command took about a tenth less of the processor and p99 was 29 instead of 25 ms; with 8,000
-little was gained beyond that, and p99 was 35 ms."""
+"""How many changes are written to the tables at once: about 800 commands, which takes some milliseconds. With
+a larger number more commands have ended by then and need only one row, but flushes wait longer. Measured six
+times each: compared with 2,000, 4,000 took about a tenth less processor time per command and p99 was 29
+instead of 25 ms; 8,000 saved little more, and p99 was 35 ms."""
 BYTES_BEHIND: Final = 4 << 20
 SECONDS_BEHIND: Final = 0.25
-"""How long a change waits for others."""
+"""How long a change waits for others before it is written to the tables."""
 MOST_BEHIND: Final = 10 * CHANGES_BEHIND
-"""If the tables cannot be brought up to date and so many changes wait, nothing more is taken."""
+"""The most changes that may wait for the tables; beyond this, a flush waits for the tables first."""
 
 
 class Flushes:
-    """Carries flushes out for one ledger."""
+    """Carries out the flushes of one ledger."""
 
     cached_rows: type[CachedRows] = CachedRows
 
@@ -63,9 +64,9 @@ class Flushes:
         self._interpreter = Interpreter(self.rows)
         self._in_flight = False
         self._telling = False
-        """a flush has ended, and its callers are being told; they hand over the next one"""
+        """a flush has ended, and its results are being given to its callers, who may submit the next one"""
         self._tainted = False
-        """memory holds something that was not stored"""
+        """the cache may hold changes that were not stored"""
         self._asked: list[_Question] = []
         self._settling: list[asyncio.Future[None]] = []
         self._applying = False
@@ -77,13 +78,13 @@ class Flushes:
     # ── a flush ──────────────────────────────────────────────────────────────────────────────────
 
     def flush(self, batches: list[CommitBatch]) -> None:
-        """Carry batches out, and have them told when they are on the disk."""
+        """Carry out batches, and call `flushed` when they are on the disk."""
         if self._tainted or len(self.rows.changes) > MOST_BEHIND:
             self._go_on(self._flush_when_settled(batches))
             return
         try:
             bodies = self._carry_out(batches)
-        except Exception:  # one caller's trouble must not be everyone's
+        except Exception:  # one caller's error must not fail the others
             self._tainted = True
             self._go_on(self._flush_one_by_one(batches))
             return
@@ -101,7 +102,7 @@ class Flushes:
         self._write(bodies, through)
 
     def _carry_out(self, batches: Sequence[CommitBatch]) -> list[bytes]:
-        """Carry batches out in memory; return what makes it durable, which may be nothing."""
+        """Carry out batches in memory; return the journal entries that make them durable, possibly none."""
         execute = self._interpreter.execute
         with translated(self._writer.file.path):
             if self.rows.reads_one_by_one:
@@ -113,7 +114,7 @@ class Flushes:
         return entries_of(changes.pack()) if changes else []
 
     def _write(self, bodies: list[bytes], through: Callable[[Exception | None], None]) -> None:
-        """Append to the journal; then say how it went."""
+        """Append entries to the journal, then call `through` with the error, if any."""
 
         def done(problem: Exception | None) -> None:
             self._in_flight = False
@@ -129,13 +130,13 @@ class Flushes:
             self._telling = False
 
         self._in_flight = True
-        if self._telling:  # while the disk is at this one, the callers of the last one go on
+        if self._telling:  # the thread writes, so that the callers of the last flush can go on
             self._writer.put(lambda: self._writer.add_to_journal(bodies), done)
         else:
             self._writer.flush(bodies, done)
 
     def _pause(self) -> None:
-        """Do what is done between two flushes, when memory and disk agree."""
+        """Answer queries and update the tables between two flushes, when memory and disk agree."""
         asked, self._asked = self._asked, []
         if self._tainted:
             if asked or self._settling:
@@ -158,13 +159,13 @@ class Flushes:
             self._apply()
 
     def _go_on(self, work: Coroutine[None, None, None]) -> None:
-        """Do what has to wait for something, while the loop goes on."""
+        """Run work that has to wait, as a task."""
         self._waiting = asyncio.ensure_future(work)
 
     # ── when something went wrong ────────────────────────────────────────────────────────────────
 
     async def _flush_when_settled(self, batches: list[CommitBatch]) -> None:
-        """Carry batches out once memory and tables are sound again."""
+        """Carry out batches once memory and tables are in order again."""
         try:
             await self.settled()
         except Exception as problem:
@@ -176,7 +177,7 @@ class Flushes:
             self.flush(batches)
 
     async def _flush_one_by_one(self, batches: list[CommitBatch]) -> None:
-        """Carry batches out, each with a flush of its own."""
+        """Carry out batches, each with a flush of its own."""
         loop = asyncio.get_running_loop()
         for batch in batches:
             written: asyncio.Future[Exception | None] = loop.create_future()
@@ -193,7 +194,7 @@ class Flushes:
         self._flushed(batches)
 
     def _read_anew(self) -> None:
-        """Forget what memory holds, since the tables hold everything."""
+        """Empty the cache, since the tables hold everything."""
         with translated(self._writer.file.path):
             self.rows.clear()
         self._tainted = False
@@ -212,9 +213,9 @@ class Flushes:
     # ── the tables ───────────────────────────────────────────────────────────────────────────────
 
     def _apply(self) -> None:
-        """Have the tables brought up to date; called when no flush is in flight."""
+        """Let the writer bring the tables up to date; called when no flush is in flight."""
         if self._applying:
-            return  # and then once more, if that is still asked for
+            return  # `_applied` calls this again if callers still wait
         self._overdue, self._bytes = False, 0
         settling, self._settling = self._settling, []
         if not (self._tainted or self.rows.changes):
@@ -231,7 +232,7 @@ class Flushes:
     def _applied(
         self, problem: Exception | None, settling: list[asyncio.Future[None]], *, anew: bool
     ) -> None:
-        """Note that the tables are up to date, by what memory held or (`anew`) by what the journal did."""
+        """Record that the tables are up to date, from the changes in memory or (`anew`) from the journal."""
         self._applying = False
         try:
             if problem is not None:
@@ -243,7 +244,7 @@ class Flushes:
                 self.rows.forget()
         except Exception as trouble:
             problem = trouble
-            if not anew:  # else a flush has failed, and its callers know why
+            if not anew:  # otherwise a flush failed, and its callers got the error
                 LOG.error("the tables of the ledger cannot be brought up to date: %s", problem)
         _settle(settling, None if problem is None else as_duly(problem))
         if self._settling and not self._in_flight:
@@ -257,12 +258,12 @@ class Flushes:
         await waiting
 
     async def settled(self) -> None:
-        """Return when the tables hold everything that was committed before."""
+        """Wait until the tables hold everything that was committed before the call."""
         if self._tainted or self._in_flight or self._applying or self.rows.changes:
             await self._brought_up_to_date()
 
     async def ask(self, question: Callable[[CachedRows], T]) -> T:
-        """Answer a question from memory, at a moment when it holds nothing that is not on the disk."""
+        """Run a query on the cached rows at a moment when they hold only what is on the disk."""
         if self._tainted:
             await self.settled()
         if not self._in_flight:
@@ -272,7 +273,7 @@ class Flushes:
         return await future
 
     def recall(self, key: bytes, now: int) -> CachedMessage | None:
-        """Return a message that can still be accepted, if what memory holds of it is on the disk."""
+        """Return a cached message that can still be accepted, if its last change is on the disk."""
         found = self.rows.messages.get(key)
         if found is None or found.flush > self.rows.durable or found.row[4] <= now:
             return None
@@ -281,12 +282,12 @@ class Flushes:
     # ── what is done alone ───────────────────────────────────────────────────────────────────────
 
     def converse(self, session: SqliteSession) -> None:
-        """Give the writer to a caller's transaction, once the tables are up to date."""
+        """Run a caller's transaction in the writer, once the tables are up to date."""
 
         def done(problem: Exception | None) -> None:
             if problem is not None and session.error is None:
                 session.refuse(problem)
-            if session.committing:  # it may have changed anything
+            if session.committing:  # the caller's SQL may have changed any row
                 self._tainted = True
                 with suppress(LedgerError):
                     self._read_anew()
@@ -295,7 +296,7 @@ class Flushes:
         self._alone(session, lambda: session.converse(self._writer), done)
 
     def scrub(self, batch: CommitBatch) -> None:
-        """Write the file anew."""
+        """Rewrite the file, without deleted data."""
 
         def done(problem: Exception | None) -> None:
             batch.error = None if problem is None else as_duly(problem)
@@ -320,13 +321,13 @@ class Flushes:
             self._writer.put(job, done)
 
     async def close(self) -> None:
-        """Bring the tables up to date, as far as that is possible."""
+        """Bring the tables up to date if possible, and close the connection."""
         if self._timer is not None:
             self._timer.cancel()
         try:
             await self.settled()
         except Exception as problem:
-            if self.rows.changes:  # the journal has it, and the next start brings it in
+            if self.rows.changes:  # the journal has them, and the next start applies it
                 LOG.warning("the ledger is closed with tables that are not up to date: %s", problem)
         self._db.close()
 
@@ -342,6 +343,6 @@ def _settle(waiting: list[asyncio.Future[None]], problem: Exception | None) -> N
 
 
 def _admitted_keys(batches: Sequence[CommitBatch]) -> list[bytes]:
-    """Return the keys of the messages that these batches admit first of all."""
+    """Return the keys of the messages that the top-level operations of these batches admit."""
     groups = chain.from_iterable(batch.groups for batch in batches)
     return [operation.message.key for group in groups for operation in group if type(operation) is Admit]

@@ -1,10 +1,10 @@
-"""The journal of a SQLite ledger: what was committed, and is not in the tables yet.
+"""The format of a SQLite ledger's journal: changes that are committed and not yet in the tables.
 
-A flush is one entry of the table `journal`: the rows that it has changed, as they stand after it
-(`duly.storage.sqlite.tables`). They are rows and not operations, so replaying them asks nothing and decides
-nothing. In front stand a byte with the version of this format and the checksum of all that follows: a byte
-that says whether the next entry goes on with the same flush, and the rows. What cannot be read is refused,
-with a sentence; it is never skipped.
+A flush is one entry of the table `journal`: the rows that it changed, with their new values
+(`duly.storage.sqlite.tables`). An entry holds rows and not operations, so replaying it reads nothing and
+decides nothing. It begins with a byte for the version of this format and a checksum of the rest. The rest is
+a byte that says whether the next entry continues the same flush, and the rows. An entry that cannot be read
+raises an error; it is never skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duly.errors import LedgerDamaged, LedgerTooNew
 
 VERSION: Final = 2
 ENTRY_BYTES: Final = 64 << 20
-"""Most bytes of one entry, so that none is too large for SQLite; a larger flush has several."""
+"""The most bytes of one entry, so that none is too large for SQLite; a larger flush has several entries."""
 _HEAD: Final = 5
 
 
@@ -54,7 +54,7 @@ def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
 
 
 def checked_part(n: int, body: bytes) -> bytes:
-    """Return what follows the checksum of an entry; raises if it is not what was written."""
+    """Return the part of an entry after the checksum; raise if it is not what was written."""
     checked = body[_HEAD:]
     if not checked or crc32(checked).to_bytes(4, "big") != body[1:_HEAD]:
         raise LedgerDamaged(

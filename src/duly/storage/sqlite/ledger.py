@@ -1,14 +1,14 @@
 """The embedded ledger: one SQLite file, through apsw (its wheel carries a current SQLite; Debian's own
 3.40 can corrupt a WAL with two writers).
 
-Journal first. A flush is carried out by the interpreter, on the event loop's thread, over rows in memory;
-what it changes is appended to the journal as one row, flushed (`synchronous=FULL`), and then its results are
-given out. The tables are brought up to date a little later, many changes at a time. A question is answered
-from memory, or the tables are brought up to date before they are asked; either way it sees everything that
-was committed, and nothing that was not.
+The journal is written first. The interpreter carries out a flush on cached rows, on the event loop's thread;
+the changes are appended to the journal as one row and flushed (`synchronous=FULL`), and then the results are
+returned. The tables are brought up to date a little later, many changes at a time. A query is answered from
+the cache, or from the tables after they are brought up to date; either way it sees everything that was
+committed, and nothing else.
 
-One process writes a file, held by a lock that dies with it; any number may read. A file that is not a sound
-ledger of ours is not touched.
+One process writes a file, under a lock that ends with the process; any number of processes may read. A file
+that is not a sound duly ledger is not changed.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ T = TypeVar("T")
 
 
 class SqliteLedger(SqlLedger):
-    """A ledger in one file, opened by `duly.open_ledger("sqlite:///app.db")`; `?mode=ro` reads a running
-    one."""
+    """A ledger in one file, opened by `duly.open_ledger("sqlite:///app.db")`; `?mode=ro` reads a file that
+    another process may write."""
 
     dialect = "sqlite"
     session: type[SqliteSession] = SqliteSession
@@ -70,13 +70,13 @@ class SqliteLedger(SqlLedger):
     async def open(
         cls, path: Path, clock: Clock | None = None, *, hot: int = HOT_IDS, readonly: bool = False
     ) -> SqliteLedger:
-        """Open a file, or make it; a file that is not a sound ledger is not touched."""
+        """Open or create a file; a file that is not a sound ledger is not changed."""
         ledger = cls(path, clock, hot=hot, readonly=readonly)
         opening = asyncio.get_running_loop().run_in_executor(ledger._reader, ledger._open)
         try:
             await asyncio.shield(opening)
         except BaseException:
-            await asyncio.wait([opening])  # cancelled: the thread goes on until it has opened
+            await asyncio.wait([opening])  # cancelled: the thread still finishes opening the file
             await ledger.close()
             raise
         return ledger
@@ -104,7 +104,7 @@ class SqliteLedger(SqlLedger):
             version = int(self._db.pragma("user_version"))
             if not version:
                 raise LedgerUnavailable(f"{self.path} is empty: there is no ledger in it yet")
-            if sql.pending("sqlite", version):  # a reader cannot upgrade it
+            if sql.pending("sqlite", version):  # a reader cannot upgrade the schema
                 raise LedgerUnavailable(
                     f"{self.path} was written by an older duly (schema {version}); "
                     "open it once without mode=ro to upgrade it"
@@ -118,12 +118,12 @@ class SqliteLedger(SqlLedger):
             self._reading_through.start()
 
     def _open_writer(self, file: LedgerFile) -> None:
-        """Open what writes to the file."""
+        """Open the writer thread and the flushes."""
         self._writer = SqliteWriter(file)
         self._flushes = Flushes(self._writer, self._group_commit.flushed)
 
     async def scrub(self) -> None:
-        """Write the file anew."""
+        """Rewrite the file, so that it holds no deleted data."""
         await self._group_commit.add(Scrub())
 
     def check(self) -> None:
@@ -132,7 +132,7 @@ class SqliteLedger(SqlLedger):
             self._file.check_in_place()
 
     async def close(self) -> None:
-        """Finish what was handed over, bring the tables up to date, then close the threads and the file."""
+        """Finish the submitted commits, bring the tables up to date, then close the threads and the file."""
         await self._group_commit.close()
         loop = asyncio.get_running_loop()
         self._closing.set()
@@ -163,15 +163,15 @@ class SqliteLedger(SqlLedger):
             self._flushes.flush(batches)
 
     def recall(self, message: Message, now: int) -> Verdict | None:
-        """Return the verdict on a repeat, if memory can tell."""
+        """Return the verdict on a repeat, if its message is cached."""
         found = None if self._flushes is None else self._flushes.recall(message.key, now)
         return None if found is None else repeat_of(message, found)
 
     def _remember(self, committed: Iterable[w.Results]) -> None:
-        """Do nothing: the rows in memory are what `recall` asks."""
+        """Do nothing: `recall` reads the cached rows."""
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction of the caller's own; the writer thread serves it alone until it ends."""
+        """Open a transaction for the caller; the writer thread serves no other caller until it ends."""
         return self._transaction()
 
     @asynccontextmanager
@@ -186,7 +186,7 @@ class SqliteLedger(SqlLedger):
                 session.end("commit")
                 await asyncio.shield(through)
             finally:
-                session.end("rollback")  # of no effect after a commit
+                session.end("rollback")  # has no effect after a commit
 
     # ── reading: from memory, or from tables that are up to date ─────────────────────────────────
 
@@ -198,7 +198,7 @@ class SqliteLedger(SqlLedger):
         return self._db
 
     async def _in_reader(self, question: Callable[[apsw.Connection], T]) -> T:
-        """Ask the tables, in the reader's thread."""
+        """Run a query on the tables, in the reader's thread."""
         db, overlay = self._open_db(), self._overlay
 
         def run() -> T:
@@ -217,12 +217,12 @@ class SqliteLedger(SqlLedger):
         return await self._ask(name, *args)
 
     async def _ask(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
-        """Run a named query on the tables as they are."""
+        """Run a named query on the tables, without bringing them up to date first."""
         statement = self._queries[name]
         return await self._in_reader(lambda db: db.execute(statement, args).fetchall())
 
     async def find(self, key: bytes) -> Record | None:
-        """Return what is remembered of a message."""
+        """Return the record of a message."""
         self._open_db()
         if self._flushes is not None:
             known = await self._flushes.ask(lambda cached: cached.record(key))
@@ -236,7 +236,7 @@ class SqliteLedger(SqlLedger):
         return (await self.items([(bucket, name)]))[0]
 
     async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
-        """Return items, for many (bucket, name) with one question."""
+        """Return the items of many (bucket, name), with one query."""
         self._open_db()
         known: dict[tuple[str, str], bytes | None] = {}
         if self._flushes is not None:
@@ -271,11 +271,11 @@ class SqliteLedger(SqlLedger):
         return [replace(e, body=bodies[e.n]) if e.n in bodies else e for e in found[:limit]]
 
     async def cursor(self, stream: str, reader: str) -> int:
-        """Return how far a reader has come."""
+        """Return the position of a reader in a stream."""
         return (await self.standing([(stream, reader)]))[0].cursor or 0
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """Return how readers stand in streams."""
+        """Return the last numbers of streams and the positions of readers in them."""
         self._open_db()
         known: list[tuple[int | Unread, int | Unread | None]] = [(UNREAD, UNREAD)] * len(places)
         if self._flushes is not None:
@@ -300,7 +300,7 @@ class SqliteLedger(SqlLedger):
 
 
 class Scrub(CommitBatch):
-    """A request to write the file anew."""
+    """A request to rewrite the file."""
 
     alone = True
 
@@ -313,6 +313,6 @@ def _read_only() -> ProgramError:
 
 
 def _noticed(future: asyncio.Future[Any]) -> None:
-    """Mark a session's error as seen: its caller has it, and asyncio need not complain."""
+    """Mark a session's error as retrieved: its caller has it, and asyncio must not log it."""
     if not future.cancelled():
         future.exception()

@@ -1,8 +1,8 @@
-"""What a reader of a ledger sees that another process writes: the tables, and the journal over them.
+"""Shows a reader of a ledger that another process writes the tables with the journal applied.
 
-A reader cannot bring the tables up to date. Whenever the database has changed it reads the journal, and lays
-a temporary view over each table that shows what the table would hold. Journal, tables and answer are of one
-moment, since they are read in one transaction.
+A reader cannot bring the tables up to date. Whenever the database has changed, the reader reads the journal
+and creates a temporary view over each table that shows what the table would hold. Journal and tables are read
+in one transaction, so an answer shows the ledger at one moment.
 """
 
 from __future__ import annotations
@@ -26,36 +26,36 @@ _KEYS: Final = {
     "items": "bucket, name",
     "refusals": "n",
 }
-"""The tables, and what names a row of each."""
+"""The primary key of each table."""
 
 
 class JournalOverlay:
-    """Lays the journal over the tables, on one connection."""
+    """The views that apply the journal to the tables, on one connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
         self._db = db
         self._reader = TableReader(db)
         self._version = -1
-        """of the database, when the views were made"""
+        """the version of the database for which the views were made"""
         db.execute("PRAGMA temp_store = MEMORY")
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """Show everything that is committed to the questions of this block."""
+        """Let the queries of this block see everything that is committed."""
         with self._db:
-            self._db.execute("SELECT 1 FROM main.sqlite_schema").fetchall()  # from here on, it stands still
+            self._db.execute("SELECT 1 FROM main.sqlite_schema").fetchall()  # starts the read transaction
             version = int(self._db.pragma("data_version"))
             if version != self._version:
                 self._lift()
                 changes = replay(self._reader.journal())
                 if changes:
                     self._lay(changes)
-            self._version = -1  # an error takes back what was laid
+            self._version = -1  # an error rolls the views back
             yield
         self._version = version
 
     def _lift(self) -> None:
-        """Take the views away."""
+        """Remove the views."""
         for table in _KEYS:
             self._db.execute(f"DROP VIEW IF EXISTS temp.{table}")
             self._db.execute(f"DROP TABLE IF EXISTS temp.new_{table}")
@@ -76,7 +76,7 @@ class JournalOverlay:
             copied = f"SELECT * FROM main.{table} WHERE ({key}) IN temp.touched_{table}"
             run(f"CREATE TEMP TABLE {table} AS {copied}")
             run(f"CREATE UNIQUE INDEX temp.{table}_key ON {table} ({key})")
-        for statement, values in changes.statements():  # a name without a schema is that of the copy
+        for statement, values in changes.statements():  # a name without a schema means the temporary copy
             run(statement, values)
         run("UPDATE temp.refusals SET n = rowid + (SELECT coalesce(max(n), 0) FROM main.refusals)")
         for table, key in _KEYS.items():
@@ -89,7 +89,7 @@ class JournalOverlay:
 
 
 def _touched(changes: TableChanges) -> dict[str, Iterable[Row]]:
-    """Return the names of the rows of each table that are not as the table says."""
+    """Return, for each table, the keys of the rows that differ from the table."""
     return {
         "messages": [(key,) for key in {*changes.states, *changes.gone}],
         "deliveries": list(changes.deliveries),

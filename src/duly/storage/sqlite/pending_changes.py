@@ -1,7 +1,7 @@
-"""Changes on their way: of the flush that is carried out, in the journal, and at last in the tables.
+"""Pending changes: those of the current flush, those in the journal, and those being written to the tables.
 
-The law: the tables get only what the journal has. Changes that fail to get into the tables stay behind,
-before those that come later.
+The law: the tables get only changes that are in the journal. Changes that could not be written to the tables
+are tried again, before later ones.
 """
 
 from __future__ import annotations
@@ -16,45 +16,45 @@ class PendingChanges:
 
     def __init__(self) -> None:
         self.flush = TableChanges()
-        """what the flush that is carried out has changed"""
+        """the changes of the current flush"""
         self._taken = TableChanges()
-        """what is being written to the journal"""
+        """the changes that are being written to the journal"""
         self._behind = TableChanges()
-        """what the journal holds, and the tables do not"""
+        """the changes that are in the journal and not in the tables"""
         self._applying: list[TableChanges] = []
-        """what is being written to the tables"""
+        """the changes that are being written to the tables"""
 
     def __iter__(self) -> Iterator[TableChanges]:
-        """All of them, in order."""
+        """Iterate over all pending changes, in order."""
         yield from (*self._applying, self._behind, self._taken, self.flush)
 
     def __len__(self) -> int:
-        """How many the journal holds, and the tables do not."""
+        """Return how many changes are in the journal and not in the tables."""
         return sum(map(len, self._applying)) + len(self._behind)
 
     def together(self) -> TableChanges:
-        """All of them, each row once."""
+        """Return all pending changes merged, each row once."""
         together = TableChanges()
         for changes in self:
             together.update(changes)
         return together
 
     def take(self) -> TableChanges:
-        """Return what the flush has changed, for the journal."""
+        """Return the changes of the current flush, to be written to the journal."""
         self._taken, self.flush = self.flush, TableChanges()
         return self._taken
 
     def committed(self) -> None:
-        """What was taken is in the journal."""
+        """Record that the changes returned by `take` are in the journal."""
         self._behind.update(self._taken)
         self._taken = TableChanges()
 
     def begin_to_apply(self) -> list[Statement]:
-        """Return what brings everything that is in the journal into the tables."""
+        """Return the statements that write all changes in the journal to the tables."""
         self._applying.append(self._behind)
         self._behind = TableChanges()
         return [statement for changes in self._applying for statement in changes.statements()]
 
     def applied(self) -> None:
-        """The tables hold it now. Without this, the next time has it again."""
+        """Record that the tables hold these changes; else the next `begin_to_apply` returns them again."""
         self._applying.clear()

@@ -1,9 +1,10 @@
-"""Presence locks: by which processes that share a file know which of them are alive.
+"""Presence locks: processes that share a file use them to see which of them are alive.
 
-The law: a worker holds a lock on one byte of the ledger's lock file for as long as it has the file; the place
-of the byte is in the worker's name. The kernel frees it when the process ends, however it ends. Where there
-are no such locks (they are Linux's, and belong to the open file, so that no other descriptor of the process
-lets go of them), a worker has no such name, and its leases alone say when it is dead.
+The law: a worker holds a lock on one byte of the ledger's lock file as long as it has the file open; the
+position of the byte is part of the worker's name. The kernel releases the lock when the process ends, however
+it ends. The locks are Linux's open file description locks, so closing another descriptor in the process does
+not release them. On systems without them a worker's name has no position, and only its leases show that it
+has ended.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ _ASK: Final = getattr(fcntl, "F_OFD_GETLK", None)
 _FLOCK: Final = struct.Struct("hhqqi0q")
 """The kernel's `struct flock`: type, whence, start, length, pid."""
 _MARK: Final = "+"
-"""What ends the name of a worker that holds a lock; the digits before it are the place."""
+"""The last character of the name of a worker that holds a lock; the digits before it are the position."""
 
 
 def hold(fd: int, worker: str) -> str:
-    """Hold the lock of a worker with this descriptor; returns the name that tells others where it is."""
+    """Lock a byte for a worker with this descriptor; return the worker's name with the byte's position."""
     if _SET is None:
         return worker
     try:
@@ -32,7 +33,7 @@ def hold(fd: int, worker: str) -> str:
 
 
 def is_gone(fd: int, worker: str) -> bool:
-    """Whether a worker has certainly ended; False if that cannot be told."""
+    """Return whether a worker has certainly ended; False if it is not known."""
     if _ASK is None or not worker.endswith(_MARK):
         return False
     asked = _FLOCK.pack(fcntl.F_WRLCK, 0, _place(worker[:-1]), 1, 0)
@@ -44,5 +45,5 @@ def is_gone(fd: int, worker: str) -> bool:
 
 
 def _place(worker: str) -> int:
-    """The place of a worker's byte: behind everything that is written in the file."""
+    """Return the position of a worker's byte, which is beyond the content of the file."""
     return (1 << 40) + int(worker.rpartition("-")[2], 16)

@@ -1,7 +1,7 @@
-"""Replays a journal: what its entries make of the tables.
+"""Replays a journal: converts its entries to changes of the tables.
 
-Entries of the format before, which a ledger holds that was killed under an older duly, are a list of numbered
-changes in their order. They are read as well; the next flush writes the format of today.
+A ledger that was killed under an older duly may hold entries of the previous format, a list of numbered
+changes in order. They are read as well; the next flush writes the current format.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _decode_old: Final = msgspec.msgpack.Decoder(list[list[object]]).decode
 
 
 def replay(entries: Iterable[tuple[int, bytes]]) -> TableChanges:
-    """Return what the entries (n, body) of a journal change, each row once. Raises what is wrong with
-    them."""
+    """Return the changes in the entries (n, body) of a journal, each row once. Raises if an entry cannot be
+    read."""
     changes = TableChanges()
     for old, some in groupby(entries, key=lambda entry: entry[1][:1] == _OLD_HEAD):
         if old:

@@ -1,8 +1,9 @@
 """A caller's own transaction in SQLite: its SQL and the ledger's operations commit together, or neither does.
 
-It is driven from the event loop and carried out by the writer thread, which serves no other caller until it
-ends. Before it begins the tables are brought up to date; the operations it writes go to the tables at once,
-where the caller's SQL sees them. The first error ends it, whatever its caller does about it.
+The caller's coroutine controls the transaction; the writer thread carries it out, and serves no other caller
+until it ends. The tables are brought up to date before the transaction begins, and its operations are written
+to the tables at once, where the caller's SQL sees them. The first error ends the transaction, even if the
+caller catches it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Row: TypeAlias = tuple[Any, ...]
 
 
 class SqliteSession(CommitBatch):
-    """One transaction of a caller: it has a flush of its own."""
+    """A caller's transaction, which has a flush of its own."""
 
     alone = True
 
@@ -35,7 +36,7 @@ class SqliteSession(CommitBatch):
         self._loop = asyncio.get_running_loop()
         self._over = False
         self.committing = False
-        """whether it came so far as to commit"""
+        """whether the commit was attempted"""
         self._written: list[w.Results] = []
         self.begun: asyncio.Future[None] = self._loop.create_future()
         self._calls: SimpleQueue[tuple[str, Row, asyncio.Future[Any] | None]] = SimpleQueue()
@@ -52,7 +53,7 @@ class SqliteSession(CommitBatch):
         return found
 
     async def write(self, *operations: w.Write) -> w.Results:
-        """Carry a group of operations out."""
+        """Carry out a group of operations."""
         results: w.Results = await self._call("write", operations)
         return results
 
@@ -64,7 +65,7 @@ class SqliteSession(CommitBatch):
         return await future
 
     def end(self, how: str) -> None:
-        """End the transaction by "commit" or "rollback"; only the first word counts."""
+        """End the transaction with "commit" or "rollback"; only the first call counts."""
         if not self._over:
             self._over = True
             self._calls.put((how, (), None))
@@ -72,18 +73,18 @@ class SqliteSession(CommitBatch):
     # ── in the writer thread ─────────────────────────────────────────────────────────────────────
 
     def refuse(self, problem: Exception) -> None:
-        """Say that it cannot begin."""
+        """Report to the caller that the transaction cannot begin."""
         self.error = problem
         self._settle(self.begun, None, problem)
 
     def converse(self, writer: SqliteWriter) -> None:
-        """Carry the calls out until the transaction has ended; raise if it did not commit."""
+        """Carry out the caller's calls until the transaction has ended; raise if it did not commit."""
         self._open(writer)
         while not self._serve(writer, *self._calls.get()):
             pass
 
     def _open(self, writer: SqliteWriter) -> None:
-        """Begin; raise if that is not possible."""
+        """Begin the transaction; raise if that is not possible."""
         try:
             with translated(writer.file.path):
                 writer.begin()
@@ -93,7 +94,7 @@ class SqliteSession(CommitBatch):
         self._settle(self.begun, None, None)
 
     def _serve(self, writer: SqliteWriter, verb: str, args: Row, future: asyncio.Future[Any] | None) -> bool:
-        """Carry one call out; return whether it was the last."""
+        """Carry out one call; return whether it was the last."""
         result: Any = None
         error: Exception | None = None
         try:
@@ -139,12 +140,12 @@ class SqliteSession(CommitBatch):
             else:
                 future.set_exception(error)
 
-        with suppress(RuntimeError):  # the loop is gone, and the caller with it
+        with suppress(RuntimeError):  # the event loop has ended, and the caller with it
             self._loop.call_soon_threadsafe(give)
 
 
 def _write(writer: SqliteWriter, group: w.Group) -> w.Results:
-    """Carry a group out over the rows of the tables, within the transaction that is open."""
+    """Carry out a group on the rows of the tables, within the open transaction."""
     rows = CachedRows(TableReader(writer.db), ALL)
     results = Interpreter(rows).execute(group)
     rows.changes.take()

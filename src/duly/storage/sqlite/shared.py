@@ -1,12 +1,12 @@
 """The SQLite ledger that several processes share: `sqlite:///app.db?mode=shared`, which `duly.once` opens by
 itself.
 
-No process knows what another one has written, so nothing is remembered: a flush takes SQLite's write lock,
-reads the rows that it touches, carries its operations out on them and commits, with `synchronous=FULL`
-(`shared_flush`). One query polls for all who wait for what another process does.
+No process knows what another has written, so nothing is cached: a flush takes SQLite's write lock, reads the
+rows that it touches, carries out its operations on them and commits, with `synchronous=FULL`
+(`shared_flush`). One polling query serves all callers that wait for another process.
 
 SQLite's locks do not survive a fork. So all connections are closed before this process forks, and opened
-again when they are next needed; what a fork's child inherits is never used there.
+again when they are next needed; the child never uses the ledgers that it inherits.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from duly.storage.sqlite.shared_flush import Row, flush
 T = TypeVar("T")
 
 PATIENCE: Final = 3.0
-"""Seconds that an opening waits for a process that owns the file, perhaps to prepare it."""
+"""How many seconds `open` waits for a process that owns the file, perhaps only to prepare it."""
 TRY_AGAIN: Final = 0.02
 FORK_SECONDS: Final = 5.0
-"""How long a fork waits for what is being written."""
+"""How long a fork waits for writes under way."""
 
 
 class SharedSqliteLedger(PolledLedger):
-    """A ledger in a file that other processes write, too."""
+    """A ledger in a file that other processes write as well."""
 
     dialect = "sqlite"
     poll_seconds = 0.01
@@ -66,7 +66,7 @@ class SharedSqliteLedger(PolledLedger):
 
     @classmethod
     async def open(cls, path: Path, clock: Clock | None = None) -> SharedSqliteLedger:
-        """Join those who share a file; the first makes it, and checks it."""
+        """Join the processes that share a file; the first one creates and checks it."""
         ledger = cls(path, clock)
         with translated(ledger.path):
             await ledger._join(clock)
@@ -95,22 +95,22 @@ class SharedSqliteLedger(PolledLedger):
             raise
 
     async def close(self) -> None:
-        """Finish what was handed over, then close the threads and the file."""
+        """Finish the submitted commits, then close the threads and the file."""
         await self._finish()
         self.drop()
 
     def drop(self) -> None:
-        """Close the threads and the file now, without the event loop, which may be gone."""
+        """Close the threads and the file now, without the event loop, which may have ended."""
         self._closed = True
         if self._pid != os.getpid():
-            return  # inherited by a fork: nothing of it may be touched
+            return  # inherited through a fork: this process must not touch it
         self._writer.close()
         self._reader.close()
         self._file.release()
         _OPEN.discard(self)
 
     def leave_to_parent(self) -> None:
-        """Close, in a forked child, what would make its parent seem alive."""
+        """Close, in a forked child, the descriptors that would make its parent seem alive."""
         self._file.leave_to_parent()
 
     def check(self) -> None:
@@ -118,11 +118,11 @@ class SharedSqliteLedger(PolledLedger):
         self._file.check_in_place()
 
     def is_gone(self, worker: str) -> bool:
-        """Return whether a worker has certainly ended, by the lock that it held."""
+        """Return whether a worker has certainly ended: the kernel has released its presence lock."""
         return self._file.is_gone(worker)
 
     def recall(self, message: Message, now: int) -> Verdict | None:
-        """Return None: what this process remembers, another one may have changed."""
+        """Return None: another process may have changed what this one remembers."""
         return None
 
     def _remember(self, committed: Iterable[w.Results]) -> None:
@@ -135,14 +135,14 @@ class SharedSqliteLedger(PolledLedger):
         if isinstance(first, _SharedSession):
             if not first.turn.done():
                 first.turn.set_result(None)
-            else:  # its caller has gone
+            else:  # the caller was cancelled
                 asyncio.get_running_loop().call_soon(self._group_commit.flushed, batches)
             return
         loop = asyncio.get_running_loop()
 
         def work() -> None:
             self._commit(batches)
-            with suppress(RuntimeError):  # the loop is gone; what was committed stays committed
+            with suppress(RuntimeError):  # the event loop has ended; what was committed stays committed
                 loop.call_soon_threadsafe(self._group_commit.flushed, batches)
 
         self._writer.submit(work)
@@ -165,12 +165,12 @@ class SharedSqliteLedger(PolledLedger):
                 for batch in batches:
                     batch.error = as_duly(problem)
                 return
-            # One caller's trouble must not be everyone's: each gets a transaction of its own.
+            # One caller's error must not fail the others: each batch gets a transaction of its own.
             for batch in batches:
                 self._commit([batch])
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a transaction of the caller's own; no other process writes until it ends."""
+        """Open a transaction for the caller; no other process writes until it ends."""
         return self._transaction()
 
     @asynccontextmanager
@@ -181,7 +181,7 @@ class SharedSqliteLedger(PolledLedger):
             try:
                 await session.turn
             except BaseException:
-                if not session.turn.cancelled():  # it was our turn just now
+                if not session.turn.cancelled():  # the turn had come
                     self._group_commit.flushed([session])
                 through.cancel()
                 raise
@@ -220,7 +220,7 @@ class SharedSqliteLedger(PolledLedger):
         return (json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs]),)
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """Return how readers stand in streams."""
+        """Return the last numbers of streams and the positions of readers in them."""
         statement = self._queries["standing"]
         return await self._ask(
             lambda db: [StreamPosition(*row) for place in places for row in db.execute(statement, place)]
@@ -233,7 +233,7 @@ class SharedSqliteLedger(PolledLedger):
 
 
 class _SharedSession(CommitBatch):
-    """A caller's transaction. The first error ends it, whatever its caller does about it."""
+    """A caller's transaction. The first error ends it, even if the caller catches it."""
 
     alone = True
 
@@ -244,7 +244,7 @@ class _SharedSession(CommitBatch):
         self._over = False
         self._written: list[w.Results] = []
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """done when no other flush of this process is under way, and none begins"""
+        """done when no other flush of this process is under way, and none begins until this ends"""
 
     async def begin(self) -> None:
         """Take SQLite's write lock."""
@@ -269,7 +269,7 @@ class _SharedSession(CommitBatch):
         return await self._call(lambda db: db.execute(statement, args).fetchall())
 
     async def write(self, *operations: w.Write) -> w.Results:
-        """Carry a group of operations out."""
+        """Carry out a group of operations."""
         (results,) = await self._call(lambda db: flush(db.execute, (operations,)))
         self._written.append(results)
         return results
@@ -280,7 +280,7 @@ class _SharedSession(CommitBatch):
         self.results = self._written
 
     async def end(self) -> None:
-        """Roll back what was not committed, and let the next flush begin."""
+        """Roll back if the transaction was not committed, and let the next flush begin."""
         self._over = True
 
         def work() -> None:
@@ -338,7 +338,7 @@ def _roll_back(db: apsw.Connection) -> None:
 
 
 class _Connection:
-    """A connection with its thread: opened when it is first used, closed before this process forks."""
+    """A connection with its thread; it is opened at first use and closed before this process forks."""
 
     def __init__(self, file: SharedFile, name: str, *, readonly: bool) -> None:
         self.path = file.path
@@ -349,14 +349,14 @@ class _Connection:
         self._in_use = threading.Lock()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
-        """Run something in the thread; returns its future."""
+        """Run `work` in the thread; return its future."""
         try:
             return self._thread.submit(work)
         except RuntimeError:
             raise Stopped("this ledger is closed") from None
 
     def take(self) -> apsw.Connection:
-        """Return the connection; it is not closed until it is given back."""
+        """Return the connection; it stays open until `give_back`."""
         self._in_use.acquire()
         try:
             if self._db is None:
@@ -376,7 +376,7 @@ class _Connection:
 
     @contextmanager
     def used(self) -> Iterator[apsw.Connection]:
-        """Give the connection for a block."""
+        """Yield the connection; it stays open during the block."""
         db = self.take()
         try:
             yield db
@@ -389,7 +389,7 @@ class _Connection:
         self.rest(FORK_SECONDS)
 
     def rest(self, seconds: float) -> bool:
-        """Close the connection until it is next used; returns whether it was free within this time."""
+        """Close the connection until its next use; return False if it was not free within this time."""
         if not self._in_use.acquire(timeout=seconds):
             return False
         if self._db is not None:
@@ -401,7 +401,8 @@ class _Connection:
 
 
 class _Patience:
-    """Waits while another process writes: SQLite's own pauses grow to a tenth of a second, ours do not."""
+    """The busy handler, which waits while another process writes. SQLite's own pauses grow to a tenth of a
+    second; these do not grow."""
 
     def __init__(self) -> None:
         self._since = 0.0
@@ -418,7 +419,7 @@ class _Patience:
 
 _OPEN: Final[weakref.WeakSet[SharedSqliteLedger]] = weakref.WeakSet()
 _INHERITED: Final[list[object]] = []
-"""Ledgers of the process that this one was forked from: kept, so that nothing of them is closed here."""
+"""Ledgers of the parent process, kept after a fork so that the garbage collector does not close them here."""
 
 
 def _rest_before_fork() -> None:
@@ -428,7 +429,7 @@ def _rest_before_fork() -> None:
 
 
 def ledger_connections(ledger: SharedSqliteLedger) -> Iterable[_Connection]:
-    """Return the connections of a ledger, for the moment of a fork."""
+    """Return the connections of a ledger, which are closed before a fork."""
     return ledger._writer, ledger._reader
 
 

@@ -1,12 +1,12 @@
 """The file of a SQLite ledger that several processes write.
 
-The laws. Processes that share a file hold a shared lock on it, and on the note beside it; one that owns it
-(`duly.storage.sqlite.file`) holds them alone, so that the two kinds exclude each other. The first process to
-share a file lets the owner's code prepare it: make it, inspect it, bring its schema up to date. A note that
-says `shared` tells the others that this was done, since an owner writes its note without that word.
+The laws. Processes that share a file hold shared locks on it and on the note beside it; a process that owns
+the file (`duly.storage.sqlite.file`) holds exclusive locks on both, so the two kinds exclude each other. The
+first process to share a file lets the owner's code prepare it: create it, inspect it, bring its schema up to
+date. A note with the field `shared` tells the others that this was done; an owner's note does not have it.
 
-A descriptor of the database that this process closes would let go of SQLite's own locks on it (POSIX): so
-there is one for each file in the process, and it is closed when its last ledger is.
+Closing any descriptor of the database would release SQLite's own POSIX locks in this process. So the process
+has one descriptor for each file, which is closed with the last ledger that uses it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTE_SIZE: Final = 200
 
 
 class SharedNote(Struct, frozen=True):
-    """What lies in `<ledger>.lock` while processes share the ledger."""
+    """The content of `<ledger>.lock` while processes share the ledger."""
 
     pid: int = 0
     made: bool = False
@@ -51,23 +51,23 @@ class SharedFile:
         self._wal_inode: tuple[int, int] | None = None
 
     def enter(self, worker: str) -> str:
-        """Note that a worker of this name is here; returns the name by which others can tell."""
+        """Take the presence lock of a worker; return the worker's name, by which others find the lock."""
         return worker if self._lock is None else presence_lock.hold(self._lock, worker)
 
     def is_gone(self, worker: str) -> bool:
-        """Whether a worker that has entered has certainly ended."""
+        """Return whether a worker that has entered has certainly ended."""
         return self._lock is not None and presence_lock.is_gone(self._lock, worker)
 
     def leave_to_parent(self) -> None:
-        """Close what a fork has inherited: otherwise the parent would seem to live as long as the child. The
-        locks stay the parent's."""
+        """Close the descriptors that a forked child inherited: otherwise the parent would seem alive as long
+        as the child is. The parent keeps its locks."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def join(self, *, prepared: bool) -> bool:
-        """Take a share of the file; returns False if that is not possible now: it is owned, or has to be
-        prepared first. `prepared`: this process has just done so."""
+        """Take the shared locks; return False if that is not possible now, because another process owns the
+        file or the file has to be prepared first. `prepared`: this process has just prepared it."""
         lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
         if not _shared(lock) or not (prepared or _read(lock).shared) or not self._hold_database():
             os.close(lock)
@@ -104,7 +104,7 @@ class SharedFile:
         )
 
     def release(self) -> None:
-        """Let go of the file, after every connection of this ledger is closed."""
+        """Release the file, after every connection of this ledger is closed."""
         if self._lock is None or self._inode is None:
             return
         os.close(self._lock)
@@ -117,7 +117,7 @@ class SharedFile:
                 os.close(fd)
 
     def check_in_place(self) -> None:
-        """Raise if what is written here would not be found by another process."""
+        """Raise if the file was moved or removed, so that other processes would not find what is written."""
         try:
             found = _inode_of(self.path)
             wal = _inode_of(self._wal)
@@ -134,7 +134,7 @@ class SharedFile:
         self._wal_inode = wal
 
     def reopened(self) -> None:
-        """Note that all connections were closed and opened again: the log may be a new file."""
+        """Record that all connections were closed and opened again: the log may be a new file."""
         self._wal_inode = None
 
 
@@ -154,5 +154,5 @@ def _read(lock: int) -> SharedNote:
 
 
 def _inode_of(path: Path) -> tuple[int, int]:
-    found = os.stat(path)  # noqa: PTH116 - asked for every flush
+    found = os.stat(path)  # noqa: PTH116 - runs for every flush
     return found.st_dev, found.st_ino

@@ -1,8 +1,8 @@
-"""One flush in a SQLite file that several processes write: read the rows it touches under the write lock,
-carry operations out on them, write back what changed.
+"""One flush in a SQLite file that several processes write: reads the rows that it touches under the write
+lock, carries out the operations on them, and writes back the rows that changed.
 
-A flush runs a fixed number of statements, each with many rows: every statement lets go of the interpreter's
-lock and takes it again, and a busy event loop makes it wait for that.
+A flush runs a fixed number of statements, each with many rows: every statement releases Python's global
+interpreter lock and takes it again, which may mean waiting for a busy event loop.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from duly.storage.locked_rows import LockedMessage, LockedRows
 from duly.storage.sql import rows
 
 ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""How many rows a statement has: a few sizes, so that each is prepared once. What is missing up to the next
-size is filled with rows of nulls, which no key equals."""
+"""How many rows a statement has: a few sizes, so that each is prepared once. Rows are padded to the next size
+with rows of nulls, which equal no key."""
 
 _STATE: Final = 4
 _MOVED_AT: Final = 7
-"""Where the state and its time stand in the row of an admission."""
+"""The index of the state's time in the row of an admission."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 Row: TypeAlias = tuple[Any, ...]
 Run: TypeAlias = Callable[[str, Row], Iterable[Row]]
-"""Runs a statement on a connection and gives its rows."""
+"""Runs a statement on a connection and returns its rows."""
 
 
 def flush(run: Run, groups: Sequence[w.Group]) -> Iterator[w.Results]:
-    """Carry groups out in order, within the transaction that is open; returns their results."""
+    """Carry out groups in order, within the open transaction; return their results."""
     work = _SharedFlush(run, Footprint(groups))
     work.load()
     results = list(map(Interpreter(work.rows).execute, groups))
@@ -57,7 +57,7 @@ class _SharedFlush:
         self.rows = LockedRows()
 
     def _many(self, name: str, values: Iterable[Row]) -> list[Row]:
-        """Run a statement over many rows of values; returns what it gives."""
+        """Run a statement on many rows of values; return its rows."""
         all_ = list(values)
         found: list[Row] = []
         for start in range(0, len(all_), ROWS[-1]):
@@ -151,7 +151,7 @@ class _SharedFlush:
 
 
 def _changed(before: dict[K, V], after: dict[K, V], row: Callable[[K, V], Row]) -> Iterable[Row]:
-    """Yield the rows of what is new or has changed."""
+    """Yield the rows of the new and the changed entries."""
     return (row(key, value) for key, value in after.items() if before.get(key) != value)
 
 

@@ -1,4 +1,4 @@
-"""A SQLite ledger as rows, at one moment: the tables with the journal over them, in one read transaction."""
+"""A snapshot of a SQLite ledger: its tables with the journal applied, read in one transaction."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from duly.storage.sqlite.tables import TableReader
 T = TypeVar("T")
 
 FOUND: Final = 20
-"""Most sentences of SQLite about one file."""
+"""The most problems that SQLite reports for one file."""
 
 
 class SqliteSnapshot(Snapshot):
-    """A SQLite ledger at one moment, also while another process writes it."""
+    """A SQLite ledger at one moment; another process may write it meanwhile."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -36,7 +36,7 @@ class SqliteSnapshot(Snapshot):
 
     @classmethod
     async def open(cls, path: Path, *, overlay: bool = True) -> SqliteSnapshot:
-        """Open the file at this moment. Raises if it is not a sound ledger of this version."""
+        """Open a snapshot of the file. Raises if it is not a sound ledger of this version."""
         snapshot = cls(path)
         try:
             await snapshot._run(lambda: snapshot._open(overlay))
@@ -95,7 +95,7 @@ class SqliteSnapshot(Snapshot):
         )
 
     async def problems(self) -> list[tuple[str, str]]:
-        """Return what SQLite finds wrong with the file, and what is wrong with its journal."""
+        """Return the problems that SQLite finds in the file, and those of its journal."""
         return await self._run(self._problems)
 
     def _problems(self) -> list[tuple[str, str]]:
@@ -114,7 +114,7 @@ class SqliteSnapshot(Snapshot):
         return problems
 
     async def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         db, self._db = self._db, None
         if db is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._close, db)

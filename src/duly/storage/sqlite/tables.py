@@ -1,8 +1,8 @@
-"""The tables of a SQLite ledger: what changes make of them, and how single rows are read.
+"""The tables of a SQLite ledger: how changes are written to them, and how single rows are read.
 
-Many changes are brought into the tables at once, each row once: a message that was admitted, sent and ended
-meanwhile is one row that is inserted. They are a few statements of many rows each, since a statement per row
-would take the interpreter's lock and let go of it for each.
+Many changes are written to the tables at once, each row once: a message that was admitted, sent and ended
+meanwhile is one inserted row. The changes are written by a few statements with many rows each, because every
+statement takes and releases Python's global interpreter lock.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ ROWS: Final = (256, 64, 16, 4, 1)
 """How many rows a statement has: a few sizes, so that each is prepared once."""
 
 KEYS: Final = (4, 16, 64, 256)
-"""How many keys a statement reads the rows of."""
+"""For how many keys a statement reads rows."""
 
 MESSAGE_WIDTH: Final = 14
 FIXED_WIDTH: Final = 11
-"""How many of a message's columns never change; they come first."""
+"""How many columns of a message never change; these columns come first."""
 
 
 class _PackedChanges(Struct, array_like=True):
@@ -61,7 +61,7 @@ _decode: Final = msgspec.msgpack.Decoder(_PackedChanges).decode
 
 
 class TableChanges:
-    """Rows that have changed, each once, as it stands in the end: by a flush, or by many."""
+    """The rows that one flush or several have changed, each once, with its final values."""
 
     def __init__(self) -> None:
         self.messages: dict[bytes, Row] = {}
@@ -76,7 +76,7 @@ class TableChanges:
         self.entries: dict[tuple[str, int], Row] = {}
         """body, at and key of new entries"""
         self.bodies: dict[tuple[str, int], bytes] = {}
-        """of entries that are rewritten"""
+        """the new bodies of rewritten entries"""
         self.cursors: dict[tuple[str, str], int] = {}
         self.items: dict[tuple[str, str], bytes | None] = {}
         self.refusals: list[Row] = []
@@ -85,7 +85,7 @@ class TableChanges:
         return sum(map(len, vars(self).values()))
 
     def update(self, later: TableChanges) -> None:
-        """Add changes that came after these."""
+        """Add later changes to these."""
         for key in later.gone:
             self.withdraw(key)
         self.messages.update(later.messages)
@@ -101,7 +101,7 @@ class TableChanges:
         self.refusals += later.refusals
 
     def rewrite(self, stream: str, n: int, body: bytes) -> None:
-        """Note that an entry has another body."""
+        """Record that an entry has another body."""
         new = self.entries.get((stream, n))
         if new is None:
             self.bodies[stream, n] = body
@@ -109,7 +109,7 @@ class TableChanges:
             self.entries[stream, n] = (body, *new[1:])
 
     def withdraw(self, key: bytes) -> None:
-        """Note that a message and its deliveries are gone."""
+        """Record that a message and its deliveries are removed."""
         self.messages.pop(key, None)
         self.states.pop(key, None)
         self.gone[key] = None
@@ -119,7 +119,7 @@ class TableChanges:
     # ── for the journal ──────────────────────────────────────────────────────────────────────────
 
     def pack(self) -> bytes:
-        """Return them as bytes. Raises if a value cannot be held."""
+        """Return the changes as bytes. Raises if a column cannot hold a value."""
         packed = (
             tuple(self.messages.values()),
             self.states,
@@ -137,7 +137,7 @@ class TableChanges:
 
     @classmethod
     def unpack(cls, packed: bytes) -> TableChanges:
-        """Return what `pack` packed."""
+        """Return the changes that `pack` converted to bytes."""
         found, changes = _decode(packed), cls()
         changes.messages.update((row[0], row) for row in found.messages)
         changes.states.update(found.states)
@@ -155,7 +155,7 @@ class TableChanges:
     # ── for the tables ───────────────────────────────────────────────────────────────────────────
 
     def statements(self) -> Iterator[Statement]:
-        """Yield what brings the tables up to date, in order."""
+        """Yield the statements that write these changes to the tables, in order."""
         if self.gone:
             yield from self._all("drop_messages", list(self.gone), 1)
             yield from self._all("drop_deliveries", list(self.gone), 1)
@@ -194,7 +194,7 @@ class TableChanges:
             yield sql.queries("sqlite")["forget_refusals"], (REFUSALS_KEPT,)
 
     def _all(self, name: str, flat: Values, width: int) -> Iterator[Statement]:
-        """Yield a statement over all these rows, each of so many values, in parts."""
+        """Yield statements that together cover all these rows of `width` values each."""
         count, start = len(flat) // width, 0
         for size in ROWS:
             while count - start >= size:
@@ -212,7 +212,7 @@ def _rows(entries: Mapping[tuple[str, int], Row]) -> list[tuple[object, ...]]:
 
 @cache
 def statement(name: str, size: int) -> str:
-    """Return the statement of one row, for many."""
+    """Return the statement of this name, extended from one row to `size` rows."""
     head, values, tail = sql.queries("sqlite")[name].partition("VALUES")
     row, close, rest = tail.partition(")")
     return head + values + ",".join([row + close] * size) + rest
@@ -220,7 +220,7 @@ def statement(name: str, size: int) -> str:
 
 @cache
 def _statement_of_keys(name: str, size: int) -> str:
-    """Return the statement that reads the rows of so many keys."""
+    """Return the statement of this name that reads the rows of `size` keys."""
     return sql.queries("sqlite")[name].replace(":keys", ", ".join("?" * size))
 
 
@@ -228,7 +228,7 @@ class TableReader:
     """Reads rows from the tables, on one connection."""
 
     def __init__(self, db: apsw.Connection) -> None:
-        self._run = db.cursor().execute  # one for all: making one costs a tenth of a question
+        self._run = db.cursor().execute  # one cursor for all: creating one takes a tenth of a query's time
         self._sql = sql.queries("sqlite")
 
     def _fetch(self, name: str, *args: Any) -> list[Any]:
@@ -240,14 +240,14 @@ class TableReader:
         return found[0] if found else None
 
     def _of_keys(self, name: str, keys: Sequence[bytes]) -> Iterator[Row]:
-        """Yield the rows of many keys; what is missing up to the size of a statement is filled with nulls."""
+        """Yield the rows of many keys; the keys are padded with nulls to the size of a statement."""
         for start in range(0, len(keys), KEYS[-1]):
             part = keys[start : start + KEYS[-1]]
             size = next(size for size in KEYS if size >= len(part))
             yield from self._run(_statement_of_keys(name, size), (*part, *(None,) * (size - len(part))))
 
     def messages(self, keys: Sequence[bytes]) -> list[Row]:
-        """Return the columns of those messages that are stored."""
+        """Return the columns of the stored ones among these messages."""
         return list(self._of_keys("messages_of", keys))
 
     def deliveries_of(self, keys: Sequence[bytes]) -> list[Delivery]:
@@ -282,7 +282,7 @@ class TableReader:
         return found[0][0] if found else None
 
     def cursor(self, stream: str, reader: str) -> int | None:
-        """Return how far a reader has come; None: it never said."""
+        """Return the position of a reader in a stream; None if it never reported one."""
         found = self._fetch("cursor", stream, reader)
         return int(found[0][0]) if found else None
 
@@ -297,5 +297,5 @@ class TableReader:
         return found[0][0] if found else None
 
     def journal(self) -> list[tuple[int, bytes]]:
-        """Return the entries of the journal: what is not in the tables yet."""
+        """Return the entries of the journal, whose changes are not in the tables yet."""
         return self._fetch("journal")

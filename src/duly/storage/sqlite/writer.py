@@ -1,8 +1,9 @@
 """The writer thread of a SQLite ledger, and its connection: the only one that writes and checkpoints.
 
-It carries jobs out in order. What a job writes was worked out before, on the event loop's thread: here are
-SQLite's calls and little else, so two threads do not wait for the interpreter's lock all the time. While the
-thread is idle and the disk is quick, the loop uses the connection for a small flush itself.
+The thread carries out jobs in order. The event loop's thread computes beforehand what a job writes; a job
+consists of SQLite calls and little else, so that the two threads rarely compete for Python's global
+interpreter lock. While the thread is idle and the disk is quick, the event loop uses the connection for small
+flushes itself.
 """
 
 from __future__ import annotations
@@ -37,35 +38,36 @@ from duly.storage.sqlite.tables import Row, Statement, TableReader
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000
-"""Pages in the write-ahead log after which they are moved into the database; fewer, if the disk is small."""
+"""The length of the write-ahead log, in pages, above which it is moved into the database; less if the disk is
+nearly full."""
 FEWEST_PAGES: Final = 16
 PAGE_SIZE: Final = 4_096
 SMALL_FLUSH: Final = 8 * 1024
-"""Most bytes of a flush that the loop carries out itself, about a dozen commands."""
+"""The most bytes of a flush that the event loop carries out itself, about a dozen commands."""
 
 
 def _nothing() -> None:
-    """A job that does nothing."""
+    """Do nothing."""
 
 
 def _ignore(_: Exception | None) -> None:
-    """Ignore how a job went."""
+    """Ignore the outcome of a job."""
 
 
 class SqliteWriter:
-    """The thread and its connection."""
+    """The writer thread and its connection."""
 
     def __init__(self, file: LedgerFile) -> None:
         self.file = file
         self._path = file.path
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._handed = 0
-        """jobs that the thread was given; counted by the loop"""
+        """how many jobs the thread was given; counted by the event loop"""
         self._finished = 0
-        """jobs that it has finished; counted by itself"""
+        """how many jobs the thread has finished; counted by the thread"""
         self._pace = DiskPace()
         self._doubtful = False
-        """the disk has failed: what the write-ahead log holds may not be on it (see `_make_sure`)"""
+        """the disk has failed: the write-ahead log may not be on it (see `_make_sure`)"""
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()
         self._sql = sql.queries("sqlite")
@@ -82,8 +84,8 @@ class SqliteWriter:
             self.n = 0
             self.catch_up()
         except BaseException:
-            # The last connection that closes moves the log into the database and removes it; then the next
-            # start would miss what the note beside the file says of it.
+            # Otherwise the last connection to close would move the log into the database and remove it, and
+            # the next start would miss the log that the note beside the file describes.
             db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
             db.close()
             raise
@@ -95,7 +97,7 @@ class SqliteWriter:
         self._thread.start()
 
     def _connect(self) -> apsw.Connection:
-        """Connect to a database whose pages have checksums, as far as that is possible here."""
+        """Connect to the database, and give its pages checksums if that is possible here."""
         db = self.file.connect()
         if not int(db.pragma("page_count")):
             reserve_checksums(db)
@@ -117,8 +119,8 @@ class SqliteWriter:
             db.execute("UPDATE file SET checksums = 1 WHERE checksums = 0")
 
     def catch_up(self) -> None:
-        """Bring what the journal holds into the tables, with no help of what memory knows: it was left by an
-        earlier process, or by a flush that failed."""
+        """Apply the journal to the tables without using the cache: an earlier process or a failed flush left
+        entries in it."""
         changes = replay(TableReader(self.db).journal())
         self.n = max(self.n, int(self.db.execute("SELECT coalesce(max(n), 0) FROM journal").get))
         if changes:
@@ -131,12 +133,12 @@ class SqliteWriter:
     # ── jobs ─────────────────────────────────────────────────────────────────────────────────────
 
     def put(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Hand a job to the thread; `done` is called on this loop with what went wrong, if anything did."""
+        """Pass a job to the thread; `done` is called on this event loop with the error, or None."""
         loop = asyncio.get_running_loop()
 
         def carry_out() -> None:
             problem = self._carry_out(job)
-            # The loop may be gone at interpreter exit; what was committed stays committed.
+            # The loop may have ended at interpreter exit; what was committed stays committed.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(done, problem)
             self._keep_short(problem)
@@ -146,23 +148,23 @@ class SqliteWriter:
         self._queue.put(carry_out)
 
     def flush(self, bodies: Sequence[bytes], done: Callable[[Exception | None], None]) -> None:
-        """Append to the journal: in this call if that is quick, else in the thread."""
+        """Append entries to the journal: in this call if that is quick, otherwise in the thread."""
         job = partial(self.add_to_journal, bodies)
         if not self._is_quick(bodies):
             self.put(job, done)
             return
         problem = self._carry_out(job)
         if self._is_log_long(problem):
-            self.put(_nothing, _ignore)  # a job of the thread ends with a look at the log
+            self.put(_nothing, _ignore)  # after each job the thread checks the length of the log
         done(problem)
 
     def _is_quick(self, bodies: Sequence[bytes]) -> bool:
-        """Whether the loop may append this itself: the thread is idle and the disk is quick."""
+        """Return whether the event loop may append these itself: small, thread idle, disk quick."""
         idle = self._handed == self._finished
         return idle and self._pace.quick and len(bodies) == 1 and len(bodies[0]) <= SMALL_FLUSH
 
     def _carry_out(self, job: Callable[[], None]) -> Exception | None:
-        """Carry a job out; return what went wrong, if anything did."""
+        """Carry out a job; return the error, or None."""
         try:
             with translated(self._path):
                 if self.file.problem is not None:
@@ -174,12 +176,12 @@ class SqliteWriter:
         return None
 
     def _keep_short(self, problem: Exception | None) -> None:
-        """Move the write-ahead log into the database if it is long, or if the disk is in trouble."""
+        """Move the write-ahead log into the database if it is long, or if the disk has failed."""
         if self._is_log_long(problem):
             self._checkpoint()
 
     def _is_log_long(self, problem: Exception | None) -> bool:
-        """Whether the write-ahead log has to be moved into the database."""
+        """Return whether the write-ahead log has to be moved into the database."""
         return self._wal_pages > self._checkpoint_at or isinstance(problem, LedgerUnavailable)
 
     def _work(self) -> None:
@@ -187,7 +189,7 @@ class SqliteWriter:
             job()
 
     def add_to_journal(self, bodies: Sequence[bytes]) -> None:
-        """Append rows to the journal, in one transaction, flushed: this is the moment of a commit."""
+        """Append rows to the journal in one transaction and flush it; with this they are committed."""
         self._make_sure()
         began = perf_counter()
         try:
@@ -202,7 +204,7 @@ class SqliteWriter:
     def _insert(self, bodies: Sequence[bytes]) -> None:
         add = self._sql["add_to_journal"]
         if len(bodies) == 1:
-            self._run(add, (self.n + 1, bodies[0]))  # a statement alone is a transaction, with one call
+            self._run(add, (self.n + 1, bodies[0]))  # a single statement is a transaction by itself
             return
         self._run("BEGIN IMMEDIATE")
         for at, body in enumerate(bodies):
@@ -210,9 +212,9 @@ class SqliteWriter:
         self.db.execute("COMMIT")
 
     def write_tables(self, statements: Iterable[Statement], through: int) -> None:
-        """Bring the tables up to date and cut the journal, in one transaction.
+        """Bring the tables up to date and truncate the journal, in one transaction.
 
-        It is not flushed by itself: if it is lost, the journal still holds what it did.
+        The transaction is not flushed: if it is lost, the journal still holds the changes.
         """
         run = self._run
         run("PRAGMA synchronous = NORMAL")
@@ -227,17 +229,17 @@ class SqliteWriter:
             run("PRAGMA synchronous = FULL")
 
     def write_now(self, statements: Sequence[Statement]) -> None:
-        """Write to the tables in the transaction that is open."""
+        """Write to the tables in the open transaction."""
         for statement, values in statements:
             self._run(statement, values)
 
     def begin(self) -> None:
-        """Begin a transaction that keeps every other writer out."""
+        """Begin a transaction that locks out every other writer."""
         self._make_sure()
         self._run("BEGIN IMMEDIATE")
 
     def commit(self) -> None:
-        """Commit, flushed."""
+        """Commit and flush."""
         try:
             self.db.execute("COMMIT")
         except apsw.IOError:
@@ -246,29 +248,29 @@ class SqliteWriter:
         self.file.committed(self._wal_pages)
 
     def fetch(self, statement: str, args: Row) -> Sequence[Row]:
-        """Run a statement of the caller's."""
+        """Run a statement of the caller and return its rows."""
         return self.db.execute(statement, args).fetchall()
 
     def roll_back(self) -> None:
-        """Undo what is not committed."""
+        """Roll back the open transaction, if there is one."""
         with suppress(apsw.Error):
             if self.db.in_transaction:
                 self.db.execute("ROLLBACK")
 
     def scrub(self) -> None:
-        """Write the file anew: then nothing that was deleted is in it, nor in its log."""
+        """Rewrite the file, so that neither the file nor its log holds deleted data."""
         self.db.execute("VACUUM")
         self.file.settled()
-        with suppress(apsw.BusyError):  # another connection reads: the log is cut off when we close
+        with suppress(apsw.BusyError):  # another connection reads: the log is truncated at close
             self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     # ── the write-ahead log ──────────────────────────────────────────────────────────────────────
 
     def _make_sure(self) -> None:
-        """Raise if what the log holds may not be on the disk, though flushes succeed again.
+        """Raise if parts of the log may not be on the disk although flushes succeed again.
 
-        An operating system that fails to flush says so once, and forgets what it could not write. Commits
-        behind such a place in the log would be lost with it, so the log is moved into the database first.
+        An operating system reports a failed flush once, and drops what it could not write. Later commits in
+        the log would be lost with that gap, so the log is written again and moved into the database first.
         """
         if self._doubtful:
             self._checkpoint()
@@ -280,21 +282,23 @@ class SqliteWriter:
 
     def _checkpoint(self) -> None:
         try:
+            if self._doubtful:  # a crash in the middle of the move is repaired from the log alone
+                self.file.log.write_again()
             logged, moved = self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        except apsw.IOError:
+        except (apsw.IOError, OSError):
             self._doubtful = True
         except apsw.Error:
-            pass  # another connection reads, or there is no room: the next checkpoint will do
+            pass  # another connection reads, or the disk is full: the next checkpoint does it
         else:
-            if logged == moved:  # what is written next begins the log anew, and is perhaps not flushed
+            if logged == moved:  # the next write restarts the log, and is perhaps not flushed
                 self._doubtful = False
                 self.file.settled()
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()
 
     def _affordable_pages(self) -> int:
-        """Return how long the log may become: a log that fills a disk leaves no room to move it into the
-        database, and nothing would ever be stored again."""
+        """Return how long the log may become, in pages. A log that fills the disk leaves no room to move it
+        into the database, and nothing could ever be stored again."""
         disk = os.statvfs(self._path.parent)
         return max(FEWEST_PAGES, min(CHECKPOINT_PAGES, disk.f_bavail * disk.f_frsize // (4 * PAGE_SIZE)))
 
@@ -302,10 +306,13 @@ class SqliteWriter:
         """End the thread, and move the write-ahead log into the database."""
         self._queue.put(None)
         self._thread.join()
-        with suppress(apsw.Error):
+        with suppress(apsw.Error, OSError):
             if self.file.problem is None:
+                if self._doubtful:
+                    self.db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+                    self.file.log.write_again()
                 logged, moved = self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_FULL)
-                if logged == moved:  # said before the log is cut off: a crash in between loses nothing
+                if logged == moved:  # recorded before the log is truncated, so a crash loses nothing
                     self.file.settled()
                     self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         self.db.close()
