@@ -1,10 +1,10 @@
 """Limits of accounts: how many messages of each kind one account may send, and how many bytes it may store.
 
-The laws. What one account sends and stores is bounded, so that it neither fills the disk nor keeps a hub
-busy that all share; another account is not affected. A refusal counts nothing and says how long to wait, and
-every refusal is counted. All kinds share one allowance of bytes. A message whose rate is free and whose bytes
-do not fit costs neither. What a limit of 0 stands for is not limited. A repeat of a message that was taken is
-answered, whatever its sender has used up.
+The laws. An account may send and store only so much, so that it can neither fill the shared disk nor keep a
+shared hub busy; other accounts are not affected. A refused message uses up no allowance, and its refusal says
+how long to wait; refusals are counted. All kinds share one allowance of bytes. A message that is within its
+rate but over the allowance of bytes uses up neither. A limit of 0 means no limit. A repeat of an accepted
+message is always answered, even if its sender has reached a limit.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from duly.core.units import DAY, MINUTE
 from duly.errors import Malformed, RateLimited
 
 REMEMBERED: Final = 1_000_000
-"""Accounts that are counted each for itself: they have authenticated, so a hub has no more than it made."""
+"""The most accounts with counters of their own. They have authenticated, so there are no more of them than a
+hub has created."""
 UNIT_BITS: Final = 8
-"""Bytes are counted in units of 256, and at least one for each message: about what its id and its row take
-besides."""
+"""Bytes are counted in units of 256, at least one unit per message; that covers its id and its row in the
+ledger."""
 REFUSED_NAMES: Final = 1_000
-"""Accounts whose refusals are counted each for itself."""
+"""The most accounts whose refusals are counted one by one."""
 MB: Final = 1024 * 1024
 
 
 class LimitPolicy(Struct, frozen=True):
-    """What one account may do: messages a minute by kind, and megabytes a day; 0 does not limit.
+    """How much one account may send: messages a minute by kind, and megabytes a day; 0 means no limit.
 
-    As much as a minute (or a day) allows may come at once.
+    A whole minute's (or day's) allowance may be used at once.
     """
 
     commands: int = 600_000
@@ -61,10 +62,10 @@ class AccountLimit:
     def __init__(self, kind: str, amount: int, stored_mb: int, stored: Quota) -> None:
         self.kind = kind
         self.amount = amount
-        """messages a minute; 0: not limited"""
+        """messages a minute; 0: no limit"""
         self.refused = 0
         self.names: Counter[str] = Counter()
-        """how many messages of each account were refused"""
+        """refused messages by account"""
         self._stored_mb = stored_mb
         self._sent = Quota(Rate(amount or 1, MINUTE), REMEMBERED)
         self._stored = stored
@@ -72,14 +73,14 @@ class AccountLimit:
         self._take_stored = stored.take if stored_mb else _unlimited
 
     def take(self, name: str, size: int, now: int) -> None:
-        """Count a message of this account with so many bytes; raises `RateLimited` if that is too much."""
+        """Count a message of this account and its bytes; raises `RateLimited` if it exceeds a limit."""
         refusal = self.excess(name, size, now)
         if refusal is not None:
             raise self.refuse(name, refusal)
 
     def excess(self, name: str, size: int, now: int) -> RateLimited | None:
-        """Count a message of this account, or return why it is too much; a message that is refused for that
-        is counted by `refuse`."""
+        """Count a message of this account, or return why it exceeds a limit. The caller then counts the
+        refusal with `refuse`."""
         wait = self._take_sent(name, now)
         if wait:
             return RateLimited(
@@ -92,7 +93,7 @@ class AccountLimit:
         return None
 
     def refuse(self, name: str, refusal: RateLimited) -> RateLimited:
-        """Count a refusal, and return it."""
+        """Count a refused message and return the error for its sender."""
         self.refused += 1
         if name in self.names or len(self.names) < REFUSED_NAMES:
             self.names[name] += 1
@@ -115,7 +116,7 @@ class AccountLimits:
         yield from (self.commands, self.lines, self.pushes, self.alerts)
 
     def worst(self, most: int = 5) -> list[tuple[str, int]]:
-        """The accounts of which most was refused, and how much."""
+        """Return the accounts with the most refused messages, and how many each had."""
         total: Counter[str] = Counter()
         for limit in self:
             total.update(limit.names)

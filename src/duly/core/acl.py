@@ -1,8 +1,7 @@
 """The access rules of an MQTT broker as data: which account may publish and subscribe to which topics.
 
-The law: the tables below are all there is; what they do not allow is denied. Everything else is made from
-them: the rules for each kind of broker, the users of the embedded one, and the questions `duly acl test`
-asks.
+The law: whatever the tables below do not allow is denied. The rules for each kind of broker, the users of the
+embedded broker and the questions that `duly acl test` asks are all generated from these tables.
 
 A node reads its own topics, writes to those of every other node, and publishes only its own status:
 
@@ -11,8 +10,8 @@ A node reads its own topics, writes to those of every other node, and publishes 
     nodes/{me}/status    publish
     nodes/{any name}/status    subscribe
 
-A device is commanded by the hub alone. It answers the hub, publishes its status, and reads its own topics, to
-which only the hub writes:
+A device takes commands only from the hub. It answers the hub, publishes its status, and reads its own topics,
+to which only the hub writes:
 
     nodes/{me}/pending ack complete failed    subscribe
     nodes/hub/ack complete failed    publish
@@ -48,7 +47,7 @@ HUB: Final = "hub"
 
 
 class Act(Enum):
-    """The two acts that rules allow: publish and subscribe."""
+    """The two acts that a rule can allow: publish and subscribe."""
 
     PUBLISH = "publish"
     SUBSCRIBE = "subscribe"
@@ -63,17 +62,17 @@ class AccountClass(Enum):
 
 
 class TopicOwner(Enum):
-    """The account under whose name a topic lies."""
+    """The account whose name is in a topic."""
 
     OWN = "own"
     PEERS = "peers"
-    """any node's, where every account is a node; else those of the named nodes"""
+    """any node's, where every account is a node; otherwise only those of the named nodes"""
     ANY = "any"
     HUB = "hub"
 
 
 class Rule(Struct, frozen=True):
-    """Allows an account of some class to do this with topics of this kind."""
+    """Allows accounts of one class to publish or subscribe to topics of one kind."""
 
     act: Act
     whose: TopicOwner
@@ -137,7 +136,7 @@ def allowed(
     of: AccountClass = AccountClass.NODE,
     peers: Sequence[str] | None = None,
 ) -> list[str]:
-    """The topic filters this account may use.
+    """Return the topic filters that this account may use.
 
     >>> allowed(Act.PUBLISH, "lamp", "nodes")[-1]
     'nodes/lamp/status'
@@ -155,8 +154,8 @@ def decide(
     of: AccountClass = AccountClass.NODE,
     peers: Sequence[str] | None = None,
 ) -> Permission:
-    """May this account publish to this topic, or subscribe to this filter? A filter is allowed if everything
-    it can match is.
+    """Decide whether this account may publish to this topic or subscribe to this filter. A filter is allowed
+    if every topic it can match is allowed.
 
     >>> decide(Act.SUBSCRIBE, "A", "nodes/A/pending", "nodes").allowed
     True
@@ -171,13 +170,13 @@ def decide(
 
 
 def covers(wide: str, narrow: str) -> bool:
-    """Whether one filter matches everything the other does.
+    """Return whether one filter matches every topic that the other one matches.
 
     >>> covers("nodes/+/status", "nodes/A/status"), covers("nodes/A/status", "nodes/+/status")
     (True, False)
     """
     if narrow.startswith("$") and not wide.startswith("$"):
-        return False  # a wildcard at the front does not reach what belongs to the broker
+        return False  # a wildcard at the front does not match the broker's own topics ($SYS)
     wides, narrows = wide.split("/"), narrow.split("/")
     for place, level in enumerate(wides):
         if level == "#":

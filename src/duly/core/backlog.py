@@ -1,9 +1,10 @@
-"""The backlog: how much waits, by sender and by recipient, and when that is too much.
+"""The backlog: counts the waiting messages of each sender and recipient, and refuses more when there are too
+many.
 
-The law: what one sender or one recipient has waiting is bounded, in messages and in bytes, so that no account
-fills the memory and the disk that all share. What is handed over no longer counts: the window bounds that.
-One sender alone does not fill a recipient for the others: where a recipient has its most, each sender that
-has less than a tenth of that waiting there may go on up to the tenth.
+The law: the waiting messages of one sender, and those for one recipient, are bounded in number and in bytes,
+so that no account fills the shared memory and disk. A message that was handed over no longer counts here; the
+flow-control window bounds those. One sender cannot use up a recipient's backlog for everyone: when it is
+full, each sender may still fill up to a tenth of it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from msgspec import Struct
 from duly.errors import Malformed
 
 SHARE: Final = 10
-"""The part of a full recipient's most that is still open to each sender: one in so many."""
+"""When a recipient's backlog is full, each sender may still use one part in this many."""
 
 
 class BacklogPolicy(Struct, frozen=True):
-    """The most that may wait for one recipient, or of one sender."""
+    """The most messages and bytes that may wait for one recipient, or from one sender."""
 
     messages: int = 10_000
     bytes: int = 64 * 1024 * 1024
@@ -30,7 +31,7 @@ class BacklogPolicy(Struct, frozen=True):
 
 
 class Backlog:
-    """Counts the messages that wait, by sender and by recipient.
+    """Counts the waiting messages by sender and by recipient.
 
     >>> backlog = Backlog(BacklogPolicy(messages=1))
     >>> backlog.add(b"key", "phone", "lock", 10)
@@ -41,9 +42,9 @@ class Backlog:
     def __init__(self, policy: BacklogPolicy | None = None) -> None:
         self.policy = policy or BacklogPolicy()
         self.waiting: dict[bytes, tuple[str, str, int]] = {}
-        """(sender, recipient, bytes) by key; read by others, changed only here"""
+        """(sender, recipient, bytes) by key; other classes may read it, only this one changes it"""
         self._counts: dict[tuple[str, ...], tuple[int, int]] = {}
-        """messages and bytes of each sender, for each recipient, and of each sender for each recipient"""
+        """messages and bytes: by sender, by recipient, and by sender and recipient together"""
 
     def add(self, key: bytes, sender: str, recipient: str, size: int) -> None:
         """Count a message that waits; harmless if it is counted already."""
@@ -63,8 +64,8 @@ class Backlog:
             self._count(("of", sender, recipient), -1, -size)
 
     def excess(self, sender: str, recipient: str, *, of_sender: bool = True) -> str | None:
-        """Return why no more messages of this sender for this recipient may wait; None: they may. Without
-        `of_sender` what else waits of the sender does not count."""
+        """Return why no more messages from this sender to this recipient may wait, or None if they may. With
+        `of_sender` false only the recipient's backlog counts."""
         if not self.waiting:
             return None
         return (self._full("of", sender) if of_sender else None) or (
@@ -72,7 +73,7 @@ class Backlog:
         )
 
     def _full(self, which: str, name: str) -> str | None:
-        """Return that a sender or a recipient has its most waiting; None: it has not."""
+        """Return that the backlog of a sender or a recipient is full; None if it is not."""
         count, size = self._counts.get((which, name), (0, 0))
         if count >= self.policy.messages:
             return f"{count} commands {which} {name} are waiting, {self.policy.messages} may"
@@ -81,7 +82,7 @@ class Backlog:
         return None
 
     def _has_share(self, sender: str, recipient: str) -> bool:
-        """Whether a sender has less waiting for a recipient than the share that is open to each."""
+        """Return whether a sender has used less than its reserved share of this recipient's backlog."""
         count, size = self._counts.get(("of", sender, recipient), (0, 0))
         return count * SHARE < self.policy.messages and size * SHARE < self.policy.bytes
 

@@ -1,9 +1,9 @@
-"""Id windows: a bounded memory of ids that never lets one run twice.
+"""Id windows: bounded memories of message ids that never let an id run twice.
 
-The law: **what we no longer remember, we no longer accept.** A plain FIFO of ids forgets, and then runs
-a replay as if it were new. ``CountWindow`` forgets and keeps the newest id it forgot: whatever is not
-above that mark is stale. ``TimeWindow`` only makes a duplicate cheap; the ledger behind it is the truth,
-so it may forget anything at any time: there `duly.storage.interpreter` decides what an id is.
+The law: **what we no longer remember, we no longer accept.** A plain FIFO of ids forgets, and then runs a
+replay as if it were new. ``CountWindow`` remembers the newest id it has forgotten: an id that is not above
+that mark is stale. ``TimeWindow`` is only a cache that makes duplicates cheap, so it may forget anything at
+any time; the ledger behind it is the truth, and `duly.storage.interpreter` decides there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DEFAULT_SIZE: Final = 100
 
 
 class Ordered(Protocol):
-    """Ids that can be compared, and hashed: a ``SeqId``, a number, a UUIDv7 as text."""
+    """Ids that can be compared and hashed: a ``SeqId``, a number, a UUIDv7 as text."""
 
     def __le__(self, other: Any, /) -> bool: ...
     def __hash__(self) -> int: ...
@@ -29,18 +29,18 @@ V = TypeVar("V")
 
 
 class Seen(Enum):
-    """The answer of a window about an id."""
+    """What a window knows about an id."""
 
     FRESH = "fresh"
-    """Never seen: it may run."""
+    """never seen: it may run"""
     DUPLICATE = "duplicate"
-    """Seen, and still remembered."""
+    """seen, and still remembered"""
     STALE = "stale"
-    """Not above the low-water mark: it may have run, so it never will."""
+    """not above the low-water mark: it may have run already, so it is refused"""
 
 
 class CountSnapshot(TypedDict, Generic[K]):
-    """A ``CountWindow`` written down: the ids from oldest to newest, and the newest forgotten one."""
+    """The content of a ``CountWindow``: the ids from oldest to newest, and the newest forgotten one."""
 
     ids: list[K]
     low: K | None
@@ -49,9 +49,10 @@ class CountSnapshot(TypedDict, Generic[K]):
 class CountWindow(Generic[K]):
     """The last ``size`` ids of **one** sender, and the newest id that fell out, as a low-water mark.
 
-    For small devices: fixed memory, no clock. One window per sender (and per class of message, so that
-    a long download pushes no command out), since one sender's mark says nothing about another's ids.
-    The price of forgetting: an id that arrives after more than ``size`` newer ones is refused as stale.
+    It is meant for small devices: fixed memory, no clock. Each sender needs a window of its own, since its
+    mark says nothing about another sender's ids; so does each class of messages, or a long download would
+    push commands out. The price of forgetting: an id that arrives after more than ``size`` newer ones is
+    refused as stale.
 
     >>> window = CountWindow[int](size=2)
     >>> [window.see(id).value for id in (1, 2, 2, 3, 1)]
@@ -68,7 +69,8 @@ class CountWindow(Generic[K]):
         self._low: K | None = None
 
     def check(self, id: K) -> Seen:
-        """What ``see`` would say, remembering nothing: a refused id must not count as seen."""
+        """Return what ``see`` would return, without remembering the id: a refused id must not count as
+        seen."""
         if id in self._ids:
             return Seen.DUPLICATE
         low = self._low
@@ -77,7 +79,7 @@ class CountWindow(Generic[K]):
         return Seen.FRESH
 
     def see(self, id: K) -> Seen:
-        """What the window knows of ``id``; a fresh one is remembered from now on."""
+        """Return what the window knows of ``id``, and remember it if it is fresh."""
         seen = self.check(id)
         if seen is Seen.FRESH:
             self._ids[id] = None
@@ -89,11 +91,11 @@ class CountWindow(Generic[K]):
         return len(self._ids)
 
     def snapshot(self) -> CountSnapshot[K]:
-        """Everything remembered, to be written to flash before the effect."""
+        """Return everything remembered, to be written to flash before the effect."""
         return {"ids": list(self._ids), "low": self._low}
 
     def restore(self, snapshot: CountSnapshot[K]) -> None:
-        """Go on from a snapshot, forgetting what is here; a smaller window keeps the newest ids of it."""
+        """Replace the content with a snapshot; a smaller window keeps only the newest ids."""
         self._ids = OrderedDict.fromkeys(snapshot["ids"])
         self._low = snapshot["low"]
         while len(self._ids) > self._size:
@@ -101,17 +103,17 @@ class CountWindow(Generic[K]):
 
     def _forget_oldest(self) -> None:
         oldest, _ = self._ids.popitem(last=False)
-        # Arrival is not order: the mark is the newest id forgotten, not the last one.
+        # Ids may arrive out of order: the mark is the newest forgotten id, not the one forgotten last.
         if self._low is None or self._low <= oldest:
             self._low = oldest
 
 
 class TimeWindow(Generic[V]):
-    """A bounded cache in front of the ledger: what is known of a key, until a time.
+    """A bounded cache in front of the ledger: a value per key, each until a certain time.
 
-    It holds at most ``capacity`` entries and lets the least recently put go. An OrderedDict, since
-    popping the oldest entry of a plain dict walks over all the holes left by earlier pops: 87 µs
-    measured, against 0.5 µs. A miss means nothing; ask the ledger.
+    It holds at most ``capacity`` entries and drops the least recently put one. It is an OrderedDict, since
+    popping the oldest entry of a plain dict walks over the holes left by earlier pops: 87 µs measured,
+    against 0.5 µs. A miss says nothing: ask the ledger.
 
     >>> window = TimeWindow[str](capacity=1000)
     >>> window.put(b"key", "done", until=50)
@@ -128,7 +130,7 @@ class TimeWindow(Generic[V]):
         self._entries: OrderedDict[bytes, tuple[V, int]] = OrderedDict()
 
     def put(self, key: bytes, value: V, until: int) -> None:
-        """Know ``value`` of ``key`` before the time ``until``, replacing what was known."""
+        """Remember ``value`` for ``key`` until the time ``until``, replacing an earlier value."""
         entries = self._entries
         if key in entries:
             entries.move_to_end(key)
@@ -137,7 +139,7 @@ class TimeWindow(Generic[V]):
         entries[key] = (value, until)
 
     def get(self, key: bytes, now: int) -> V | None:
-        """What is known of ``key``, or None."""
+        """Return the value of ``key``, or None."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -147,7 +149,7 @@ class TimeWindow(Generic[V]):
         return None
 
     def drop(self, key: bytes) -> None:
-        """Know nothing of ``key`` any more."""
+        """Forget ``key``."""
         self._entries.pop(key, None)
 
     def __len__(self) -> int:

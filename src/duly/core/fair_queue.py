@@ -1,11 +1,12 @@
 """A queue that many senders share fairly.
 
-The law: senders take turns, so that one who floods delays the others by one item each, not by the whole
-flood. Within one sender the order is that of arrival. Each has a share, in items and bytes; the queue is full
-for a sender whose share is used up, or who has something in it when the whole is.
+The law: senders take turns, so that a sender that floods the queue delays each of the others by one item, not
+by the whole flood. The items of one sender keep their order of arrival. Each sender has a share, in items and
+bytes. The queue is full for a sender that has used up its share; when the whole queue is full, it is full for
+every sender that already has an item in it.
 
 Items without a sender (answers of recipients, connects and disconnects) get every second turn and have no
-share: they end work, where the other items begin it.
+share, because they finish work, whereas the other items start it.
 """
 
 from __future__ import annotations
@@ -48,17 +49,17 @@ class FairQueue(Generic[T]):
         self._share_bytes = share_bytes
         self._unsent: deque[tuple[T, int]] = deque()
         self._turn = False
-        """the next is one without a sender"""
+        """whether the next item is one without a sender"""
         self._shares: dict[str, _Share[T]] = {}
         self._turns: deque[_Share[T]] = deque()
         self._length = 0
         self.reserved = 0
-        """how much of the room for items without a sender is kept free"""
+        """how much of the room is kept free for items without a sender"""
         self.barred: Container[str] = ()
-        """senders whose offers are refused: items of theirs wait for room outside"""
+        """senders whose offers are refused, because earlier items of theirs wait outside for room"""
 
     def room(self, sender: str) -> int:
-        """Return how many more items of this sender fit now."""
+        """Return how many more items of this sender fit."""
         if sender == NO_SENDER:
             return self._capacity - len(self._unsent) - self.reserved
         share = self._shares.get(sender)
@@ -100,8 +101,8 @@ class FairQueue(Generic[T]):
         share.size += size
 
     def take(self, most: int, most_bytes: int = 1 << 62) -> tuple[list[T], int]:
-        """Remove the next items, each of the sender whose turn it is, and return them with the sum of their
-        sizes: at most so many, and none after the sum has reached `most_bytes`."""
+        """Remove the next items, senders taking turns, and return them with the sum of their sizes. Returns
+        at most this many, and stops once the sum has reached `most_bytes`."""
         unsent, turns, turn = self._unsent, self._turns, self._turn
         taken: list[T] = []
         total = 0
@@ -128,7 +129,7 @@ class FairQueue(Generic[T]):
         return taken, total
 
     def put_back(self, items: Iterable[T]) -> None:
-        """Put items without a sender that were taken out back before the others."""
+        """Put items without a sender that were taken out back at the front."""
         again = [(item, 0) for item in items]
         self._unsent.extendleft(reversed(again))
         self._length += len(again)

@@ -1,8 +1,8 @@
-"""Windows: how much may be on its way to each recipient before it acknowledges some of it.
+"""Flow control: how much may be under way to each recipient before it acknowledges.
 
-The law: what is handed over and not acknowledged is bounded, in frames and in bytes; the rest waits in the
-ledger. A window that has any room takes one more message, however large: so a message larger than the window
-still goes, and a large one that waits is not overtaken by small ones for ever.
+The law: unacknowledged messages are bounded in number and in bytes; the rest waits in the ledger. A window
+with any room left takes one more message of any size, so that a message larger than the window can be sent,
+and small messages do not overtake a large one for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from duly.errors import Malformed
 
 
 class FlowWindow(Struct, frozen=True):
-    """The most that one recipient may have unacknowledged."""
+    """The most messages and bytes that one recipient may have unacknowledged."""
 
     frames: int = 256
     bytes: int = 1024 * 1024
@@ -26,7 +26,7 @@ class FlowWindow(Struct, frozen=True):
 
 
 class _Unacknowledged:
-    """What one recipient has unacknowledged: the size of each message by key, and their sum."""
+    """The unacknowledged messages of one recipient: size by key, and the sum of the sizes."""
 
     __slots__ = ("size", "sizes")
 
@@ -36,7 +36,7 @@ class _Unacknowledged:
 
 
 class Outstanding:
-    """The messages that are unacknowledged, by recipient.
+    """The unacknowledged messages by recipient.
 
     >>> outstanding = Outstanding(FlowWindow(frames=2))
     >>> for key in (b"1", b"2"):
@@ -51,7 +51,7 @@ class Outstanding:
         self._held: dict[str, _Unacknowledged] = {}
 
     def has_room(self, recipient: str) -> bool:
-        """Return whether one more message may be handed to this recipient."""
+        """Return whether one more message may be sent to this recipient."""
         held = self._held.get(recipient)
         return held is None or (len(held.sizes) < self._frames and held.size < self._bytes)
 
@@ -82,8 +82,8 @@ PAGE_BYTES: Final = 256 * 1024
 
 
 def next_page(read: int, size: int, most: int) -> int:
-    """How many entries to read next, after `read` entries of `size` bytes together: few if they are large, so
-    that a page stays near `PAGE_BYTES`.
+    """Return how many entries to read next, after `read` entries with `size` bytes together. Large entries
+    make small pages, so that a page stays near `PAGE_BYTES`.
 
     >>> next_page(0, 0, 100), next_page(10, 500, 100), next_page(10, 2_000_000, 100)
     (10, 40, 1)

@@ -1,9 +1,9 @@
-"""Heartbeats: which sentinels have promised them, and which are overdue.
+"""Heartbeats: which sentinels have promised to send them, and which are overdue.
 
-The laws. Only the watcher's own monotonic clock measures a silence, from the moment it first saw the last
-sign of life, so no two clocks need agree, and none that is set makes a sentinel silent. A watcher that did
-not check for a while (it has just started, was asleep, or could not read the ledger) cannot judge that
-while: every silence begins anew, and only after the time that a sentinel may need to connect again.
+The laws. A silence is measured only by the watcher's own monotonic clock, from the moment it first saw the
+last sign of life. So no two clocks need to agree, and setting a clock makes no sentinel silent. A watcher
+that did not check for a while (it has just started, was asleep, or could not read the ledger) cannot judge
+that time: it starts to measure every silence again, after the time that a sentinel may need to reconnect.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from duly.core.monitor.signals import SILENT, Severity
 from duly.core.units import SECOND
 
 BLINK: Final = 15 * SECOND
-"""After a pause this long between two checks, every silence begins anew."""
+"""After a pause this long between two checks, every silence is measured from the start again."""
 RETURN: Final = 12 * SECOND
-"""How long a sentinel may need to come back to a tower that was away: it tries every 10 s at last."""
+"""How long a sentinel may need to reconnect to a tower that was down: it tries at least every 10 s."""
 
 
 class Promise(Struct, frozen=True, omit_defaults=True):
-    """A sentinel's promise as the ledger keeps it. Wall times of the tower, in microseconds."""
+    """A sentinel's promise as stored in the ledger. Times are the tower's wall time in microseconds."""
 
     sentinel: str
     profile: str
     every: int = 0
-    """how often it shows that it is there; 0: as its profile demands"""
+    """how often it sends a heartbeat; 0: as its profile demands"""
     heard: int = 0
     silent: int = 0
     """when it was found to be silent; 0: it is not"""
     severity: Severity = Severity.CRITICAL
-    """how bad that is, by the profile of that moment"""
+    """the severity of its silence, by the profile at that moment"""
     event: str = ""
-    """the alert about its silence, until that is taken back"""
+    """the id of the alert about its silence, until the alert is withdrawn"""
 
     def missed(self, now: int, severity: Severity) -> Promise:
-        """Return the promise of a sentinel that has fallen silent. The alert's id is made here, once: all
-        hubs report the same one."""
+        """Return the promise of a sentinel that has fallen silent. The alert's id is created here, once, so
+        that all hubs report the same one."""
         event = event_id(
             sentinel=self.sentinel, tower="", profile=self.profile, reason=SILENT, session="", device="",
             window_start=self.heard,
@@ -48,8 +48,8 @@ class Promise(Struct, frozen=True, omit_defaults=True):
         return Promise(self.sentinel, self.profile, self.every, self.heard, now, severity, event)
 
     def kept(self, now: int, every: int) -> Promise:
-        """Return the promise after a heartbeat. An alert about the silence, if there is one, is still to
-        be taken back."""
+        """Return the promise after a heartbeat. An alert about the silence, if there is one, has still to be
+        withdrawn."""
         return Promise(self.sentinel, self.profile, every, now, 0, self.severity, self.event)
 
 
@@ -58,7 +58,7 @@ class HeartbeatWatch:
 
     def __init__(self) -> None:
         self._seen: dict[str, tuple[int, int]] = {}
-        """of each promise the last sign of life, and when (monotonic) it was first seen here"""
+        """by promise: the last sign of life, and when (monotonic) this hub first saw it"""
         self._looked: tuple[int, int] | None = None
 
     def overdue(
@@ -68,8 +68,8 @@ class HeartbeatWatch:
         elapsed: int,
         now: int,
     ) -> list[str]:
-        """Return the names of the promises that were not kept. `patience` says how long after a heartbeat
-        the next one may come, None: for ever. `elapsed` is monotonic, `now` is not."""
+        """Return the names of the sentinels that are overdue. `patience` returns how long after a heartbeat
+        the next one may come; None means for ever. `elapsed` is monotonic, `now` is not."""
         anew = self._blinked(elapsed, now)
         before, self._seen = self._seen, {}
         late: list[str] = []
@@ -85,12 +85,12 @@ class HeartbeatWatch:
         return late
 
     def interrupted(self) -> None:
-        """Note that the promises could not be read: what happened meanwhile is not known."""
+        """Note that the promises could not be read, so that this time is not counted as silence."""
         self._looked = None
 
     def _blinked(self, elapsed: int, now: int) -> bool:
         looked, self._looked = self._looked, (elapsed, now)
         if looked is None:
             return True
-        # A machine that slept has a wall clock that went on and a monotonic one that did not.
+        # While a machine sleeps, its wall clock goes on and its monotonic clock stops.
         return elapsed - looked[0] > BLINK or now - looked[1] > elapsed - looked[0] + BLINK

@@ -1,10 +1,10 @@
 """High-water marks: the newest message of each sender in each lane that was handed over and did not fail.
 
-The law: a mark is raised when a message is handed over, so what only waits does not count. A message that
-fails takes its mark down again, to the newest one before it that is done, under way or unknown: an older
-message that comes late is superseded by what took effect, never by what did not.
+The law: a mark is raised when a message is handed over; waiting messages do not count. When a message fails,
+its mark is lowered to the newest earlier one that is done, under way or unknown. So an older message that
+arrives late is superseded only by a message that took effect.
 
-What is here is a copy. The ledger's own mark decides when a message starts, and moves the same way.
+These marks are a copy. The ledger's own mark, which moves in the same way, decides when a message starts.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from duly.core.operations import is_later, lowered
 MARKS_KEPT: Final = 100_000
 
 _FLOOR: Final = b""
-"""Stands for what was there before anything that is under way."""
+"""The position before every message that is under way."""
 _NOTHING: Final = (-1, 0, 0)
 
 
 class _HighWaterMark:
-    """One mark: where it stands, what was handed over last, and what of it is under way."""
+    """One mark: its position, the last message handed over, and the messages under way."""
 
     __slots__ = ("at", "going", "last")
 
@@ -34,8 +34,8 @@ class _HighWaterMark:
         self.at = at
         self.last = last
         self.going: dict[bytes, tuple[int, int, int]] | None = None
-        """what is under way: (number, ms, turn) by key, in the order it was handed over; before them the
-        floor, which is the newest that counts of what has ended"""
+        """messages under way: (number, ms, turn) by key, in the order they were handed over; the first entry
+        is the floor, the newest ended message that counts"""
 
 
 class HighWaterMarks:
@@ -44,18 +44,17 @@ class HighWaterMarks:
     def __init__(self) -> None:
         self._marks: OrderedDict[str, _HighWaterMark] = OrderedDict()
         self._turn = 0
-        """how many were handed over"""
+        """how many messages were handed over"""
         self._of: dict[str, set[str]] = {}
-        """the marks of each recipient"""
+        """the marks by recipient"""
 
     def get(self, mark: str) -> tuple[int, int] | None:
-        """Return (number, ms) of the newest message handed over that counts; None if none is
-        known."""
+        """Return (number, ms) of the newest message handed over that counts, or None."""
         one = self._marks.get(mark)
         return None if one is None else one.at
 
     def last(self, mark: str) -> int:
-        """Return the number last handed over, which the next message comes after; -1: none is known."""
+        """Return the number of the message handed over last, or -1 if none is known."""
         one = self._marks.get(mark)
         return -1 if one is None else one.last
 
@@ -64,14 +63,14 @@ class HighWaterMarks:
         return not is_later(n, ms, self.get(mark))
 
     def restore(self, mark: str, n: int, ms: int) -> None:
-        """Set a mark to the ledger's value. A message that was under way before is not known, and counts
-        even if it fails."""
+        """Set a mark to the ledger's value. Messages that were under way before are not known, and count even
+        if they fail."""
         self._marks[mark] = _HighWaterMark((n, ms), n)
         self._of.setdefault(names_in(mark)[0], set()).add(mark)
 
     def hand_over(self, mark: str, key: bytes, n: int, ms: int) -> int | None:
-        """Raise a mark for a message that is handed over, and return the number handed over before it (-1:
-        none is known); None if a later one was handed over before."""
+        """Raise a mark for a message that is handed over, and return the number handed over before it (-1 if
+        none is known). Returns None if a later message was handed over already."""
         self._turn = turn = self._turn + 1
         one = self._marks.get(mark)
         if one is None:
@@ -98,10 +97,11 @@ class HighWaterMarks:
         return one
 
     def without(self, mark: str, key: bytes) -> tuple[int, int] | None:
-        """The position to which the ledger's mark is lowered if this message fails; None if it stays.
+        """Return the position to which the ledger's mark is lowered if this message fails; None if it stays.
 
-        A later time than anything before lets the ledger take a lower number for later, as it does for a
-        sender that counts anew. Of two with one number, which only their times set apart, it takes one lower.
+        If its time is later than all before, the ledger accepts a lower number as the newer one, as it does
+        for a sender that starts counting again. Of two messages with the same number and different times, the
+        earlier one is returned.
         """
         before = self._before(mark, key)
         if before is None:
@@ -110,7 +110,8 @@ class HighWaterMarks:
         return before[0] - (before[0] == n), top + 1
 
     def _before(self, mark: str, key: bytes) -> tuple[int, int] | None:
-        """(number, ms) of the newest that counts before a message, if that is the newest of all."""
+        """Return (number, ms) of the newest message that counts before this one, if this one is the newest of
+        all."""
         one = self._marks.get(mark)
         going = None if one is None else one.going
         if going is None:
@@ -133,7 +134,7 @@ class HighWaterMarks:
         if counts:
             ended = going.pop(key)
             if ended[2] > going[_FLOOR][2]:
-                going[_FLOOR] = ended  # nothing before it matters any more
+                going[_FLOOR] = ended  # earlier messages no longer matter
         else:
             if (before := self._before(mark, key)) is not None:
                 n, top = one.at
@@ -143,7 +144,7 @@ class HighWaterMarks:
             one.going = None
 
     def lower(self, limit: int) -> None:
-        """Take back the times that are later than `limit`."""
+        """Lower times that are later than `limit`."""
         for one in self._marks.values():
             before, one.at = one.at[0], lowered(*one.at, limit)
             if one.last == before:
@@ -152,7 +153,7 @@ class HighWaterMarks:
                 one.going = {key: (*lowered(n, ms, limit), turn) for key, (n, ms, turn) in one.going.items()}
 
     def forget(self, recipient: str) -> set[str]:
-        """Drop what is known of a recipient's lanes, and return their marks."""
+        """Drop the marks of a recipient's lanes, and return them."""
         marks = self._of.pop(recipient, set())
         for mark in marks:
             self._marks.pop(mark, None)
@@ -160,7 +161,7 @@ class HighWaterMarks:
 
 
 def mark_name(message: Message) -> str:
-    """The name of the durable high-water mark of one sender in one lane.
+    """Return the name of the durable high-water mark of one sender in one lane.
 
     >>> from duly.core.messages import Order
     >>> mark_name(Message("app-1", "x", "k", "lamp", order=Order("power")))
@@ -171,7 +172,7 @@ def mark_name(message: Message) -> str:
 
 
 def names_in(mark: str) -> tuple[str, str, str]:
-    """Return (recipient, order key, scope) of a mark's name."""
+    """Return (recipient, order key, scope) from the name of a mark."""
     return msgspec.json.decode(mark, type=tuple[str, str, str])
 
 

@@ -1,10 +1,9 @@
-"""How long an id is remembered, and so how long its message may be accepted.
+"""The horizon: how long an id is remembered, and so how long its message may be accepted.
 
-The law: *what we no longer remember, we no longer accept.* Every message says by itself until when
-it could be accepted: until its expiry if it has one, otherwise until its own time plus the horizon.
-The ledger keeps the id at least that long. When it forgets, it raises a durable floor, and a message
-whose time ended below the floor is `stale`, even if the clock has been set back since.
-So memory is bounded and no replay, however old, runs twice.
+The law: *what we no longer remember, we no longer accept.* A message can be accepted until its expiry if it
+has one, otherwise until its own time plus the horizon. The ledger keeps the id at least that long. When it
+forgets ids, it raises a durable floor, and a message that could only be accepted before the floor is `stale`,
+even if the clock has been set back since. So memory is bounded, and no replay runs twice, however old it is.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from duly.errors import Malformed
 
 
 class Horizon(Struct, frozen=True):
-    """What admission needs to know about time, validated once."""
+    """The time limits of admission, validated once."""
 
     keep: int = DAY
-    """how far back ids are remembered"""
+    """how long ids are remembered"""
     skew: int = 5 * MINUTE
     """how far ahead a sender's clock may be"""
     fresh: int = 0
-    """how old a message may be when it first comes, if less than `keep`; 0 is `keep`"""
+    """the greatest age of a message at its first arrival, if less than `keep`; 0 means `keep`"""
     grace: int = 0
-    """how long after its expiry a message is still taken, for senders whose clock is behind"""
+    """how long after its expiry a message is still accepted, for senders whose clock is behind"""
     ageless: bool = True
-    """accept a message that says neither its age nor its expiry; its id is then kept for ever"""
+    """accept messages that carry neither their age nor an expiry; their ids are then kept for ever"""
     lapse: int | None = None
-    """where a message says when it expires, that alone decides, not its own time; its id is kept this much
-    longer, so that a late repeat still finds the answer. None: its own time counts as well"""
+    """if set, the expiry of a message alone decides, not its own time, and its id is kept this much longer so
+    that a late repeat still gets its answer; if None, its own time counts as well"""
 
     def __post_init__(self) -> None:
         if (self.lapse or 0) < 0:
@@ -42,7 +41,7 @@ class Horizon(Struct, frozen=True):
             raise Malformed("a horizon needs keep > 0, skew >= 0, grace >= 0 and fresh no longer than keep")
 
     def covers(self, expiry: int, retry_span: int) -> None:
-        """Refuse settings under which a legitimate resend could arrive after its id is forgotten."""
+        """Refuse settings under which a legitimate resend could arrive after its id was forgotten."""
         needed = expiry + retry_span + self.skew
         if self.keep < needed:
             raise Malformed(
@@ -55,7 +54,7 @@ DEFAULT: Final = Horizon()
 
 
 def remember_until(message: Message, horizon: Horizon) -> int:
-    """Until when this message's id must be kept: no later resend of it can be accepted."""
+    """Return until when this message's id must be kept; no later resend can be accepted."""
     made, expires = message.made, message.expires
     if expires and horizon.lapse is not None:
         return expires + horizon.grace + horizon.lapse
@@ -66,10 +65,10 @@ def remember_until(message: Message, horizon: Horizon) -> int:
 
 
 def judge(message: Message, horizon: Horizon, now: int) -> Verdict | None:
-    """None if the message may be admitted now; otherwise why it may not.
+    """Return None if the message may be admitted now, otherwise why not.
 
-    The caller still asks the ledger before refusing: a repeat of something that was accepted in its
-    time gets its stored answer, not a lecture about its age.
+    The caller asks the ledger before refusing: a repeat of a message that was accepted in time gets its
+    stored answer, not an error about its age.
     """
     made = message.made
     if made > now + horizon.skew and not (message.expires and horizon.lapse is not None):

@@ -1,7 +1,8 @@
-"""A budget of ids that are kept for long, per sender: an `exp` years away must not fill the disk.
+"""A budget per sender for ids that are kept for long, so that messages with an `exp` years away cannot fill
+the disk.
 
-The law: counting may be too strict, and after a crash a little too lax. A sender's count falls back to
-nothing when the last of the ids counted could have been forgotten.
+The law: the count may be too high, and after a crash a little too low. A sender's count returns to zero when
+the last of the counted ids may have been forgotten.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ IDS: Final = 100_000
 
 
 class IdBudget:
-    """How many ids of each sender are kept for long.
+    """Counts the ids of each sender that are kept for long.
 
     >>> budget = IdBudget({}, limit=2)
     >>> [budget.afford("A", until=50, now=now) for now in (1, 2, 3, 51)]
@@ -31,7 +32,7 @@ class IdBudget:
         self._changed: set[str] = set()
 
     def afford(self, sender: str, until: int, now: int) -> bool:
-        """Count one more id that is kept `until` then, if there is room for it."""
+        """Count one more id that is kept until this time, and return True if the budget allows it."""
         count, last = self._used.get(sender, (0, 0))
         if last <= now:
             count = 0

@@ -1,8 +1,8 @@
-"""Ids: minted once by the sender, never again, and telling their own age.
+"""Ids: created once by the sender, unique, and carrying their own age.
 
-The law: a generator never repeats an id and never goes backwards, whatever the clock does. An id that
-carries its time lets the horizon rule work with no other field: too old is stale, however it got here.
-Randomness and time are arguments, so that a run can be repeated exactly.
+The law: a generator never repeats an id and never goes backwards, whatever the clock does. The horizon rule
+needs only the time in the id: an old message is stale no matter how it arrived. Randomness and time are
+arguments, so that a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Final
 from duly.core.units import MS
 from duly.errors import Malformed, ProgramError
 
-_MS_LIMIT: Final = 1 << 48  # what a UUIDv7 can hold, too: until the year 10889
+_MS_LIMIT: Final = 1 << 48  # also the limit of a UUIDv7: the year 10889
 _N_LIMIT: Final = 1 << 63  # a signed 64-bit column
-_TAIL_BITS: Final = 74  # what a UUIDv7 has left beside its time, version and variant
+_TAIL_BITS: Final = 74  # the bits of a UUIDv7 besides time, version and variant
 _TAIL_LIMIT: Final = 1 << _TAIL_BITS
 
 _read_seq_id: Final = re.compile(r"(0|[1-9][0-9]{0,14})_(0|[1-9][0-9]{0,18})").fullmatch
@@ -26,12 +26,12 @@ _read_uuid7: Final = re.compile(
     "([h]{8})-([h]{4})-7[h]{3}-[89abAB][h]{3}-[h]{12}".replace("h", "0-9a-fA-F")  # IGNORECASE is slower
 ).fullmatch
 _UUID_LENGTH: Final = 36  # longer than any seq_id
-_SHORT: Final = 20  # no counter in so short an id is too large
+_SHORT: Final = 20  # a counter in so short an id cannot be too large
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class SeqId:
-    """``{ms}_{n}``: when it was minted, and the sender's own counter, which alone decides the order.
+    """An id ``{ms}_{n}``: when it was created, and the sender's own counter, which alone decides the order.
 
     >>> SeqId.parse("1700000000000_7")
     SeqId(ms=1700000000000, n=7)
@@ -48,7 +48,7 @@ class SeqId:
 
     @classmethod
     def parse(cls, text: str) -> SeqId:
-        """The id written in ``text``. One id has one spelling, so that equal ids are equal strings."""
+        """Parse the id in ``text``. Each id has exactly one spelling, so that equal ids are equal strings."""
         found = _read_seq_id(text)
         if found is None:
             raise Malformed(
@@ -62,13 +62,13 @@ class SeqId:
 
 
 class SeqIds:
-    """Mints the ids of one sender: ``ms`` never falls, ``n`` rises by one with every id and never resets.
+    """Generates the ids of one sender: ``ms`` never falls, ``n`` rises by one with every id and never resets.
 
-    There are two ways to survive a crash. Persist ``last`` with every id: the next run goes on right
-    after it. Or ``reserve`` many at once and persist the watermark first: one disk write for the lot,
-    and after a crash the next run starts after the watermark, so that ``n`` jumps over what was reserved
-    and not used. (If the clock was also set back meanwhile, ``ms`` may be below that of a lost run's
-    ids; ``n`` never is.) After an orderly stop, persist ``last``, and there is no jump.
+    There are two ways to survive a crash. Persist ``last`` with every id: the next run continues right after
+    it. Or ``reserve`` many ids at once and persist the watermark first, with one disk write for all of them:
+    after a crash the next run starts after the watermark, and ``n`` skips the reserved ids that were not
+    used. (If the clock was set back as well, ``ms`` may be lower than in the lost run; ``n`` never is.) After
+    an orderly stop, persist ``last`` to avoid the gap.
 
     >>> ids = SeqIds()
     >>> str(ids.next(5_000)), str(ids.next(1_000))
@@ -85,16 +85,17 @@ class SeqIds:
 
     @property
     def last(self) -> SeqId | None:
-        """The newest id handed out (or started from): the thing to persist."""
+        """The newest id handed out, or the one started from: persist it."""
         return self._last
 
     @property
     def left(self) -> int:
-        """How many ids the reservation still covers; 0 without one."""
+        """The number of reserved ids that are left; 0 without a reservation."""
         return 0 if self._reserved is None else self._reserved - self._n
 
     def next(self, now: int) -> SeqId:
-        """A new id. Once something was reserved, going past it is refused: a crash would repeat the id."""
+        """Return a new id. Raises an error past the end of a reservation, since a crash would repeat the
+        id."""
         n = self._n + 1
         if self._reserved is not None and n > self._reserved:
             raise ProgramError("every reserved id is used: reserve more and persist the watermark first")
@@ -102,7 +103,7 @@ class SeqIds:
         return self._last
 
     def reserve(self, count: int, now: int) -> SeqId:
-        """The watermark to persist *before* the next ``count`` ids are handed out.
+        """Return the watermark to persist *before* the next ``count`` ids are handed out.
 
         >>> ids = SeqIds()
         >>> str(ids.reserve(100, now=5_000)), str(ids.next(now=6_000))
@@ -123,7 +124,7 @@ class SeqIds:
 
 
 def uuid7(now: int, random_bits: int) -> str:
-    """A version 7 UUID (RFC 9562) of this time, with the low 74 of the random bits.
+    """Return a version 7 UUID (RFC 9562) of this time, with the low 74 of the random bits.
 
     >>> uuid7(1_645_557_742_000_000, 0xCC3 << 62 | 0x18C4DC0C0C07398F)
     '017f22e2-79b0-7cc3-98c4-dc0c0c07398f'
@@ -132,10 +133,12 @@ def uuid7(now: int, random_bits: int) -> str:
 
 
 class Uuid7Ids:
-    """Mints UUIDv7s that sort in the order they were made, within a millisecond and when the clock falls.
+    """Generates UUIDv7s that sort in order of creation, even within a millisecond and when the clock goes
+    back.
 
-    Within one millisecond the random part grows by a random step, so that ids stay hard to guess; when
-    it is full the time moves on by a millisecond. Starting from the persisted ``last`` goes on after it.
+    Within one millisecond the random part grows by a random step, so that ids stay hard to guess; when it is
+    full, the time advances by a millisecond. A generator that starts from the persisted ``last`` continues
+    after it.
 
     >>> ids = Uuid7Ids()
     >>> ids.next(5_000, 2**80 - 1) < ids.next(5_000, 0) < ids.next(1_000, 0)
@@ -155,12 +158,12 @@ class Uuid7Ids:
 
     @property
     def last(self) -> str | None:
-        """The newest id handed out (or started from): the thing to persist."""
+        """The newest id handed out, or the one started from: persist it."""
         return None if self._ms < 0 else _uuid7(self._ms, self._tail)
 
     def next(self, now: int, random_bits: int) -> str:
-        """A new id; give at least 74 fresh random bits."""
-        fresh = random_bits % (_TAIL_LIMIT >> 1)  # the highest bit starts empty: room to grow
+        """Return a new id, made from at least 74 fresh random bits."""
+        fresh = random_bits % (_TAIL_LIMIT >> 1)  # the highest bit starts at zero, to leave room to grow
         ms, tail = now // MS, fresh
         if ms <= self._ms:
             ms, tail = self._ms, self._tail + 1 + random_bits % (1 << 32)
@@ -180,7 +183,7 @@ def _uuid7(ms: int, tail: int) -> str:
 
 
 def uuid7_time(text: str) -> int | None:
-    """The microsecond time of a version 7 UUID in its usual spelling, or None if it is not one.
+    """Return the microsecond time of a version 7 UUID in its usual spelling, or None if it is not one.
 
     >>> uuid7_time("017f22e2-79b0-7cc3-98c4-dc0c0c07398f")
     1645557742000000
@@ -190,7 +193,7 @@ def uuid7_time(text: str) -> int | None:
 
 
 def time_of(id: str) -> int | None:
-    """The microsecond time an id itself carries (a SeqId or a UUIDv7), or None if it carries none.
+    """Return the microsecond time that an id carries (a SeqId or a UUIDv7), or None.
 
     >>> time_of("1700000000000_7"), time_of("order-66")
     (1700000000000000, None)
@@ -199,8 +202,8 @@ def time_of(id: str) -> int | None:
 
 
 def counter_of(id: str) -> int | None:
-    """The sender's counter in an id; None if the id has none, like a UUID. A seq_id that is spelled wrongly
-    is `Malformed`.
+    """Return the sender's counter in an id, or None if it has none, like a UUID. A misspelled seq_id is
+    `Malformed`.
 
     >>> counter_of("1700000000000_7"), counter_of("order-66")
     (7, None)
@@ -213,8 +216,8 @@ def counter_of(id: str) -> int | None:
 
 
 def read(id: str) -> tuple[int | None, int | None]:
-    """The time (µs) and the counter that an id carries, each None if it carries none."""
-    # The length tells the two forms apart, and no form costs an exception.
+    """Return the time (µs) and the counter in an id; each is None if it is missing."""
+    # The length tells the two forms apart, so that neither costs an exception.
     if len(id) == _UUID_LENGTH:
         return uuid7_time(id), None
     found = _read_seq_id(id)
@@ -229,10 +232,11 @@ def read(id: str) -> tuple[int | None, int | None]:
 def event_id(
     *, sentinel: str, tower: str, profile: str, reason: str, session: str, device: str, window_start: int
 ) -> str:
-    """The id of an alert: the same episode of the same device in the same session is the same event.
+    """Return the id of an alert: the same episode of the same device in the same session has the same id.
 
-    Hashed as canonical JSON, since joining with a dash makes ("a-b", "c") and ("a", "b-c") one event.
-    ``window_start`` is the time of its first event. Mint it once and store it; never work it out again.
+    It is a hash of canonical JSON, since joining with a dash would give ("a-b", "c") and ("a", "b-c") the
+    same id. ``window_start`` is the time of its first event. Create it once and store it; do not compute it
+    again.
     """
     fields = {
         "sentinel": sentinel,

@@ -1,12 +1,13 @@
-"""The inbox: dedup → order → run once → remember the answer.
+"""The inbox: deduplicates messages, orders them, runs each once, and remembers the answer.
 
 The law: a message is admitted, ordered and started in one atomic step, and no reply goes out before the
-commit. A repeat never starts anything: it gets the state and the answer of the first one. While the first one
-is under way, the repeat's sender is added to those that get its outcome.
+commit. A repeat never starts anything: it gets the state and the answer of the first message. While the first
+is under way, the origin of the repeat is added to those that get its outcome.
 
-The outbox runs a message: it hands it to a device (the hub) or to a local handler (a receiver). The inbox
-ends it once and reports the outcome to every sender that asked. Where hubs share a ledger, a message for a
-recipient that is not connected here is only stored: its hub finds it in the ledger, orders it and runs it.
+The outbox runs a message: it hands the message to a device (the hub) or to a local handler (a receiver). The
+inbox ends the message once and reports the outcome to every origin that asked. Where hubs share a ledger, a
+message for a recipient that is not connected here is only stored: the hub of that recipient finds it in the
+ledger, orders it and runs it.
 """
 
 from __future__ import annotations
@@ -81,15 +82,15 @@ _FRESH: Final = VerdictKind.FRESH
 
 
 class _Live(Struct, eq=False, gc=False):
-    """A message that is being admitted, or was and has not ended."""
+    """A message that is being admitted, or was admitted and has not ended."""
 
     message: Message
     origins: list[Origin]
     committed: bool
     away: bool = False
-    """another hub runs it as soon as it is stored"""
+    """another hub runs the message as soon as it is stored"""
     given: tuple[CheckItem, ...] = ()
-    """conditions that must hold when it is admitted"""
+    """conditions that must hold when the message is admitted"""
 
 
 def _same_horizon(_: str) -> Horizon:
@@ -108,10 +109,10 @@ class Inbox:
     """The receiver's machine.
 
     `horizon(kind)` and `repeatable(message)` are the application's policies. `refuse(event, now)` may refuse
-    a new message; a repeat of an accepted one is answered all the same. `shared`: other workers serve the
-    same channel, each the recipients that it can reach. `adopt`: what another worker has stored, and waits,
-    is started here when it arrives here too: those behind it must not overtake it. `permit(message)` is asked
-    again when a message that waited gets its turn; it returns why the message may no longer be handed over,
+    a new message; a repeat of an accepted message is still answered. `shared`: other workers serve the same
+    channel, each the recipients that it can reach. `adopt`: if a waiting message that another worker stored
+    also arrives here, this inbox starts it, so that later messages do not overtake it. `permit(message)` is
+    called when a message that waited gets its turn; it returns why the message may no longer be handed over,
     or None. `minted` names the mark that keeps the last id of a local sender that mints `SeqId`s. `backlog`
     counts the messages that wait.
     """
@@ -156,7 +157,7 @@ class Inbox:
 
     @property
     def live(self) -> int:
-        """The number of messages that have not ended: what memory holds besides bounded caches."""
+        """The number of messages that have not ended; apart from bounded caches, only they use memory."""
         return len(self._live)
 
     def is_live(self, key: bytes) -> bool:
@@ -167,7 +168,7 @@ class Inbox:
 
     def handle(self, event: Event, now: int) -> list[Todo]:
         """Handle an event; return what to commit and what to do."""
-        if type(event) is Arrived:  # these two are nearly all
+        if type(event) is Arrived:  # nearly all events are of these two types
             return self.receive(event, now)
         if type(event) is Answered:
             return self.outbox.answered(event, now)
@@ -228,7 +229,7 @@ class Inbox:
         for move in moves:
             if move.message is message:
                 own = move
-                # In its position among the others: they are committed and started in this order.
+                # The messages are committed and started in the order of the moves.
                 todo.append(self._admit(live, move, horizon, now))
             else:
                 todo += self._move_all([move], now)
@@ -246,7 +247,7 @@ class Inbox:
         return unable(event)
 
     def wake(self, now: int) -> list[Todo]:
-        """Resend, release and expire what is due."""
+        """Resend, release and expire the messages that are due."""
         todo = self.outbox.wake(now)
         todo += self._move_all(self.lanes.wake(now), now)
         for key in self._expiries.due(now):
@@ -256,7 +257,7 @@ class Inbox:
         return todo
 
     def next_wake(self) -> int | None:
-        """Return when `wake` has something to do; None: nothing is timed."""
+        """Return when `wake` has something to do, or None if no timer is set."""
         wake, gap = self.outbox.next_wake(), self.lanes.next_wake()
         if gap is not None and (wake is None or gap < wake):
             wake = gap
@@ -266,7 +267,7 @@ class Inbox:
         return wake
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much."""
+        """Adjust to a wall clock that was set by this much: timers keep their length."""
         self.outbox.shift(by)
         self.lanes.shift(by)
         self._expiries.shift(by)
@@ -283,7 +284,7 @@ class Inbox:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Start from what the ledger holds: continue, queue again, and report what has ended."""
+        """Rebuild from the ledger: continue started messages, queue waiting ones, report those that ended."""
         before, self._live = self._live, {}
         reachable = self.lanes.reachable
         self.lanes = Lanes(self._lane_policy, marks)
@@ -336,7 +337,7 @@ class Inbox:
         if origin not in live.origins:
             live.origins.append(origin)
         if not live.committed:
-            return []  # it hears with the first, once that is stored
+            return []  # `_admitted` replies to every origin once the message is stored
         state = self.outbox.transmissions.state(live.message.key) or State.ACCEPTED
         return [Reply(origin, live.message, Verdict(VerdictKind.DUPLICATE, state))]
 
@@ -352,7 +353,7 @@ class Inbox:
         raised: RaiseMark | None = None
         then: Group
         if type(move) is Release:
-            # Sent is what it will be, unless its mark says that it is late.
+            # The message is stored as sent; the mark changes that to superseded if it is late.
             state = _SENT
             then = (self.outbox.launch(message, now),)
             if move.mark:
@@ -388,7 +389,7 @@ class Inbox:
         now: int,
     ) -> list[Todo]:
         message, origins = live.message, live.origins
-        # What had to be so was not: then only what is known of the message was asked.
+        # If a condition did not hold, a `Recall` ran instead of the admission.
         verdict = (results.first(Recall) if live.given else None) or results.of(admit)
         if verdict.kind is not _FRESH:
             waits = self._adopt and verdict.kind is VerdictKind.DUPLICATE and verdict.state is State.ACCEPTED
@@ -399,7 +400,7 @@ class Inbox:
             return [*told, *(() if adopt is None else adopt.done(results, now))]
         live.committed = True
         if live.away:
-            self._live.pop(message.key, None)  # it goes on being counted, until its end is known
+            self._live.pop(message.key, None)  # the backlog counts it until its end is known
         todo: list[Todo] = [Reply(origins[0], message, verdict)]
         if type(move) is Release and (raised is None or results.of(raised)):
             here = _SENT
@@ -434,7 +435,7 @@ class Inbox:
         return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
 
     def _find(self, item: OpenDelivery, now: int) -> list[Todo]:
-        """Take up a delivery that another hub left in the ledger."""
+        """Take over a delivery that another hub left in the ledger."""
         message = item.message
         live = self._live.get(message.key)
         if item.delivery.attempt:
@@ -449,7 +450,8 @@ class Inbox:
         return self._queue(message, now)
 
     def _forget(self, recipient: str) -> None:
-        """Drop what waits for a recipient that has left: the ledger has it. Messages under way stay."""
+        """Drop the messages that wait for a recipient that has left: the ledger has them. Messages under way
+        stay."""
         self.lanes.forget(recipient)
         for message in self.waiting():
             if message.recipient == recipient:
@@ -468,7 +470,7 @@ class Inbox:
             move = waiting.popleft()
             live = self._live.get(move.message.key)
             if live is None or live.message is not move.message:
-                # It turned out to be a repeat, or has ended.
+                # The message turned out to be a repeat, or has ended.
                 waiting.extend(self.lanes.finished(move.message, now, counts=False))
             else:
                 todo += self._move(move, now)
@@ -477,7 +479,7 @@ class Inbox:
     def _move(self, move: Move, now: int) -> list[Todo]:
         message = move.message
         if isinstance(move, Supersede) and move.mark and self._shared:
-            # What we remember of the mark may come from a repeat that turned out to be this very message.
+            # The position of the mark in memory may come from a repeat of this same message.
             move = Release(message, move.mark, move.n, move.ms, -1)
         if isinstance(move, Supersede):
             return [self._finish(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", move.reason), now)]
@@ -494,7 +496,7 @@ class Inbox:
         late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
         take = self.outbox.relaunch(message, 0, now)
         start: Group = (take, Advance(message.key, State.SENT, now))
-        # Without order there is no mark to be late for.
+        # A message without order has no mark, and is never late.
         mark = _raise(move, start, (late,)) if move.mark else None
 
         def done(results: Results, now: int) -> list[Todo]:
@@ -521,7 +523,7 @@ class Inbox:
         return Step((finish,), done)
 
     def _step_back(self, message: Message) -> Group:
-        """Return the write that lowers the mark of a failed message to the newest one before it that
+        """Return the write that lowers the mark of a failed message to the newest earlier message that
         counts."""
         back = self.lanes.without(message)
         return () if back is None else (RaiseMark(back.mark, back.n, back.ms),)
@@ -530,7 +532,7 @@ class Inbox:
         return self._ended(message, State.SUPERSEDED, Answer(TIMED_OUT, b"", reason), now)
 
     def _lost(self, message: Message, now: int) -> list[Todo]:
-        """Forget a message that another worker has; do nothing if it has just started here."""
+        """Drop a message that another worker has taken over; do nothing if it has just started here."""
         if self.outbox.transmissions.state(message.key) is not None:
             return []
         self._live.pop(message.key, None)
@@ -538,7 +540,7 @@ class Inbox:
         return self._next(message, now)
 
     def _cancel(self, event: CancelMessages, now: int) -> list[Todo]:
-        """End messages that wait, here or at another hub, and those that have started if they end, too."""
+        """End messages that wait, here or at another hub; end started ones as well if the event says so."""
         todo: list[Todo] = []
         for message in event.messages:
             if self.outbox.transmissions.state(message.key) is None:
@@ -572,7 +574,7 @@ class Inbox:
 
 
 def _recall(message: Message, otherwise: Verdict, origin: Origin, now: int) -> Step:
-    """Ask the ledger what is known of a message that is not admitted, and tell its sender."""
+    """Return the step that looks up a message that is not admitted, and replies with the verdict."""
     recall = Recall(message, otherwise, now)
 
     def done(results: Results, now: int) -> list[Todo]:

@@ -1,7 +1,7 @@
-"""A lane: the messages to one recipient under one order key that are under way, and those queued behind them.
+"""A lane: the messages to one recipient under one order key, those under way and those queued.
 
-The law: what waits stands in its sender's order, also what comes late; senders stand in order of arrival.
-What has ended while it waited is passed over, and supersedes nothing.
+The law: queued messages of one sender are in that sender's order, including late ones; those of different
+senders are in order of arrival. A message that has ended while it was queued is skipped, and supersedes none.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from duly.core.messages import Message, Mode
 from duly.core.operations import is_later
 
 TIDY_AFTER: Final = 32
-"""Messages that have ended and may lie in a lane's queue, besides half of what is queued."""
+"""How many ended messages may remain in a lane's queue, besides as many as wait in it."""
 
 
 class Release(Struct, frozen=True, gc=False):
-    """A message whose turn has come. `n` and `ms` are what its lane's mark is raised to; `after` is the
-    number before it in the lane, -1 if none is known."""
+    """A message whose turn has come. `n` and `ms` are the position to which the mark of its lane is raised;
+    `after` is the number before it in the lane, or -1 if none is known."""
 
     message: Message
     mark: str
@@ -30,8 +30,8 @@ class Release(Struct, frozen=True, gc=False):
 
 
 class Supersede(Struct, frozen=True):
-    """A message that must not take effect any more. A late one names the mark: where several hubs raise
-    it, only the ledger can decide."""
+    """A message that must not take effect any more. For a late message `mark` is set, because several hubs
+    may raise the mark and only the ledger can decide."""
 
     message: Message
     reason: str
@@ -50,16 +50,16 @@ class Lane:
 
     def __init__(self, width: int) -> None:
         self.width = width
-        """how many may be under way at once; 0: any number"""
+        """how many messages may be under way at once; 0: no limit"""
         self.holders: set[bytes] = set()
         self._queue: deque[Release] = deque()
         self._waiting: dict[bytes, Release] = {}
-        """what of the queue has not ended, by key"""
+        """the queued messages that have not ended, by key"""
         self._newest: dict[str, tuple[int, int]] = {}
-        """the newest that was queued, by its mark"""
+        """the position of the newest queued message, by mark"""
 
     def add(self, release: Release) -> None:
-        """Queue a message: behind the others, but before what the same sender sent later."""
+        """Queue a message behind the others, but before later messages from the same sender."""
         mark, at = release.mark, (release.n, release.ms)
         queue = self._queue
         place = len(queue)
@@ -121,7 +121,7 @@ def lane_key(message: Message) -> str | None:
 
 
 def is_latest(release: Release) -> bool:
-    """Return whether only the newest message of its order key counts."""
+    """Return whether the message's mode is `latest`: only the newest of its order key takes effect."""
     order = release.message.order
     return order is not None and order.mode is Mode.LATEST
 
@@ -132,5 +132,5 @@ def is_over(release: Release, now: int) -> bool:
 
 
 def precedes(at: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Return whether a sender sent one position before the other."""
+    """Return whether position `at` comes before `other` in their sender's order."""
     return at != other and not is_later(*at, other)

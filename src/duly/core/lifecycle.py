@@ -1,11 +1,12 @@
-"""How a message lives: one table for every application; the dialects' states are views of it.
+"""The lifecycle of a message: one table for every application, from which each dialect derives its own
+states.
 
     accepted → sent → delivered → done | failed | expired | superseded | cancelled | unknown
                                                              unknown → done | failed
 
-The law: states only move forward and terminal states never change, except that a late result
-settles `unknown`. A move that is not in the table raises and changes nothing. Steps may be skipped,
-since networks reorder: an answer before its receipt is simply further along.
+The law: states only move forward and terminal states never change, except that a late result settles
+`unknown`. A transition that is not in the table raises an error and changes nothing. States may be skipped,
+since networks reorder: an answer may come before its receipt.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _FIRST_END: Final = 10
 
 
 class State(IntEnum):
-    """How far a message has come. Numbers are what the ledger stores: never reuse one."""
+    """The state of a message. The ledger stores the numbers, so never reuse one."""
 
     ACCEPTED = 0
     """committed here"""
@@ -63,7 +64,7 @@ TRANSITIONS: Final[Mapping[State, frozenset[State]]] = {
 SOURCES: Final[Mapping[State, frozenset[State]]] = {
     to: frozenset(state for state, targets in TRANSITIONS.items() if to in targets) for to in State
 }
-"""The table read backwards: from where a state may be reached. Compare-and-set is written with it."""
+"""The table reversed: the states from which each state may be reached. Used for compare-and-set."""
 
 
 def can_move(current: State, to: State) -> bool:
@@ -72,7 +73,7 @@ def can_move(current: State, to: State) -> bool:
 
 
 def move(current: State, to: State) -> State:
-    """The new state, or `IllegalTransition`.
+    """Return the new state, or raise `IllegalTransition`.
 
     >>> move(State.ACCEPTED, State.DELIVERED).word
     'delivered'

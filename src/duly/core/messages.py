@@ -1,11 +1,11 @@
-"""Messages, answers and verdicts: what a sender wants to happen, and how it ended.
+"""Messages, answers and verdicts.
 
-A message that exists is valid. It is checked once, when it is made, and carries its own key and fingerprint,
-so no code downstream asks again. The body is bytes: the kernel never reads it.
+A `Message` object is always valid: it is checked once, when it is created, and carries its own key and
+fingerprint, so that later code need not check again. Its body is bytes, which the kernel never reads.
 
-`key` is (scope, id) as bytes, led by the time the id itself carries (six bytes of milliseconds, zero
-if it carries none). Time first keeps the ledger's tree growing at its right edge however large it is;
-the clear text behind it makes two different pairs impossible to confuse, which no hash can promise.
+`key` is (scope, id) as bytes, prefixed with the time in the id (six bytes of milliseconds, zero if there is
+none). With the time first, the ledger's tree grows only at its right edge, however large it is. The clear
+text after it, unlike a hash, makes it impossible to confuse two different pairs.
 """
 
 from __future__ import annotations
@@ -35,36 +35,37 @@ from duly.errors import (
 )
 
 NAME_LIMIT: Final = 200
-"""Longest scope, id, kind or recipient, in UTF-8 bytes: enough for any UUID, path or address."""
+"""The greatest length of a scope, id, kind or recipient, in UTF-8 bytes: enough for any UUID, path or
+address."""
 
 BODY_LIMIT: Final = 256 * 1024
 
 TIME_LIMIT: Final = (1 << 48) * MS
-"""Times are written into keys as 48-bit milliseconds; the year 10889."""
+"""Times are stored in keys as 48-bit milliseconds: until the year 10889."""
 
 IDS_KEPT: Final = 1_024
-"""Ids that are remembered taken apart: about as many as are under way. More would only be colder memory."""
+"""How many parsed ids are cached: about as many as are under way. More would only use more memory."""
 
 _NO_TIME: Final = bytes(6)
 _ORDER_LIMIT: Final = 1 << 62
 
 
 class Mode(StrEnum):
-    """What a lane does with the messages of one order key."""
+    """How a lane treats the messages of one order key."""
 
     REPLAY = "replay"
-    """run every message, in order"""
+    """run every message in order"""
     LATEST = "latest"
-    """run the newest, mark the others superseded"""
+    """run the newest; the others are superseded"""
     ANY = "any"
-    """run at once; only its number counts, so that it leaves no gap"""
+    """run at once; its number counts only so that it leaves no gap"""
 
 
 class Order(Struct, frozen=True, gc=False):
-    """Where a message stands among its sender's others.
+    """The position of a message among those of its sender.
 
-    `n` is the sender's own counter. `after` is set by a hub that passes the message on: the number
-    that came before it in the lane, so that the receiver need not wait for numbers that went remote.
+    `n` is the sender's own counter. `after` is set by a hub that relays the message: it is the number before
+    it in the lane, so that the receiver does not wait for numbers that went to other recipients.
     """
 
     key: str = ""
@@ -87,12 +88,12 @@ class Message(Struct, frozen=True, gc=False):
     recipient: str
     body: bytes = b""
     time: int = 0
-    """when the sender says it was made (µs); 0 if it does not say"""
+    """when the message was created according to its sender (µs); 0 if not given"""
     expires: int = 0
-    """after this it must not take effect (µs); 0 if it never expires by itself"""
+    """after this time it must not take effect (µs); 0 if it does not expire"""
     order: Order | None = None
     made: int = 0
-    """when it was made, by its own account: the id's time, else `time`, else 0"""
+    """its own creation time: the id's time, else `time`, else 0"""
     key: bytes = b""
     fingerprint: bytes = b""
 
@@ -136,17 +137,16 @@ def names_in(key: bytes) -> tuple[str, str]:
     return scope.decode(), id_.decode()
 
 
-# Names come again and again, and an id at least with its answer: how they are written is remembered.
+# The encoded names are cached: names repeat, and an id is used at least once more, with its answer.
 
 
 @lru_cache(maxsize=IDS_KEPT)
 def parts_of(id: str) -> tuple[int | None, int | None, bytes, bytes]:
-    """Return the parts of an id: the time (µs) and the counter it carries, what leads its key, and what
-    ends it."""
+    """Return the parts of an id: its time (µs), its counter, and the prefix and suffix of its key."""
     try:
         made, n = read(id)
     except TypeError:
-        made = n = None  # it is no text, and refused as such
+        made = n = None  # not text, and refused as such
     raw = _name("id", id) if n is None else id.encode()  # digits and an underscore need no check
     return made, n, _NO_TIME if made is None else (made // MS).to_bytes(6, "big"), raw
 
@@ -193,7 +193,7 @@ def _out_of_range(n: int) -> Malformed:
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """How a message ended: a code the dialect understands, data, and a sentence for people."""
+    """The outcome of a message: a code of its dialect, data, and a sentence for people."""
 
     code: int = 0
     data: bytes = b""
@@ -201,13 +201,13 @@ class Answer(Struct, frozen=True, gc=False):
 
 
 pack_answer: Final[Callable[[Answer], bytes]] = msgspec.msgpack.Encoder().encode
-"""Returns an answer as the bytes that are stored."""
+"""Packs an answer into the bytes that are stored."""
 unpack_answer: Final[Callable[[bytes], Answer]] = msgspec.msgpack.Decoder(Answer).decode
-"""Returns the answer in stored bytes."""
+"""Unpacks an answer from stored bytes."""
 
 
 class VerdictKind(StrEnum):
-    """What admission says of a message."""
+    """The kinds of verdicts on a message at admission."""
 
     FRESH = "fresh"
     DUPLICATE = "duplicate"
@@ -218,26 +218,26 @@ class VerdictKind(StrEnum):
 
 
 _NAMES: Final = {kind: kind.value for kind in VerdictKind}
-"""An enum works its values out anew every time."""
+"""Cached, because an enum computes its value at every access."""
 
 
 class Verdict(Struct, frozen=True, gc=False):
-    """What admission said of one message. A duplicate carries how far the first one has come."""
+    """The verdict on a message at admission. For a duplicate it carries the state of the first one."""
 
     kind: VerdictKind
     state: State | None = None
     answer: Answer | None = None
     reason: str = ""
     retry: bool = False
-    """refused for now only: the same message may be accepted later"""
+    """refused only for now: the same message may be accepted later"""
     cause: str = ""
     """why it was refused, in one word: future, ageless, offline, denied, rate_limited, …"""
     wait: int = 0
-    """how long to wait before the next try (µs); 0: not said"""
+    """how long to wait before the next try (µs); 0 if not given"""
 
     def require(self) -> Verdict:
-        """Return this verdict if the message was taken (now or before); else raise the error that says whose
-        fault it is and what to do.
+        """Return this verdict if the message was accepted, now or earlier; otherwise raise the error that
+        says what to do.
 
         >>> CONFLICT.require()
         Traceback (most recent call last):

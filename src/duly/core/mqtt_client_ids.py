@@ -2,9 +2,9 @@
 
 The laws. A client id that is an account's name, or begins with that name and a dash, belongs to that account
 for good: the longest such name decides. Any other id belongs to the account that used it first, for as long
-as it is remembered: longer than a session, which the broker keeps through restarts. So an account can end no
-session but its own, and take over none. Memory is bounded for each account: who uses many ids forgets its own
-oldest, never those of others.
+as it is remembered: longer than a session, which the broker keeps through restarts. So an account can neither
+end nor take over the session of another one. Memory is bounded per account: an account that uses many ids
+loses its own oldest ones, never those of others.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 REMEMBERED: Final = 64
-"""Client ids remembered for each account, besides those that begin with its name."""
+"""Client ids remembered per account, besides those that begin with its name."""
 
 
 class ClientIds:
-    """The client ids of all accounts; `exists` says whether there is an account of a name.
+    """The owners of MQTT client ids; `exists` returns whether an account exists.
 
     >>> ids = ClientIds({"lock", "lamp"}.__contains__)
     >>> [ids.owner(client_id, "lamp") for client_id in ("lamp", "lock", "lock-1f", "esp32")]
@@ -32,12 +32,12 @@ class ClientIds:
         self._remembered = remembered
         self._owners: dict[str, str] = {}
         self._used: dict[str, OrderedDict[str, None]] = {}
-        """the ids of each account that it has by having used them first, oldest use first"""
+        """by account: the ids it owns because it used them first, oldest use first"""
         self.changed = False
-        """an id has got another owner since this was set to False"""
+        """an id has changed its owner since this was set to False"""
 
     def restore(self, used: Mapping[str, Iterable[str]]) -> None:
-        """Take over what `used` returned before."""
+        """Restore what `used` returned."""
         for user, client_ids in used.items():
             for client_id in client_ids:
                 if self._owners.get(client_id, user) == user:
@@ -45,7 +45,7 @@ class ClientIds:
         self.changed = False
 
     def used(self) -> dict[str, list[str]]:
-        """Return the ids of each account that do not begin with its name, oldest use first."""
+        """Return by account the ids that do not begin with its name, oldest use first."""
         return {user: list(client_ids) for user, client_ids in self._used.items()}
 
     def owner(self, client_id: str, user: str) -> str:
@@ -61,8 +61,8 @@ class ClientIds:
         return owner
 
     def find(self, client_id: str, former: Collection[str] = ()) -> str:
-        """Return the account that owns a client id, or that did: `former` are names of accounts that are
-        gone. It is empty if there is none."""
+        """Return the account that owns, or owned, a client id; `former` are names of removed accounts.
+        Returns an empty string if there is none."""
         name = client_id
         while name:
             if self._exists(name) or name in former:
@@ -71,19 +71,19 @@ class ClientIds:
         return self._owners.get(client_id, "")
 
     def is_inherited(self, client_id: str, user: str) -> bool:
-        """Return whether another account has used an id that is this user's by its name: it did so before
-        there was an account of that name."""
+        """Return whether another account has used an id that is this user's by name, because it did so before
+        this account existed."""
         return self._owners.get(client_id, user) != user
 
     def release(self, client_id: str) -> None:
-        """Forget which account has used an id."""
+        """Forget which account used an id."""
         owner = self._owners.pop(client_id, None)
         if owner is not None:
             self._used[owner].pop(client_id, None)
             self.changed = True
 
     def forget(self, user: str) -> None:
-        """Free the ids of an account that is gone."""
+        """Free the ids of a removed account."""
         self.changed |= user in self._used
         for client_id in self._used.pop(user, ()):
             if self._owners.get(client_id) == user:

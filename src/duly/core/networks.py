@@ -1,7 +1,7 @@
-"""The network under which an address is counted and limited.
+"""The network that an address counts as for rate limits.
 
-The law: an IPv6 subscriber has 2^64 addresses, so a /64 counts as one; an IPv4 address counts for itself,
-also where it is written as an IPv6 one.
+The law: an IPv6 subscriber has 2^64 addresses, so a /64 counts as one address. An IPv4 address counts on its
+own, even if it is written as an IPv6 address.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from ipaddress import IPv6Address, ip_address
 
 @lru_cache(maxsize=4_096)
 def network_of(address: str) -> str:
-    """The network that an address is counted under; text that is no address is returned as it is.
+    """Return the network that an address counts as; text that is not an address is returned unchanged.
 
     >>> network_of("2001:db8:1:2:aaaa::1"), network_of("::ffff:192.0.2.7"), network_of("?")
     ('2001:db8:1:2::/64', '192.0.2.7', '?')

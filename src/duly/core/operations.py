@@ -1,12 +1,12 @@
-"""The operations of the ledger, as values: what a machine asks to have committed, and what comes back.
+"""The operations of the ledger, as values that a machine asks to commit, and their results.
 
-A group of operations is one transaction. An operation that did not take hold does not bring its consequences
-along: `then` is carried out only if the operation succeeded, `otherwise` only if it did not. So "admit, and
-if it is fresh queue a delivery" is one atomic step and never check-then-act.
+A group of operations is one transaction. An operation may have consequences: `then` is carried out only if
+the operation succeeded, `otherwise` only if it did not. So "admit, and if it is fresh queue a delivery" is
+one atomic step and never check-then-act.
 
 Every operation class names the type of its result (`Admit` is an `Operation[Verdict]`), and `Results` are
-asked by the operation itself: `results.of(admit)` is a `Verdict`. Races are ordinary here, so an operation
-that came too late reports it in its result; it never raises.
+looked up by the operation itself: `results.of(admit)` is a `Verdict`. Races are normal, so an operation that
+came too late reports it in its result; it never raises.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ class DeliveryKind(IntEnum):
     STEP = 0
     """a step of its message's plan: the first one, or an escalation, numbered by its round"""
     FALLBACK = 1
-    """to recipients who are told of something urgent because all others could not be"""
+    """to recipients that get an urgent message because it could not be delivered to any other"""
     RAISED = 2
-    """its message has become urgent"""
+    """sent because its message has become urgent"""
     CORRECTION = 3
-    """its message was taken back"""
+    """sent because its message was retracted"""
     BY_HAND = 4
-    """a person has asked for it"""
+    """requested by a person"""
 
     @property
     def word(self) -> str:
-        """Its name in JSON."""
+        """The name of the kind in JSON."""
         return self.name.lower()
 
 
@@ -63,11 +63,11 @@ class DeliveryRef(Struct, frozen=True, gc=False, array_like=True):
 
 
 DeliveryNames: TypeAlias = tuple[bytes, str, str, int]
-"""What names a delivery: key, channel, recipient and round."""
+"""The key, channel, recipient and round, which identify a delivery."""
 
 
 class Delivery(Struct, frozen=True, gc=False, array_like=True):
-    """A delivery as the ledger holds it. `due` is when it may be claimed (again): for one that waits,
+    """A delivery as the ledger holds it. `due` is when it may be claimed: for a waiting delivery, the time of
     its next attempt; for one under way, the end of its lease."""
 
     ref: DeliveryRef
@@ -78,11 +78,11 @@ class Delivery(Struct, frozen=True, gc=False, array_like=True):
     worker: str = ""
     error: str = ""
     in_doubt: bool = False
-    """an attempt before the last one may have arrived"""
+    """an attempt before the last may have reached the recipient"""
 
 
 class OpenDelivery(Struct, frozen=True, gc=False):
-    """A delivery that has not ended, with its message: what a restart goes on with."""
+    """A delivery that has not ended, with its message; a restart continues it."""
 
     message: Message
     state: State
@@ -90,7 +90,8 @@ class OpenDelivery(Struct, frozen=True, gc=False):
 
 
 class Advanced(Struct, frozen=True, gc=False):
-    """What an `Advance` did. `state` and `answer` are what stands now; None: there is no such message."""
+    """The result of an `Advance`. `state` and `answer` are the current ones; `state` is None if there is no
+    such message."""
 
     moved: bool
     state: State | None
@@ -107,14 +108,14 @@ class Admit(Operation[Verdict], frozen=True, gc=False):
     state: State = State.ACCEPTED
     then: tuple[Write, ...] = ()
     sliding: bool = False
-    """`until` counts from now, so a repeat's says nothing about how long the first is remembered"""
+    """`until` counts from now, so that of a repeat does not say how long the first message is remembered"""
     listed: bool = False
-    """the message is found by its kind, in the order of acceptance"""
+    """the message can be found by its kind, in the order of acceptance"""
     otherwise: tuple[Write, ...] = ()
 
 
 class Recall(Operation[Verdict], frozen=True, gc=False):
-    """Ask what is known of a message, without admitting it. Result: `Verdict`, `otherwise` if unknown."""
+    """Look up a message without admitting it. Result: the `Verdict` on a known message, else `otherwise`."""
 
     message: Message
     otherwise: Verdict
@@ -122,8 +123,8 @@ class Recall(Operation[Verdict], frozen=True, gc=False):
 
 
 class Withdraw(Operation[bool], frozen=True, gc=False):
-    """Take an admission back, with its deliveries: it came to nothing and its id is free again.
-    Result: bool. Only a message that has not ended can be withdrawn."""
+    """Undo an admission and its deliveries: the message had no effect, and its id is free again. Result:
+    bool. Only a message that has not ended can be withdrawn."""
 
     key: bytes
 
@@ -138,8 +139,8 @@ class Advance(Operation[Advanced], frozen=True, gc=False):
 
 
 class Deliver(Operation[bool], frozen=True, gc=False):
-    """Create a delivery, once per `DeliveryRef`. Result: bool. With `attempt` 1 it is born claimed by
-    `worker`."""
+    """Create a delivery, once per `DeliveryRef`. Result: bool. With `attempt` 1 the delivery is created as
+    claimed by `worker`."""
 
     ref: DeliveryRef
     due: int
@@ -169,7 +170,8 @@ class Claim(Operation[list[Delivery]], frozen=True, gc=False):
 
 
 class Renew(Operation[bool], frozen=True, gc=False):
-    """Extend the lease of an attempt under way. Result: bool; False means it was taken over."""
+    """Extend the lease of an attempt under way. Result: bool; False means that another worker took it
+    over."""
 
     ref: DeliveryRef
     attempt: int
@@ -177,19 +179,19 @@ class Renew(Operation[bool], frozen=True, gc=False):
 
 
 class Postpone(Operation[bool], frozen=True, gc=False):
-    """Give an attempt up and try again at `due`. Fenced. Result: bool."""
+    """Give up an attempt and make the next one due at `due`. Fenced by `attempt`. Result: bool."""
 
     ref: DeliveryRef
     attempt: int
     due: int
     error: str = ""
     in_doubt: bool = False
-    """this attempt, or one before it, may have arrived"""
+    """this attempt, or an earlier one, may have reached the recipient"""
 
 
 class Finish(Operation[bool], frozen=True, gc=False):
-    """End a delivery. Fenced by `attempt`; None accepts any attempt's end (an answer that came over the
-    network is true whichever transmission it answers). Result: bool."""
+    """End a delivery. Fenced by `attempt`; None means any attempt, since an answer from the network is true
+    whichever transmission it answers. Result: bool."""
 
     ref: DeliveryRef
     attempt: int | None
@@ -198,7 +200,7 @@ class Finish(Operation[bool], frozen=True, gc=False):
     then: tuple[Write, ...] = ()
     otherwise: tuple[Write, ...] = ()
     kept: bool = True
-    """with `kept` off a ledger may forget the delivery at once: its message says how it ended, and it is not
+    """with `kept` off a ledger may forget the delivery at once: its message records how it ended, and is not
     delivered again"""
 
 
@@ -210,13 +212,13 @@ class AppendEntry(Operation[int], frozen=True, gc=False):
     at: int
     key: bytes = b""
     ends: bool = False
-    """the message `key`, which has just been admitted, is done with this, and its answer is the number: so a
-    repeat is told the number of the first"""
+    """this ends the message `key`, which has just been admitted, as done, with the number as its answer: so a
+    repeat gets the number of the first message's entry"""
 
 
 class RewriteEntry(Operation[bool], frozen=True, gc=False):
-    """Replace the body of an entry; its number, time and key stay. An empty body erases it for good: what was
-    erased is never rewritten. Result: bool."""
+    """Replace the body of an entry; its number, time and key stay. An empty body erases the entry for good:
+    an erased entry is never rewritten. Result: bool."""
 
     stream: str
     n: int
@@ -224,7 +226,7 @@ class RewriteEntry(Operation[bool], frozen=True, gc=False):
 
 
 class MoveCursor(Operation[int], frozen=True, gc=False):
-    """Note that a reader has everything up to `n`. A cursor moves forward only, never past the end.
+    """Record that a reader has all entries up to `n`. A cursor only moves forward, and never past the end.
     Result: the cursor."""
 
     stream: str
@@ -233,8 +235,8 @@ class MoveCursor(Operation[int], frozen=True, gc=False):
 
 
 class RaiseMark(Operation[bool], frozen=True, gc=False):
-    """Raise a durable high-water mark to `n`, if it is later: a higher number, or the same sender
-    counting anew at a later time. Result: bool."""
+    """Raise a durable high-water mark to `n` if that is later: a higher number, or a sender that counts from
+    the start again at a later time. Result: bool."""
 
     mark: str
     n: int
@@ -244,8 +246,8 @@ class RaiseMark(Operation[bool], frozen=True, gc=False):
 
 
 class LowerMark(Operation[bool], frozen=True, gc=False):
-    """Take back a high-water mark that a wrong clock has set into the future: its time is at most `ms` from
-    now on. Result: whether it was later."""
+    """Lower the time of a high-water mark that a wrong clock has set into the future to at most `ms`. Result:
+    whether it was later."""
 
     mark: str
     ms: int
@@ -262,9 +264,9 @@ class RecordRefusal(Operation[None], frozen=True, gc=False):
 
 
 class PutItem(Operation[bool], frozen=True, gc=False):
-    """Put an item into a bucket, replacing the one of its name. Result: bool, True if it is new.
+    """Put an item into a bucket, replacing an item of the same name. Result: bool, True if the item is new.
 
-    Buckets hold what is configured rather than sent: principals, grants, profiles, groups.
+    Buckets hold configuration rather than messages: principals, grants, profiles, groups.
     """
 
     bucket: str
@@ -273,7 +275,7 @@ class PutItem(Operation[bool], frozen=True, gc=False):
 
 
 class PutNewItem(Operation[bool], frozen=True, gc=False):
-    """Put an item into a bucket if there is none of its name. Result: bool."""
+    """Put an item into a bucket if the bucket has none of this name. Result: bool."""
 
     bucket: str
     name: str
@@ -291,8 +293,8 @@ class DropItem(Operation[bool], frozen=True, gc=False):
 
 
 class CheckItem(Operation[bool], frozen=True, gc=False):
-    """Check that an item is in a bucket (with this body, if one is named). Result: bool. So a permission is
-    judged in the same transaction that uses it."""
+    """Check that an item is in a bucket (with this body, if one is given). Result: bool. It lets a permission
+    be checked in the same transaction that uses it."""
 
     bucket: str
     name: str
@@ -315,19 +317,19 @@ Group: TypeAlias = tuple[Write, ...]
 
 
 class Results(Struct, gc=False):
-    """What the operations of one group did: those that were carried out, each with its result.
+    """The operations of one group that were carried out, and the result of each.
 
-    Both lists are in the order of execution, consequences right behind their cause. An operation is found by
-    identity: groups are small, and two equal operations in one group may have had different results.
+    Both lists are in the order of execution; consequences follow their operation. An operation is found by
+    identity: groups are small, and two equal operations in one group may have different results.
     """
 
     operations: list[Write]
     values: list[Any]
 
     def of(self, operation: Operation[R]) -> R:
-        """Return the result of an operation that was carried out; asking for another one is a bug."""
+        """Return the result of an operation that was carried out; the caller must know that it was."""
         result: R
-        if self.operations[0] is operation:  # most often, and it is the hot path
+        if self.operations[0] is operation:  # the most frequent case, on the hot path
             result = self.values[0]
             return result
         for at, each in enumerate(self.operations):
@@ -337,12 +339,12 @@ class Results(Struct, gc=False):
         raise ProgramError(f"{type(operation).__name__} was not carried out in this group; ask `find`")
 
     def of_each(self, operations: Sequence[Operation[R]]) -> list[R]:
-        """Return the results of many operations that were carried out, in the order they are asked for."""
+        """Return the results of many operations that were carried out, in the given order."""
         found = {id(each): at for at, each in enumerate(self.operations)}
         return [self.values[found[id(each)]] for each in operations]
 
     def find(self, operation: Operation[R]) -> R | None:
-        """Return the result of an operation, or None if its cause did not bring it along."""
+        """Return the result of an operation, or None if it was not carried out."""
         return self.of(operation) if any(each is operation for each in self.operations) else None
 
     def first(self, kind: type[Operation[R]]) -> R | None:
@@ -355,7 +357,7 @@ class Results(Struct, gc=False):
 
 
 BRANCHING: Final[frozenset[type[Write]]] = frozenset({Admit, Finish, RaiseMark, PutNewItem, CheckItem})
-"""The operations with `then` and `otherwise`."""
+"""The operations that have consequences (`then`, `otherwise`)."""
 
 
 def refusal_of(message: Message, verdict: Verdict, at: int) -> RecordRefusal:
@@ -369,11 +371,11 @@ def numbered(n: int) -> Answer:
 
 
 _SAME_TIME: Final = 1_000
-"""The number of a message that is sorted by its time is that time (ms), or one of so many after it."""
+"""The number of a message that is sorted by time is that time (ms), or less than this much above it."""
 
 
 def is_timed(n: int, ms: int) -> bool:
-    """Say whether a position was sorted by its time, which says nothing about numbers.
+    """Return whether a position was sorted by time, so that its number is not a counter.
 
     >>> is_timed(1_700_000_000_001, 1_700_000_000_000), is_timed(7, 1_700_000_000_000)
     (True, False)
@@ -382,7 +384,7 @@ def is_timed(n: int, ms: int) -> bool:
 
 
 def lowered(n: int, ms: int, limit: int) -> tuple[int, int]:
-    """Return a position without the time by which a clock was wrong: its time is at most `limit`.
+    """Return a position with its time lowered to at most `limit`, because a clock was ahead.
 
     >>> lowered(7, 500_000, 400_000), lowered(500_001, 500_000, 400_000), lowered(7, 300_000, 400_000)
     ((7, 400000), (400000, 400000), (7, 300000))
@@ -393,9 +395,9 @@ def lowered(n: int, ms: int, limit: int) -> tuple[int, int]:
 
 
 def is_later(n: int, ms: int, mark: tuple[int, int] | None) -> bool:
-    """Say whether a position comes after a high-water mark.
+    """Return whether a position comes after a high-water mark.
 
-    The counter decides. A lower number with a *later* time is a sender that counts anew (reinstalled,
-    restarted without its memory), not a late message: those are older on both counts.
+    The counter decides. A lower number with a *later* time means that the sender counts from the start again
+    (it was reinstalled, or lost its memory); a late message has both a lower number and an earlier time.
     """
     return mark is None or n > mark[0] or ms > mark[1]

@@ -1,27 +1,28 @@
-"""Order: in which sequence the messages for one thing take effect.
+"""Ordering: decides in which order the messages of a lane take effect.
 
-The law. A lane is (recipient, order key). Within it, one sender's messages take effect in that sender's
-order; between senders, in order of arrival. The sender's own counter decides, its clock only where it
-has no counter, and then never further ahead than `drift`: one fast clock cannot lock a lane.
+The law. A lane is (recipient, order key). Within a lane, one sender's messages take effect in that sender's
+order; messages of different senders, in order of arrival. The sender's own counter decides. Its clock decides
+only if it has no counter, and a time is never believed further ahead than `drift`, so one fast clock cannot
+block a lane.
 
-A message that follows on is let go **at once**. Only a gap waits, at most the window; after that the
-missing one is late. `replay` runs every message, `latest` the newest. What was refused or went to another
-lane has arrived too: it leaves no gap.
+A message that follows the previous one is released **at once**. A message behind a gap waits, at most for the
+window; after that the missing message is late. `replay` runs every message, `latest` only the newest. A
+number that was refused or went to another lane counts as arrived and leaves no gap.
 
-What supersedes what. In `latest` the newest that is handed over supersedes the older ones. In `replay` a
-late message is superseded only if a later one is done, under way or unknown: one that still waits lets it go
-first, one that failed does not count (`duly.core.high_water`).
+Superseding. In `latest`, the newest message that is handed over supersedes the older ones. In `replay`, a
+late message is superseded only if a later one is done, under way or unknown: a later message that still waits
+lets the late one go first, and one that failed does not count (`duly.core.high_water`).
 
-What follows on? Usually "the number before mine has arrived", over all that this sender sends. A hub
-that passes a message on, to its recipient or to another hub, says `after` which number it comes, because
-the receiver does not see the rest.
-A message without a counter follows on from nothing: `replay` must wait the window out to sort it. So must a
-number 0 whose sender was never seen to count (`{ms}_0`), if its lane has a name or others came just before:
-its time is all that there is to go by. A higher number shows that the sender counts, and ends the wait.
+Following. Usually a message follows if the number before it has arrived, counting everything that its sender
+sends. A hub that passes a message on, to its recipient or to another hub, says `after` which number it comes,
+because the receiver does not see the sender's other messages. A message without a counter follows nothing:
+`replay` holds it for the whole window to sort it by time. The same applies to a number 0 whose sender has
+never been seen to count (`{ms}_0`), if its lane has a name or other messages came just before: only its time
+is known. A higher number shows that the sender counts, and ends the wait.
 
-A lane whose recipient cannot be reached, or that is serial and busy, queues, in each sender's order.
+A lane whose recipient cannot be reached, or that is serial and busy, queues messages in each sender's order.
 
-Nothing here is the truth: the durable high-water mark is, and the ledger asks it when a message starts.
+The state here is a copy: the durable high-water mark decides, and the ledger checks it when a message starts.
 """
 
 from __future__ import annotations
@@ -46,25 +47,25 @@ LATE: Final = "a later one took effect, or is under way, before it arrived"
 NEWER: Final = "a newer one was handed over in its place"
 _ANY: Final = Mode.ANY  # reading a member from its class takes nine times as long
 BURST: Final = 1_000
-"""Milliseconds: numbers 0 of one sender that were made so close together are sorted by their time."""
+"""Messages of one sender with number 0 that were made within this time (ms) are sorted by time."""
 
 
 class LanePolicy(Struct, frozen=True):
     """How lanes wait for gaps, and how much they hand over at once."""
 
     window: int = 300 * MS
-    """how long a gap is waited for"""
+    """how long a message waits for a gap before it"""
     drift: int = 2 * SECOND
-    """how far ahead of ours a sender's clock is believed"""
+    """how far ahead of the local clock a sender's time is believed"""
     serial: bool = False
-    """start a lane's next message only when the one before has finished (a handler), not when it has
-    been handed over (a transport)"""
+    """whether a lane's next message starts only when the previous one has finished (a handler), rather than
+    when it has been handed over (a transport)"""
     gated: bool = False
-    """recipients come and go: a lane moves only while its recipient is reachable"""
+    """whether a lane moves only while its recipient is reachable, because recipients come and go"""
     width: int | None = None
-    """how many messages without order a recipient has under way at once; None: as many as come"""
+    """how many messages without order a recipient may have under way at once; None: no limit"""
     ahead: FlowWindow | None = None
-    """how much may be on its way to a recipient before it acknowledges; None: as much as comes"""
+    """how much may be under way to a recipient before it acknowledges; None: no limit"""
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
@@ -84,17 +85,17 @@ class Lanes:
         self._policy = policy or LanePolicy()
         self._gated = self._policy.gated
         self._counted = self._policy.serial or self._policy.width is not None
-        """it matters what is under way"""
+        """whether messages under way are counted, because their number is limited"""
         ahead = self._policy.ahead
         self._outstanding = None if ahead is None else Outstanding(ahead)
         self._marks = HighWaterMarks()
         self._chains = Chains(self._policy.window)
         self._passed: OrderedDict[str, int] = OrderedDict()
-        """the number last left to another hub, by its mark"""
+        """the number last passed on to another hub, by mark"""
         self._lanes: dict[str, dict[str | None, Lane]] = {}
         self.reachable: set[str] = set()
         for mark, (n, ms) in (marks or {}).items():
-            if mark.startswith("["):  # others keep marks too, under other names
+            if mark.startswith("["):  # marks with other names do not belong to lanes
                 self._restore(mark, n, ms)
 
     def _restore(self, mark: str, n: int, ms: int) -> None:
@@ -106,7 +107,7 @@ class Lanes:
     # ── what comes in ────────────────────────────────────────────────────────────────────────────
 
     def offer(self, message: Message, now: int) -> list[Move]:
-        """Take in a message, and return what may move now, in order; nothing if it has to wait."""
+        """Add a message, and return the messages that may move now, in order; none if it has to wait."""
         order = message.order
         if order is None:
             return self._start(message)
@@ -118,26 +119,26 @@ class Lanes:
         mark = name_of(message.recipient, order.key, scope)
         if n is None:
             return self._sort(message, mark, now)
-        # Its time is only ever compared with the same sender's: clamping it to our clock would make
-        # a late message of a fast clock look like a sender that counts anew.
+        # The time is only compared with times of the same sender: limiting it to the local clock would make
+        # a late message of a fast clock look like a sender that starts counting again.
         ms = message.made // MS
         chains = self._chains
         if after is None:
             name, needs = scope, n - 1
             chain = chains.open(name)
             if not n and self._has_only_time(order, chain, ms):
-                # should it count after all, this was its 0
+                # If the sender turns out to count, this was its number 0.
                 chain.mark, chain.top_ms = 0, max(chain.top_ms, ms)
                 return self._sort(message, mark, now)
         else:
             name, needs = mark, after
             chain = chains.open(name)
             if needs > chain.mark and (released := self._marks.get(mark)) is not None:
-                # It says what it comes after, and that was released here without saying so itself.
+                # The message names the one before it, which was released here without naming its own.
                 chain.mark = max(chain.mark, released[0])
         moves = self._let_all_go(chains.stop_sorting(scope)) if chains.by_time else []
         if needs <= chain.mark < n and not chain.held and not chain.ahead:
-            # As usual: it follows on, and nothing waits.
+            # The usual case: the message follows the previous one, and none waits.
             chain.mark = n
             chain.top_ms = max(chain.top_ms, ms)
             started = self._start(message, mark, n, ms)
@@ -146,20 +147,21 @@ class Lanes:
         moves += self._let_go(chain.count_anew(n, ms, needs))
         chain.top_ms = max(chain.top_ms, ms)
         if n <= chain.mark:
-            # Its number was given up or came through another hub; only its lane can say if it is late.
+            # The number was given up or came through another hub; only the lane's mark shows if it is late.
             return moves + self._let_go([waiting])
         chains.hold(name, chain, waiting)
         return moves + self._let_go(chain.follow())
 
     def _has_only_time(self, order: Order, chain: Chain, ms: int) -> bool:
-        """Whether a number 0 is none: its sender was never seen to count, and others may come before it."""
+        """Return whether a number 0 is no position: the sender was never seen to count, and earlier messages
+        may still come."""
         if order.mode is not Mode.REPLAY or chain.mark > 0 or not chain.idle:
             return False
         return bool(order.key) or 0 < abs(ms - chain.top_ms) < BURST
 
     def _sort(self, message: Message, mark: str, now: int) -> list[Move]:
-        """Sort in a message that only its time can put in order. `replay` waits the window out for older
-        ones."""
+        """Add a message that can only be sorted by its time. `replay` holds it for the window, in case older
+        messages come."""
         assert message.order is not None
         ms = min(message.made or now, now + self._policy.drift) // MS
         if message.order.mode is Mode.LATEST:
@@ -169,15 +171,16 @@ class Lanes:
         return []
 
     def arrived(self, scope: str, n: int, made: int, now: int) -> list[Move]:
-        """Note a number of this sender that needs no lane here: it was refused, wants no order, or went to
-        another hub."""
+        """Record a number of this sender that needs no lane here, because its message was refused, has no
+        order, or went to another hub; return the messages that may move now."""
         return self._let_all_go(self._chains.arrive(scope, n, made // MS, now))
 
     # ── other hubs ───────────────────────────────────────────────────────────────────────────────
 
     def leave(self, message: Message, now: int) -> tuple[Message, list[Move]]:
-        """Pass on a message whose lane another hub keeps. If all numbers before it have arrived, the
-        returned message says what it comes after, since the other hub does not see the rest."""
+        """Pass on a message whose lane another hub keeps. If all numbers before it have arrived, the returned
+        message says which number it comes after, since the other hub does not see the sender's other
+        messages."""
         order = message.order
         if order is None or order.n is None or order.after is not None:
             return message, []
@@ -198,8 +201,8 @@ class Lanes:
         return msgspec.structs.replace(message, order=Order(order.key, order.mode, n, after)), moves
 
     def catch_up(self, message: Message) -> list[Move]:
-        """Stop waiting for numbers before a message that another hub passed on. If it says what it comes
-        after, everything of its sender before it has arrived at that hub."""
+        """Stop waiting for numbers before a message that another hub passed on. If the message says which
+        number it comes after, all earlier numbers of its sender have arrived at that hub."""
         order = message.order
         if order is None or order.n is None or order.after is None:
             return []
@@ -216,18 +219,18 @@ class Lanes:
         return moves
 
     def learn(self, marks: Mapping[str, tuple[int, int]]) -> None:
-        """Take over the marks of lanes that another hub kept until now."""
+        """Adopt the marks of lanes that another hub kept until now."""
         for mark, (n, ms) in marks.items():
             if not self._marks.is_late(mark, n, ms):
                 self._restore(mark, n, ms)
 
     def lower(self, limit: int) -> None:
-        """Take back the times (ms) that a wrong clock has set into the future, as the ledger does."""
+        """Lower the times (ms) that a wrong clock has set into the future, as the ledger does."""
         self._marks.lower(limit)
         self._chains.lower(limit)
 
     def forget(self, recipient: str) -> None:
-        """Drop a recipient's lanes, which another hub may keep now, with what waits in them."""
+        """Drop a recipient's lanes, which another hub may keep now, with the messages that wait in them."""
         self.lose(recipient)
         self._lanes.pop(recipient, None)
         for mark in self._marks.forget(recipient):
@@ -242,7 +245,7 @@ class Lanes:
             self._outstanding.take(message.recipient, message.key, len(message.body))
 
     def acknowledged(self, message: Message, now: int = 0) -> list[Move]:
-        """Free the window of a message that its recipient has, and return what may move now."""
+        """Free the window of an acknowledged message, and return the messages that may move now."""
         recipient, outstanding = message.recipient, self._outstanding
         if outstanding is None or not outstanding.release(recipient, message.key):
             return []
@@ -253,8 +256,9 @@ class Lanes:
         return self._outstanding is None or self._outstanding.has_room(recipient)
 
     def finished(self, message: Message, now: int = 0, *, counts: bool = True) -> list[Move]:
-        """Record the end of a message, and return what may move now. A message that failed (`counts` off)
-        does not make a late one late; one that was never released waits neither for a gap nor in a queue."""
+        """Record the end of a message, and return the messages that may move now. A message that failed
+        (`counts` off) does not make earlier messages late; one that was never released is removed from its
+        gap and its queue."""
         order, recipient, key = message.order, message.recipient, message.key
         if order is not None and order.mode is not _ANY:
             self._marks.settled(name_of(recipient, order.key, message.scope), key, counts=counts)
@@ -269,7 +273,7 @@ class Lanes:
         return self._advance(recipient, now)
 
     def without(self, message: Message) -> Release | None:
-        """Return the position that a mark goes back to if this message fails; None: it stays."""
+        """Return the position to which a mark is lowered if this message fails; None if it stays."""
         order = message.order
         if order is None or order.mode is Mode.ANY:
             return None
@@ -285,33 +289,33 @@ class Lanes:
             lane.drop(message.key)
 
     def _withdraw(self, message: Message) -> list[Move]:
-        """Take out a message that has ended while it waited, and return what may move now."""
+        """Remove a message that has ended while it waited, and return the messages that may move now."""
         self.drop(message)
         if not self._chains.waits or message.order is None or message.order.mode is _ANY:
             return []
         return self._let_go(self._chains.withdraw(message.scope, mark_name(message), message.key))
 
     def reach(self, recipient: str, now: int = 0) -> list[Move]:
-        """Start what is queued for a recipient that can be reached now, in order."""
+        """Release the messages that are queued for a recipient that can be reached now, in order."""
         self.reachable.add(recipient)
         return self._advance(recipient, now)
 
     def lose(self, recipient: str) -> None:
-        """Queue what comes from now on for a recipient that can no longer be reached."""
+        """Queue later messages for a recipient that can no longer be reached."""
         self.reachable.discard(recipient)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> list[Move]:
-        """Give up the gaps that were waited for long enough, and return what may move now."""
+        """Give up the gaps whose window is over, and return the messages that may move now."""
         return self._let_all_go(self._chains.wake(now))
 
     def next_wake(self) -> int | None:
-        """Return when the next gap is given up; None: there is none."""
+        """Return when the next gap is given up, or None."""
         return self._chains.next_wake()
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: windows go on as if it had not been."""
+        """Adjust to a wall clock that was set by this much: windows keep their length."""
         self._chains.shift(by)
 
     @property
@@ -326,7 +330,7 @@ class Lanes:
         return [move for free in freed for move in self._let_go(free)]
 
     def _let_go(self, free: Sequence[HeldMessage]) -> list[Move]:
-        """Those whose turn has come: handed over, or queued where that cannot be yet."""
+        """Release messages that no longer wait for a gap, or queue them if their lane cannot move yet."""
         if len(free) == 1:
             (one,) = free
             return self._start(one.message, one.mark, one.number, one.ms)
@@ -348,7 +352,7 @@ class Lanes:
         return [self._release(message, mark, n, ms)]
 
     def _has_to_wait(self, message: Message) -> bool:
-        """Whether others wait in its lane, or the lane is busy."""
+        """Return whether other messages wait in this message's lane, or the lane is busy."""
         lane = self._lanes[message.recipient].get(lane_key(message))
         return lane is not None and not (lane.free and lane.empty)
 
@@ -359,8 +363,8 @@ class Lanes:
         return []
 
     def _advance(self, recipient: str, now: int = 0) -> list[Move]:
-        """Start what is queued for a recipient, as far as it may; where it has to wait for an
-        acknowledgement, lanes take turns."""
+        """Release queued messages of a recipient, as many as its limits allow; if acknowledgements limit
+        them, its lanes take turns."""
         lanes = self._lanes.get(recipient, {})
         moves: list[Move] = []
         if not self._gated or recipient in self.reachable:
@@ -383,10 +387,11 @@ class Lanes:
         return moves
 
     def _take(self, lane: Lane, now: int) -> list[Move]:
-        """The next of a queue. Where only the latest counts, one that another follows is superseded by it."""
+        """Return the move of the next message in a queue. In `latest`, a message with a newer one behind it
+        is superseded."""
         queued = lane.pop()
         if is_over(queued, now):
-            return [queued]  # too late for itself: it supersedes nothing
+            return [queued]  # expired: it supersedes nothing
         if is_latest(queued) and (follows := lane.peek(now)) is not None and is_latest(follows):
             return [Supersede(queued.message, NEWER)]
         return [self._release(queued.message, queued.mark, queued.n, queued.ms)]
@@ -400,7 +405,7 @@ class Lanes:
             if last is None:
                 return Supersede(message, LATE, mark, n, ms)
             if last < n:
-                after = last  # else it counts anew, or comes after one that failed
+                after = last  # otherwise the sender counts again, or the last message failed
         if self._outstanding is not None:
             self._outstanding.take(message.recipient, message.key, len(message.body))
         if self._counted and self._width(message):
@@ -408,15 +413,15 @@ class Lanes:
         return Release(message, mark, n, ms, after)
 
     def _number(self, message: Message, mark: str, n: int, ms: int) -> int:
-        """Its number; of those that are sorted by their time and were made in the same millisecond, in the
-        order of arrival."""
+        """Return the number of a message. Messages sorted by time and made in the same millisecond get
+        numbers in order of arrival."""
         if message.order is not None and message.order.n == n:
             return n
         before = self._marks.get(mark)
         return max(n, before[0] + 1) if before is not None and ms == before[1] else n
 
     def _width(self, message: Message) -> int:
-        """Return how many of its kind may be under way at once; 0: any number."""
+        """Return how many messages may be under way at once in this message's lane; 0: no limit."""
         if lane_key(message) is None:
             return self._policy.width or 0
         return 1 if self._policy.serial else 0
@@ -431,8 +436,8 @@ class Lanes:
 
 
 def in_senders_order(open_: Sequence[OpenDelivery]) -> list[OpenDelivery]:
-    """Return the deliveries with each sender's own in the order of its numbers. A ledger sorts what was
-    accepted in one moment by key, where 10 comes before 9."""
+    """Return the deliveries with those of each sender sorted by number. A ledger sorts messages that were
+    accepted at the same moment by key, where 10 comes before 9."""
     positions: dict[str, list[int]] = {}
     for at, item in enumerate(open_):
         if item.message.order is not None and item.message.order.n is not None:

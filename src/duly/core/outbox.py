@@ -1,14 +1,16 @@
-"""The outbox: gets a message to its recipient, and finds out how it ended.
+"""The outbox: sends a message to its recipient until the outcome is known.
 
-The law: the outbox repeats the same id until it is answered, expired or given up, and every message ends.
-Repeating is harmless because the recipient's inbox recognises the id. Where the recipient is a local handler
-that must not run twice, an attempt that a crash cut off is not repeated: it ends as `unknown`.
+The law: the outbox sends a message again with the same id until it is answered, expired or given up, and
+every message ends. Repeating is harmless because the recipient's inbox recognises the id. If the recipient is
+a local handler that must not run twice, an attempt that a crash interrupted is not repeated: the message ends
+as `unknown`.
 
-What was transmitted and never answered is `unknown`, not `expired`: it may have taken effect, and a late
-answer may still settle it. Without an answer, a message expires or fails only if it had no effect.
+A message that was transmitted and never answered is `unknown`, not `expired`: it may have taken effect, and a
+late answer may still settle it. Without an answer, a message expires or fails only if it had no effect.
 
-A recipient that is working on a message may say so repeatedly; each time its patience starts anew. A
-recipient without a memory of its own is sent each message once; silence is then `unknown` at the deadline.
+A recipient that is working on a message may report that repeatedly; each report restarts the time that it
+has. A recipient that does not remember ids is sent each message once; if it stays silent, the message is
+`unknown` at the deadline.
 """
 
 from __future__ import annotations
@@ -67,11 +69,11 @@ from duly.errors import Malformed
 REFUSED: Final = 2
 TIMED_OUT: Final = 4
 NOT_ALLOWED: Final = 5
-"""The codes of answers that the outbox itself gives, as the gateway's devices use them."""
+"""The codes of answers that the outbox itself makes; the gateway's devices use the same codes."""
 
 
 TOOK_EFFECT: Final = frozenset({State.DONE, State.UNKNOWN})
-"""Ends after which something has happened, or may have."""
+"""The final states of messages that took effect, or may have."""
 
 
 class OutboxPolicy(Struct, frozen=True):
@@ -80,18 +82,18 @@ class OutboxPolicy(Struct, frozen=True):
     channel: str
     """the name of this outbox's deliveries in the ledger"""
     resend: RetryPolicy | None = COMMAND
-    """repeat while no answer comes; None for a local handler, whose silence means that it is working"""
+    """when to send again without an answer; None for a local handler, whose silence means that it works"""
     retry: RetryPolicy = RetryPolicy.never()
-    """try again after an `AttemptFailed`"""
+    """when to try again after an `AttemptFailed`"""
     patience: int = 10 * SECOND
-    """from the first transmission, or the receipt, until the outcome is called unknown; `FOREVER` for a
-    local handler"""
+    """the time from the first transmission, or from the receipt, until the message ends as unknown; `FOREVER`
+    for a local handler"""
     beyond_expiry: bool = False
-    """patience begins at the message's expiry, if it has one: the recipient may wait that long itself"""
+    """patience starts at the message's expiry, if it has one: the recipient may wait that long itself"""
     quiet: bool = False
-    """a message that the recipient has acknowledged is repeated only when the recipient reconnects"""
+    """a message that the recipient has acknowledged is sent again only when the recipient reconnects"""
     remember: int = FOREVER
-    """how long a sender keeps what it has sent, from now or from the message's expiry if that is later"""
+    """how long a sender remembers a message, from now or from the message's expiry if that is later"""
 
     def __post_init__(self) -> None:
         if not self.channel:
@@ -111,7 +113,7 @@ def never(_: Message) -> bool:
 
 
 def no_time(_: Message) -> int:
-    """Return 0 for every message: the default of `patience`, no time of its own."""
+    """Return 0 for every message, which has no time limit of its own: the default of `patience`."""
     return 0
 
 
@@ -134,13 +136,14 @@ def _report(message: Message, state: State, answer: Answer, now: int) -> list[To
 class Outbox:
     """The sender's machine.
 
-    `repeatable(message)` says whether an attempt that a crash cut off may be started again. `ended` is called
-    with every end, after it is committed; `lost` with every message that another worker has taken over or
-    ended. `minted` names the mark that keeps the last id sent, for a sender that mints `SeqId`s: it is
-    committed with the message, so no id leaves that a restart could repeat. `once(message)` says whether its
-    recipient is sent everything once only, `patience(message)` how long it may take if the message itself
-    says so (else 0). `fails(message)` returns what is committed with an end that had no effect,
-    `unstored(message)` what follows if its next attempt cannot be committed.
+    `repeatable(message)` returns whether an attempt that a crash interrupted may be started again. `ended` is
+    called for every message that ends, after the commit; `lost` for every message that another worker has
+    taken over or ended. `minted` names the mark that keeps the last id sent, for a sender that mints
+    `SeqId`s: the mark is committed with the message, so a restart never mints an id that was sent before.
+    `once(message)` returns whether its recipient is sent each message only once; `patience(message)` returns
+    the message's own time limit, or 0. `fails(message)` returns the writes that are committed when a message
+    ends without effect; `unstored(message)` returns the effects to perform if its next attempt cannot be
+    committed.
     """
 
     def __init__(
@@ -211,7 +214,7 @@ class Outbox:
 
         then: Group = (self.launch(message, now),)
         if self._minted:
-            # An id of another form was not minted here, and says nothing about what was.
+            # An id of another form was not minted here, and does not move the mark.
             with suppress(Malformed):
                 last = SeqId.parse(message.id)
                 then = (*then, RaiseMark(self._minted, last.n, last.ms))
@@ -231,7 +234,7 @@ class Outbox:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Start from what the ledger holds: continue every message that has not ended."""
+        """Rebuild from the ledger: continue every message that has not ended."""
         before = self.transmissions.take_all()
         todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
         for item in open_:
@@ -277,7 +280,7 @@ class Outbox:
         ours = delivery.worker == self.worker
         begun = known is not None and known.begun and known.attempt == delivery.attempt
         if known is not None and begun and ours and self.policy.resend is None:
-            # Our handler is working on it; its answer is still to come.
+            # The local handler is working on the message; its answer is still to come.
             known.resting = False
             under_way.keep(known)
             return []
@@ -289,10 +292,10 @@ class Outbox:
             under_way.schedule(one, delivery.due)
             return []
         if (begun or not ours) and not one.resting and under_way.is_sent_once(message):
-            one.begun = True  # it may have been sent, and is not sent twice
+            one.begun = True  # it may have been sent, and must not be sent twice
             under_way.schedule(one, FOREVER)
             return []
-        # An attempt of this worker that it does not know was committed but never begun.
+        # An attempt of this worker that is not in memory was committed but never begun.
         if one.resting or ours or self._repeatable(message):
             return self._try_again(one, now)
         return self._end_unanswered(one, State.UNKNOWN, CRASHED, delivery.attempt, now)
@@ -300,8 +303,8 @@ class Outbox:
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
     def reached(self, recipient: str, now: int) -> list[Todo]:
-        """Repeat at once, in order, what a recipient that has connected did not answer; an empty name
-        means every recipient. Its resends are counted anew."""
+        """Send again at once, in order, the messages that a newly connected recipient has not answered; an
+        empty name means every recipient. Their tries are counted from zero."""
         if self.policy.resend is None:
             return []
         again: list[Todo] = []
@@ -313,7 +316,7 @@ class Outbox:
         return again
 
     def received(self, key: bytes, now: int) -> list[Todo]:
-        """Note that the recipient has a message, or is still working on it; its patience starts anew."""
+        """Record that the recipient has a message, or still works on it; its time limit starts again."""
         one = self.transmissions.get(key)
         if one is None:
             return []
@@ -337,8 +340,8 @@ class Outbox:
             return [ReportOutcome(key, state, answer, recipient=event.by)] if settled else []
 
         stored = answer if event.keep else Answer(answer.code, b"", answer.reason)
-        # No sender waits here for it any more: it may settle an `unknown`, or end what another worker has;
-        # otherwise the first end stands.
+        # The message is not under way here. The answer may settle an `unknown`, or end a message that another
+        # worker has; otherwise the first end stands.
         advance = Advance(key, state, now, stored)
         end: Group = (advance,)
         if event.by:
@@ -349,7 +352,7 @@ class Outbox:
         return [Step(end, done)]
 
     def failed(self, key: bytes, attempt: int, reason: str, now: int) -> list[Todo]:
-        """Postpone an attempt that failed without effect, or end the message if that was the last one."""
+        """Postpone a message whose attempt failed without effect, or end it if that was the last attempt."""
         one = self.transmissions.get(key)
         if one is None or one.attempt != attempt or one.resting:
             return []
@@ -361,7 +364,7 @@ class Outbox:
         return [Step((Postpone(self.ref(one.message), attempt, now + delay, reason),), _nothing)]
 
     def given_up(self, key: bytes, reason: str, now: int) -> list[Todo]:
-        """End a message under way whose answer is not awaited any more; a late answer may settle it."""
+        """End a message under way as unknown, without waiting for its answer; a late answer may settle it."""
         one = self.transmissions.get(key)
         unknown = Answer(TIMED_OUT, b"", f"{reason}; whether it took effect is not known")
         return [] if one is None else self._end(one, Answered(key, State.UNKNOWN, unknown), now)
@@ -381,11 +384,11 @@ class Outbox:
         return todo
 
     def next_wake(self) -> int | None:
-        """Return when `wake` has something to do; None: nothing is timed."""
+        """Return when `wake` has something to do, or None if no timer is set."""
         return self.transmissions.next_wake()
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: timers go on as if it had not been."""
+        """Adjust to a wall clock that was set by this much: timers keep their length."""
         self.transmissions.shift(by)
 
     def _try_again(self, one: Transmission, now: int) -> list[Todo]:
@@ -428,8 +431,9 @@ class Outbox:
         return self._ended(message, finish.state, answer, now)
 
     def _give_away(self, one: Transmission, attempt: int | None, now: int) -> list[Todo]:
-        """Handle a refusal by the fence. Unless a newer attempt is under way here or the message has ended
-        here, another worker has taken it over or ended it: forget it."""
+        """Handle a write that was refused because its attempt is not the newest. Unless a newer attempt is
+        under way here or the message has ended here, another worker has taken over or ended the message, and
+        it is dropped here."""
         message = one.message
         if self.transmissions.get(message.key) is not one or attempt not in (None, one.attempt):
             return []
@@ -440,8 +444,8 @@ class Outbox:
 def heard(key: bytes, verdict: Verdict) -> Event | None:
     """Translate the verdict of a recipient's inbox into an event for the sender's outbox.
 
-    `stale` is no refusal to a sender that has sent before: an earlier transmission may have taken effect and
-    been forgotten since.
+    `stale` is not a refusal for a sender that sends a message again: an earlier transmission may have taken
+    effect and been forgotten since, so the message is `unknown`.
     """
     match verdict.kind:
         case VerdictKind.FRESH:
@@ -461,8 +465,8 @@ def heard(key: bytes, verdict: Verdict) -> Event | None:
 
 
 def unable(event: Event) -> list[Effect]:
-    """Return the replies to an event that cannot be stored now. Only a message is refused: a recipient
-    repeats its answer when it is asked again."""
+    """Return the replies to an event that cannot be stored now. Only an arriving message gets one: a
+    recipient repeats its answer when the message is sent again."""
     return [Reply(event.origin, event.message, UNABLE)] if isinstance(event, Arrived) else []
 
 
@@ -480,4 +484,5 @@ UNABLE: Final = Verdict(
     reason="it was not stored just now, or that is not known; send it again with the same id, which is safe",
     retry=True,
 )
-"""Not that nothing was done: a commit whose answer was lost may have reached the ledger."""
+"""The reply when a commit failed. It does not say that nothing was stored: a commit whose answer was lost may
+have reached the ledger."""

@@ -1,8 +1,8 @@
-"""Makes text of other people safe to print: it must not control the terminal of its reader.
+"""Makes foreign text safe to print, so that it cannot control the reader's terminal.
 
-The law: what comes out has no control character (C0, DEL, C1), so no escape sequence, nothing that turns the
-direction of writing or hides characters, no half of a surrogate pair, and is one line. Letters, signs and
-emoji of every script stay as they are.
+The law: the result is one line without control characters (C0, DEL, C1) and so without escape sequences,
+without marks that change the direction of writing or hide characters, and without lone surrogates. Letters,
+signs and emoji of every script stay as they are.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Final
 BLOT: Final = "\ufffd"
 NEW_LINE: Final = " ↵ "
 _JOINERS: Final = "\u200c\u200d"
-"""They hold letters and emoji together, and do nothing else."""
+"""Characters that only join letters or emoji."""
 _UNFIT: Final = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 def is_fit(ch: str) -> bool:
-    """Whether a character only shows itself."""
+    """Return whether a character is safe to print."""
     return ch in _JOINERS or unicodedata.category(ch) not in _UNFIT
 
 
 class _Table(dict[int, str]):
-    """What each character is shown as; learned as they come."""
+    """What each character is printed as; filled on demand."""
 
     def __missing__(self, code: int) -> str:
         ch = chr(code)
@@ -36,8 +36,8 @@ _TABLE: Final = _Table({ord("\n"): NEW_LINE, ord("\t"): " "})
 
 
 def printable(said: object) -> str:
-    """Foreign text as one line that a terminal only shows. A line break is shown as such; what would steer a
-    terminal, or turn the direction of writing, as a blot.
+    """Return foreign text as one line that is safe to print. A line break becomes ↵; a character that could
+    control the terminal or the direction of writing becomes �.
 
     >>> printable("one\\ntwo \\x1b[31mred")
     'one ↵ two �[31mred'
@@ -49,7 +49,7 @@ def printable(said: object) -> str:
 
 
 def printable_lines(said: object) -> str:
-    """The same for text that has lines of its own, which stay.
+    """Return foreign text that is safe to print, keeping its lines.
 
     >>> printable_lines("one\\ntwo\\x07")
     'one\\ntwo�'
@@ -61,9 +61,9 @@ _ESCAPED: Final = re.compile("[^\x20-\x7e]")
 
 
 def printable_json(encoded: str) -> str:
-    """JSON that means the same and is fit to be shown: what is not stands there as `\\\\u….`.
+    """Return equivalent JSON that is safe to print, with unsafe characters as `\\\\u…`.
 
-    JSON itself escapes only C0: DEL, C1 and marks of direction may stand in its strings as they are.
+    JSON itself escapes only C0: its strings may contain DEL, C1 and marks of direction.
 
     >>> printable_json('{"a":"\\u202eb"}')
     '{"a":"\\\\u202eb"}'

@@ -1,8 +1,8 @@
 """Rate limits: how much each account or address may do in a given time.
 
 The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the
-count of a name that is being limited: when every remembered name is at work, newcomers share one allowance. A
-clock that is set back refuses no sender for what was counted in a time to come: the allowance is whole again.
+count of a limited name: when every remembered name is active, new names share one allowance. When the clock
+is set back, counts in the future are dropped and the allowance is full again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from duly.core.units import SECOND
 from duly.errors import Malformed
 
 REMEMBERED: Final = 10_000
-"""Names that are counted each for itself."""
+"""The most names that are counted individually."""
 DEBT: Final = 10
-"""Bursts that can be spent in advance; what goes beyond is forgiven."""
+"""How many bursts can be spent in advance; more is forgiven."""
 _TRIED: Final = 4
-"""Names looked at for one that can be forgotten, for each new one."""
+"""How many names are examined, for each new one, to find one that can be forgotten."""
 _REST: Final = ""
-"""The name that all share who are not counted each for itself."""
+"""The name shared by all that are not counted individually."""
 
 
 class Rate(Struct, frozen=True):
-    """A rate: `amount` in `per` microseconds, of which `burst` may come at once.
+    """A rate: `amount` per `per` microseconds, of which `burst` may come at once.
 
     >>> Rate(100, SECOND).interval
     10000
@@ -43,7 +43,7 @@ class Rate(Struct, frozen=True):
 
     @property
     def interval(self) -> int:
-        """How long one of them takes to refill, in microseconds."""
+        """How long one unit takes to refill, in microseconds."""
         return max(self.per // self.amount, 1)
 
     @property
@@ -66,7 +66,7 @@ class Quota:
         self._span = rate.span
         self._remembered = remembered
         self._full_at: OrderedDict[str, int] = OrderedDict()
-        """when each name's allowance is whole again; a name that is not here has all of it"""
+        """when each name's allowance is full again; a name that is missing here has all of it"""
 
     def take(self, name: str, now: int, amount: int = 1) -> int:
         """Count `amount` for this name. Returns 0 if that is within its rate; otherwise counts nothing and
@@ -78,10 +78,10 @@ class Quota:
                 name = _REST
             full_at = self._full_at.get(name, now)
         span = self._span
-        # This is on the way of every message: no call that is not needed.
+        # This runs for every message, so it avoids unnecessary calls.
         cost = self._interval if amount == 1 else min(self._interval * amount, span)
         latest = now + span
-        if full_at <= now or full_at > latest:  # all of it is there, or the clock was set back
+        if full_at <= now or full_at > latest:  # the allowance is full, or the clock was set back
             self._full_at[name] = now + cost
             return 0
         over = full_at + cost - latest
@@ -91,8 +91,9 @@ class Quota:
         return 0
 
     def spend(self, name: str, now: int, amount: int) -> int:
-        """Count what was done already, also beyond the rate. Returns how long it takes until the allowance is
-        back within the burst, in microseconds; 0: it is. So a look now and then finds who is too fast."""
+        """Count what was done already, even beyond the rate. Returns how long it takes until the allowance is
+        within the burst again, in microseconds, or 0 if it is. So an occasional check finds names that are
+        too fast."""
         full_at = self._full_at.get(name)
         if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):
             name = _REST

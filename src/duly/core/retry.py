@@ -1,9 +1,9 @@
 """Retry policies: when to try again, and when to give up.
 
-The law: **the next attempt's time is worked out here and stored in the ledger**; no other code has a
-timer or a backoff loop of its own. Jitter only ever shortens a delay, so that ``span`` is a true upper
-bound and the horizon can be checked against it. It comes from a hash of the message's own salt: messages
-that failed together spread out, and the same run can be repeated exactly.
+The law: **the time of the next attempt is computed here and stored in the ledger**; no other code has a retry
+timer or backoff loop of its own. Jitter only shortens a delay, so that ``span`` is a true upper bound and the
+horizon can be checked against it. It is a hash of the message's own salt: messages that failed together
+spread out, and a run can be repeated exactly.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from duly.core.units import FOREVER, HOUR, SECOND
 from duly.errors import Malformed, ProgramError
 
 DRAWN: Final = 1_024
-"""Tries whose random part is remembered: it is asked for when a try is stored, and again when it goes out."""
+"""How many jitter values are cached: each is needed when a try is stored and again when it goes out."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """How long to wait after each try, and when to give up.
 
-    ``tries`` counts every time the message goes out, the first one too: four tries are one send and
-    three resends. None tries until the message expires.
+    ``tries`` counts every time the message goes out, the first one too: four tries are one send and three
+    resends. With None it is tried until it expires.
 
     >>> policy = RetryPolicy.exponential(5 * SECOND, 60 * SECOND, jitter=0)
     >>> [policy.delay(attempt, b"") // SECOND for attempt in (1, 2, 3, 4, 5, 6)]
@@ -34,15 +34,15 @@ class RetryPolicy:
     """
 
     first: int
-    """The delay after the first try, in microseconds."""
+    """the delay after the first try, in microseconds"""
     factor: float
-    """How much longer each delay is than the one before."""
+    """the factor between one delay and the next"""
     cap: int
-    """The longest delay, in microseconds."""
+    """the longest delay, in microseconds"""
     tries: int | None
-    """How often it goes out in all; None: until it expires."""
+    """how often the message goes out in all; None: until it expires"""
     jitter: float
-    """The largest part, from 0 to 1, by which a delay is shortened at random."""
+    """the largest fraction, from 0 to 1, by which a delay is shortened at random"""
 
     def __post_init__(self) -> None:
         if not 1 <= self.first <= self.cap <= FOREVER:
@@ -56,23 +56,24 @@ class RetryPolicy:
 
     @classmethod
     def fixed(cls, every: int, tries: int | None) -> RetryPolicy:
-        """The same delay after every try."""
+        """Return a policy with the same delay after every try."""
         return cls(first=every, factor=1.0, cap=every, tries=tries, jitter=0.0)
 
     @classmethod
     def exponential(
         cls, first: int, cap: int, factor: float = 2.0, tries: int | None = None, jitter: float = 0.2
     ) -> RetryPolicy:
-        """Delays that grow from ``first`` to ``cap``."""
+        """Return a policy with delays that grow from ``first`` to ``cap``."""
         return cls(first=first, factor=factor, cap=cap, tries=tries, jitter=jitter)
 
     @classmethod
     def never(cls) -> RetryPolicy:
-        """One try, no resend."""
+        """Return a policy with one try and no resends."""
         return cls.fixed(every=1, tries=1)
 
     def delay(self, attempt: int, salt: bytes) -> int | None:
-        """How long to wait after the ``attempt``-th try (the first is 1); None: that was the last one."""
+        """Return how long to wait after the ``attempt``-th try (the first is 1), or None if that was the last
+        one."""
         if attempt < 1:
             raise ProgramError(f"tries are counted from 1, not {attempt}")
         if self.tries is not None and attempt >= self.tries:
@@ -83,7 +84,7 @@ class RetryPolicy:
         return longest - int(longest * self.jitter * _drawn(attempt, salt))
 
     def span(self) -> int | None:
-        """The longest time from the first try to the last; None if only expiry ends it.
+        """Return the longest time from the first try to the last, or None if only expiry ends it.
 
         >>> COMMAND.span() == 9 * SECOND
         True
@@ -109,12 +110,12 @@ class RetryPolicy:
 
 @lru_cache(DRAWN)
 def _drawn(attempt: int, salt: bytes) -> float:
-    """Return a number from 0 to 1 that is the same for the same try of the same message."""
+    """Return a number from 0 to 1 that is always the same for the same try of the same message."""
     return int.from_bytes(blake2b(b"%d:%b" % (attempt, salt), digest_size=6).digest(), "big") / (1 << 48)
 
 
 COMMAND: Final = RetryPolicy.fixed(3 * SECOND, tries=4)
-"""A person is waiting: one send and three resends, 3 s apart."""
+"""For commands, where a person is waiting: one send and three resends, 3 s apart."""
 
 DELIVERY: Final = RetryPolicy.exponential(5 * SECOND, HOUR)
-"""A channel may be down for long: 5 s, then ever more slowly up to once an hour, until it expires."""
+"""For channels that may be down for long: 5 s, then more slowly, up to once an hour, until it expires."""

@@ -1,8 +1,8 @@
-"""Gaps in the numbers of each sender: messages behind a gap are held, for a limited time, until it is filled.
+"""Gaps in the numbers of each sender: a message behind a gap is held for a limited time, until it is filled.
 
-The laws. A message whose number follows on is let go at once. One behind a gap is held, at most for the
-window; after that the missing numbers are given up. A lower number that was made later than anything before
-is a sender that has lost its counter and starts over: it is waited for no longer.
+The laws. A message whose number follows the last one is released at once. A message behind a gap is held for
+at most the window; then the missing numbers are given up. A lower number with a later time than all before
+means that the sender has lost its counter and starts again, so nothing more is waited for.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from duly.core.units import FOREVER
 
 CHAINS_KEPT: Final = 50_000
 AHEAD_KEPT: Final = 1_024
-"""Most numbers of one sender beyond a gap that no message waits for; with more, the gap is given up."""
+"""The most numbers of one sender beyond a gap for which no message waits; with more, the gap is given up."""
 EVERY_GAP: Final = 1 << 62
-"""A number that no sender reaches: gaps up to here are all of them."""
+"""A number beyond every sender's; gives up all gaps."""
 _BY_TIME: Final = "t"
-"""Ends the name of a chain in which messages wait to be sorted by their time; the rest is their mark's name,
+"""The suffix of the name of a chain whose messages are sorted by time; the rest is the name of their mark,
 which ends with a bracket."""
 
 
 class HeldMessage(Struct, frozen=True, order=True):
-    """A message that waits in a chain: for the number `needs`, at most until `deadline`."""
+    """A held message: it waits for the number `needs`, at most until `deadline`."""
 
     n: int
     turn: int
-    """arrival, to break ties"""
+    """order of arrival, to break ties"""
     needs: int
     ms: int
     deadline: int
@@ -44,13 +44,13 @@ class HeldMessage(Struct, frozen=True, order=True):
 
     @property
     def number(self) -> int:
-        """Its own number if it has one, even where it is sorted by its time."""
+        """The message's own number if it has one, even if it is sorted by time."""
         order = self.message.order
         return self.n if order is None or order.n is None else order.n
 
 
 class Chain:
-    """The numbers of one sender that follow on from each other."""
+    """The consecutive numbers of one sender."""
 
     __slots__ = ("ahead", "held", "mark", "top_ms")
 
@@ -58,28 +58,29 @@ class Chain:
         self.mark = -1
         self.top_ms = 0
         self.ahead: dict[int, int] = {}
-        """numbers behind a gap that need no lane, and until when the gap is waited for"""
+        """numbers behind a gap that need no lane, and how long the gap is waited for"""
         self.held: list[HeldMessage] = []
         """messages behind a gap, sorted by their numbers"""
 
     @property
     def deadline(self) -> int:
-        """Until when its oldest gap is waited for; `FOREVER` if there is none."""
+        """When the oldest gap of the chain is given up; `FOREVER` if there is none."""
         held = min((waiting.deadline for waiting in self.held), default=FOREVER)
         return min(held, min(self.ahead.values(), default=FOREVER))
 
     @property
     def idle(self) -> bool:
-        """Whether nothing waits in it."""
+        """Whether no message waits in the chain."""
         return not self.ahead and not self.held
 
     def raise_to(self, n: int, ms: int) -> None:
-        """Note that a number has come, and when it was made; neither goes back."""
+        """Record a number that has arrived and its time; neither ever decreases."""
         self.mark = max(self.mark, n)
         self.top_ms = max(self.top_ms, ms)
 
     def count_anew(self, n: int, ms: int, needs: int) -> list[HeldMessage]:
-        """If this number says that the sender starts over, let go what is held and begin before it."""
+        """If this number shows that the sender starts over, release all held messages and restart the chain
+        before it."""
         if n > self.mark or ms <= self.top_ms:
             return []
         free = self.follow(EVERY_GAP)
@@ -88,7 +89,7 @@ class Chain:
         return free
 
     def follow(self, given_up: int = -1) -> list[HeldMessage]:
-        """Let go everything held that follows on now; gaps up to `given_up` are no longer waited for."""
+        """Release the held messages that follow now; gaps up to `given_up` are no longer waited for."""
         held, count = self.held, 0
         while True:
             if self.mark + 1 in self.ahead:
@@ -111,15 +112,15 @@ class Chain:
 
 
 class Chains:
-    """The chains of one inbox, by name: a sender's, or a mark's."""
+    """The chains of one inbox, by the name of a sender or of a mark."""
 
     def __init__(self, window: int) -> None:
         self._window = window
         self._chains: OrderedDict[str, Chain] = OrderedDict()
         self.by_time: dict[str, set[str]] = {}
-        """the chains in which messages of a sender that have numbers wait to be sorted by their time"""
+        """the chains in which numbered messages of a sender wait to be sorted by time"""
         self._deadlines = Timers[str]()
-        """of each chain with a gap, perhaps too early: `next_wake` puts that right"""
+        """the deadline of each chain with a gap, perhaps too early; `next_wake` corrects it"""
         self._turn = 0
 
     def get(self, name: str) -> Chain | None:
@@ -127,16 +128,16 @@ class Chains:
         return self._chains.get(name)
 
     def open(self, name: str) -> Chain:
-        """Return the chain of this name; it is made if there is none."""
+        """Return the chain of this name, creating it if necessary."""
         chain = self._chains.get(name)
         if chain is None:
             if len(self._chains) >= CHAINS_KEPT:
-                self._drop_idle()  # before the new one is here, which is idle, too
+                self._drop_idle()  # before the new chain is added, which is idle as well
             chain = self._chains[name] = Chain()
         return chain
 
     def held_message(self, message: Message, mark: str, n: int, ms: int, needs: int, now: int) -> HeldMessage:
-        """Return a message as it is held from now on, for the window."""
+        """Return a message to hold from now on, for the window."""
         self._turn += 1
         return HeldMessage(n, self._turn, needs, ms, now + self._window, mark, message)
 
@@ -146,22 +147,22 @@ class Chains:
         self._wait_until(waiting.deadline, name)
 
     def sort_by_time(self, scope: str, waiting: HeldMessage, *, counts: bool) -> None:
-        """Hold a message that only its time can put in order. `counts`: it has a number, so a later one may
-        show that its sender counts after all."""
+        """Hold a message that can only be sorted by its time. `counts`: it has a number, so a later message
+        may show that its sender does count."""
         name = waiting.mark + _BY_TIME
         if counts:
             self.by_time.setdefault(scope, set()).add(name)
         self.hold(name, self.open(name), waiting)
 
     def stop_sorting(self, scope: str) -> Iterator[list[HeldMessage]]:
-        """Let go what was held to be sorted by time, since its sender counts after all."""
+        """Release messages that were held to be sorted by time, because their sender does count."""
         for name in self.by_time.pop(scope, ()):
             chain = self._chains.get(name)
             if chain is not None:
                 yield chain.follow(EVERY_GAP)
 
     def arrive(self, scope: str, n: int, ms: int, now: int) -> list[list[HeldMessage]]:
-        """Note a number of this sender that needs no lane, and let go what follows on from it."""
+        """Record a number of this sender that needs no lane, and release the messages that follow."""
         chain = self.open(scope)
         free = chain.count_anew(n, ms, n - 1)
         chain.top_ms = max(chain.top_ms, ms)
@@ -174,7 +175,7 @@ class Chains:
         return [free, chain.follow()]
 
     def withdraw(self, scope: str, mark: str, key: bytes) -> list[HeldMessage]:
-        """Take out a message that waits: its number has arrived, and what follows on from it is let go."""
+        """Remove a waiting message: its number has arrived, and the messages that follow are released."""
         for name in (scope, mark, mark + _BY_TIME):
             chain = self._chains.get(name)
             found = next((held for held in chain.held if held.message.key == key), None) if chain else None
@@ -190,16 +191,16 @@ class Chains:
         return []
 
     def lower(self, limit: int) -> None:
-        """Take back the times that are later than `limit`."""
+        """Lower times that are later than `limit`."""
         for chain in self._chains.values():
             chain.top_ms = min(chain.top_ms, limit)
 
     def remove(self, name: str) -> None:
-        """Remove a chain, with what waits in it."""
+        """Remove a chain and the messages that wait in it."""
         self._chains.pop(name, None)
 
     def remove_messages(self, recipient: str) -> None:
-        """Remove the messages for one recipient that wait."""
+        """Remove the waiting messages for one recipient."""
         for name in self._deadlines:
             chain = self._chains.get(name)
             if chain is not None and chain.held:
@@ -208,7 +209,7 @@ class Chains:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def wake(self, now: int) -> Iterator[list[HeldMessage]]:
-        """Give up the gaps that were waited for long enough, and yield what is let go, chain by chain."""
+        """Give up the gaps whose window is over, and yield the released messages chain by chain."""
         for name in self._deadlines.due(now):
             chain = self._chains.get(name)
             if chain is None:
@@ -222,7 +223,7 @@ class Chains:
             self._deadlines.set(name, chain.deadline)
 
     def next_wake(self) -> int | None:
-        """Return when the next gap is given up; None: there is none."""
+        """Return when the next gap is given up, or None."""
         while (first := self._deadlines.first()) is not None:
             name, deadline = first
             chain = self._chains.get(name)
@@ -233,7 +234,7 @@ class Chains:
         return None
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: windows go on as if it had not been."""
+        """Adjust to a wall clock that was set by this much: windows keep their length."""
         self._deadlines.shift(by)
         for chain in self._chains.values():
             if not chain.idle:
@@ -242,12 +243,12 @@ class Chains:
 
     @property
     def waits(self) -> bool:
-        """Whether there may be messages that wait for a gap."""
+        """Whether messages may be waiting for a gap."""
         return self._deadlines.first() is not None
 
     @property
     def waiting(self) -> int:
-        """The number of messages that wait for a gap."""
+        """The number of messages waiting for a gap."""
         return sum(len(chain.held) for chain in self._chains.values())
 
     def __len__(self) -> int:

@@ -1,12 +1,13 @@
 """Signatures: canonical bytes of a message, signatures over them, and keys trusted for a user.
 
-The laws. What is signed is the meaning, field by field, each led by its length: no two different messages
-have the same canonical bytes, and no JSON library has to write anything the same way twice. A key is believed
-for the one username it was trusted for: that a signature is valid says nothing until it is clear whose it is.
-A key's id is a hash of the key, so an id can be neither chosen nor mistaken.
+The laws. The signed bytes are the values of the fields, each prefixed with its length. So two different
+messages never have the same canonical bytes, and it does not matter how a JSON library formats them. A key is
+trusted for one username only: a valid signature proves nothing for another one. A key's id is a hash of the
+key, so it can be neither chosen nor confused.
 
-Two algorithms. With Ed25519 a node signs for all others, and a verifier cannot sign. With HMAC-SHA256
-two nodes share a secret, so it proves something to these two only; for devices too small for Ed25519.
+There are two algorithms. With Ed25519 every node can verify a signature, and a verifier cannot sign. With
+HMAC-SHA256 two nodes share a secret, so a signature proves something only to these two; it is for devices too
+small for Ed25519.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from duly.errors import Malformed
 from duly.extras import needed_for
 
 KEY_SIZE: Final = 32
-"""Bytes of a key, secret or public, of either algorithm."""
+"""The size in bytes of a key, secret or public, of either algorithm."""
 
 
 class Algorithm(Enum):
-    """The algorithms of signatures."""
+    """The signature algorithms."""
 
     ED25519 = "ed25519"
     HMAC = "hmac-sha256"
 
 
 class Key(Struct, frozen=True, omit_defaults=True):
-    """A key: with its secret it signs, with its public half it only verifies. HMAC has no public half.
+    """A key: its secret signs, its public half only verifies. HMAC has no public half.
 
     >>> Key(Algorithm.ED25519, secret=bytes(32)).shown
     'ed25519:O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik='
@@ -71,21 +72,22 @@ class Key(Struct, frozen=True, omit_defaults=True):
 
     @property
     def shown(self) -> str:
-        """The text of the key that others may see."""
+        """The text of the public key."""
         if self.algorithm is Algorithm.HMAC:
             return f"{self.algorithm.value} (secret)"
         return f"{self.algorithm.value}:{binascii.b2a_base64(self.public, newline=False).decode()}"
 
     @property
     def stored(self) -> str:
-        """The text of the key as it is kept to verify with. A shared secret is in it, so it is not shown."""
+        """The text of the key as it is stored for verification. It may contain a shared secret, so it is not
+        shown."""
         if self.algorithm is Algorithm.ED25519:
             return self.shown
         return f"{self.algorithm.value}:{binascii.b2a_base64(self.secret, newline=False).decode()}"
 
     @property
     def trusted(self) -> Key:
-        """The key as a peer keeps it: without its secret, unless that is a shared one."""
+        """The key as a peer stores it: without its secret, unless that is a shared one."""
         return self if self.algorithm is Algorithm.HMAC else replace(self, secret=b"")
 
     @property
@@ -102,7 +104,7 @@ class Key(Struct, frozen=True, omit_defaults=True):
 
     @property
     def verifier(self) -> Callable[[bytes, bytes], bool]:
-        """The function (signature, bytes) → whether this key made the signature of these bytes."""
+        """The function (signature, bytes) → whether this key signed these bytes."""
         if self.algorithm is Algorithm.HMAC:
             make = self.signer
             return lambda signature, text: hmac.compare_digest(signature, make(text))
@@ -125,7 +127,7 @@ class Key(Struct, frozen=True, omit_defaults=True):
 
 
 def read_key(text: str) -> Key:
-    """A public key as `Key.shown` writes it.
+    """Parse a public key as written by `Key.shown`.
 
     >>> read_key("ed25519:O2onvM62pC1io6jQKm8Nc2UyFXcd4kOmOsBIoYtZ2ik=").kid
     '82bf5aef22c848e4'
@@ -137,7 +139,7 @@ def read_key(text: str) -> Key:
 
 
 def read_stored_key(text: str) -> Key:
-    """A key as `Key.stored` writes it.
+    """Parse a key as written by `Key.stored`.
 
     >>> read_stored_key("hmac-sha256:ICEiIyQlJicoKSorLC0uLzAxMjM0NTY3ODk6Ozw9Pj8=").kid
     'a654bd828d36d296'
@@ -156,14 +158,14 @@ def _from_base64(data: str) -> bytes:
 
 
 class TrustedKey(Struct, frozen=True):
-    """A key that is believed for this username; an HMAC key is shared with it."""
+    """A key that is trusted for this username; an HMAC key is shared with it."""
 
     name: str
     key: Key
 
 
 class Keyring(Struct, frozen=True):
-    """Our own username, the key that signs, and the keys of others that are believed.
+    """Our own username, our signing key, and the trusted keys of others.
 
     >>> key = Key(Algorithm.ED25519, secret=bytes(32))
     >>> ring = Keyring("A").trust("B", key)
@@ -177,30 +179,31 @@ class Keyring(Struct, frozen=True):
 
     @property
     def believed(self) -> dict[tuple[str, str], Key]:
-        """The believed keys by (username, key id), our own among them."""
+        """The trusted keys by (username, key id), including our own."""
         ours = [] if self.own is None else [TrustedKey(self.name, self.own)]
         return {(peer.name, peer.key.kid): peer.key for peer in (*self.peers, *ours)}
 
     @property
     def shared(self) -> dict[str, Key]:
-        """The newest secret shared with each username. It signs what goes to that username; our own key
-        signs the rest."""
+        """The newest secret shared with each username. It signs messages to that username; our own key signs
+        the rest."""
         return {peer.name: peer.key for peer in self.peers if peer.key.secret}
 
     def trust(self, name: str, key: Key) -> Keyring:
-        """Return a keyring that also believes this key for this username."""
+        """Return a keyring that also trusts this key for this username."""
         kept = (p for p in self.peers if (p.name, p.key.kid) != (name, key.kid))
         return replace(self, peers=(*kept, TrustedKey(name, key.trusted)))
 
     def forget(self, name: str, kid: str = "") -> Keyring:
-        """Return a keyring that no longer believes this key, or any key, of this username."""
+        """Return a keyring that no longer trusts this key, or any key, of this username."""
         return replace(
             self, peers=tuple(p for p in self.peers if p.name != name or kid not in ("", p.key.kid))
         )
 
 
 def canonical(fields: Iterable[str | bytes | int]) -> bytes:
-    """The bytes that are signed: each field led by its length in four bytes. Numbers are written in decimal.
+    """Return the bytes that are signed: each field prefixed with its length in four bytes. Numbers are
+    written in decimal.
 
     >>> canonical(["ab", 7])
     b'\\x00\\x00\\x00\\x02ab\\x00\\x00\\x00\\x017'

@@ -1,8 +1,8 @@
 """The events that go into a machine, and the steps and effects that come out of it.
 
-The law: a machine is handed events and the time, and returns what to commit and what to do. A `Step` is
-committed first; only then is its `done` asked what follows, given what the commit really did. So nothing
-is said or started that a crash could take back. An effect that stands alone needs no commit.
+The law: a machine gets events and the time, and returns steps to commit and effects to perform. A `Step` is
+committed first; then its `done` gets the results of the commit and returns what follows. So no reply is sent
+and no message started that a crash could undo. An effect outside a step needs no commit.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from duly.core.messages import Answer, Message, Verdict
 from duly.core.operations import CheckItem, Group, OpenDelivery, Results
 
 Origin: TypeAlias = Hashable
-"""Where an answer goes: a connection, a peer's name. The core never reads it."""
+"""Where an answer goes: a connection, or a peer's name. The core only passes it on."""
 
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class Arrived(Struct, frozen=True, gc=False):
-    """A message has come in. `patient`: it may wait for a recipient that is away. `given`: conditions that
-    must hold when it is admitted; otherwise its sender may not send it (any more)."""
+    """A message has arrived. `patient`: it may wait for a recipient that is away. `given`: conditions that
+    must hold when the message is admitted; if one does not, its sender may not send it, or no longer may."""
 
     message: Message
     origin: Origin = None
@@ -39,10 +39,10 @@ class Received(Struct, frozen=True, gc=False):
 
 
 class Answered(Struct, frozen=True, gc=False):
-    """How a message ended, as its recipient reports it. `attempt` fences the end of a local run; None for
-    an answer from the network, which is true whichever transmission it answers. `effects` are a handler's
-    own writes: they commit with the end, or not at all. `by` is the account that answers; an answer of
-    another account than the recipient is ignored. With `keep` off the answer's data is passed on but not
+    """The outcome of a message, as its recipient reports it. `attempt` fences the end of a local run; it is
+    None for an answer from the network, which is true whichever transmission it answers. `effects` are a
+    handler's own writes, which commit together with the end. `by` is the account that answers; an answer
+    from any account but the recipient is ignored. With `keep` off the answer's data is passed on but not
     stored; with `burn` off the recipient never took the message, and its id is free again."""
 
     key: bytes
@@ -56,7 +56,7 @@ class Answered(Struct, frozen=True, gc=False):
 
 
 class AttemptFailed(Struct, frozen=True, gc=False):
-    """An attempt failed without effect; it may be tried again."""
+    """An attempt failed without effect; the message may be tried again."""
 
     key: bytes
     attempt: int
@@ -76,7 +76,8 @@ class Unreachable(Struct, frozen=True, gc=False):
 
 
 class NumberRefused(Struct, frozen=True, gc=False):
-    """A sender's number was refused before it came here: it counts as arrived, and leaves no gap."""
+    """A sender's message was refused before it reached the machine: its number counts as arrived, and leaves
+    no gap."""
 
     scope: str
     n: int
@@ -98,14 +99,15 @@ class DeliveriesFound(Struct, frozen=True, gc=False):
 
 
 class TimesLowered(Struct, frozen=True, gc=False):
-    """The ledger's high-water marks are at most at this time (ms) now: a wrong clock had set some later."""
+    """The ledger's high-water marks were lowered to at most this time (ms), because a wrong clock had set
+    some later."""
 
     limit: int
 
 
 class CancelMessages(Struct, frozen=True, gc=False):
-    """These messages must not be handed over any more. Those that have started go on, unless `started` says
-    that they end as well: as `unknown`, since they may have taken effect."""
+    """These messages must not be handed over any more. Those that have started go on; with `started` they end
+    as well, as `unknown`, since they may have taken effect."""
 
     messages: tuple[Message, ...]
     reason: str
@@ -127,7 +129,7 @@ class Transmit(Struct, frozen=True, gc=False):
     attempt: int
     after: int = -1
     again: bool = False
-    """the recipient has had it before, or may have"""
+    """the recipient has received the message before, or may have"""
 
 
 class Reply(Struct, frozen=True, gc=False):
@@ -139,7 +141,8 @@ class Reply(Struct, frozen=True, gc=False):
 
 
 class ReportOutcome(Struct, frozen=True, gc=False):
-    """Report an end to every origin that asked. Without origins, they are found by the message's scope."""
+    """Report the end of a message to every origin that asked. If `origins` is empty, they are found by the
+    message's scope."""
 
     key: bytes
     state: State
@@ -149,7 +152,7 @@ class ReportOutcome(Struct, frozen=True, gc=False):
 
 
 class Ended(Struct, frozen=True, gc=False):
-    """A message that was under way here and turns out to have ended."""
+    """A message that was under way here and has ended, according to the ledger."""
 
     key: bytes
     state: State
@@ -167,8 +170,8 @@ Effect: TypeAlias = Transmit | Reply | ReportOutcome | MachineEffect
 
 @final
 class Step(Struct, frozen=True, gc=False):
-    """Commit `writes`; then `done(results, now)` says what follows. If they cannot be committed, nothing
-    has happened, and `failed` is what to tell."""
+    """Commit `writes`; then `done(results, now)` returns what follows. If they cannot be committed, the
+    effects in `failed` are performed instead."""
 
     writes: Group
     done: Callable[[Results, int], list[Todo]]

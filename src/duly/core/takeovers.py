@@ -1,9 +1,8 @@
-"""Notices two clients that use one identity and so keep disconnecting each other.
+"""Detects two clients that use one identity and keep disconnecting each other.
 
-The law: a client that comes back takes over what its earlier connection held, since a network that failed may
-have left that one behind. One takeover now and then is therefore in order; several in a row are a conflict of
-two clients, of which neither is served for long. The conflict is reported for as long as it goes on, and for
-a minute after.
+The law: a client that reconnects takes over from its earlier connection, which a broken network may have left
+open. An occasional takeover is therefore normal; several in a row mean that two clients are in conflict. The
+conflict is reported while it lasts and for a minute afterwards.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from duly.core.quota import Quota, Rate
 from duly.core.units import MINUTE, SECOND
 
 TAKEOVERS: Final = Rate(1, 20 * SECOND, burst=3)
-"""How often an identity may be taken over before that counts as a conflict."""
+"""How many takeovers of an identity are normal; more are a conflict."""
 SHOWN: Final = MINUTE
 """How long a conflict is shown after its last takeover."""
 CONFLICTS: Final = 1_000
@@ -37,10 +36,10 @@ class Takeovers:
     def __init__(self) -> None:
         self._quota = Quota(TAKEOVERS)
         self._conflicts: OrderedDict[str, tuple[int, str]] = OrderedDict()
-        """the time of the last takeover and the sentence about it, by identity; the oldest first"""
+        """by identity, oldest first: the time of the last takeover and a sentence about it"""
 
     def note(self, identity: str, sentence: str, now: int) -> bool:
-        """Count a takeover; return whether there is a conflict, of which the sentence tells."""
+        """Count a takeover, and return whether there is a conflict; `sentence` describes it."""
         if not self._quota.take(identity, now):
             return False
         self._conflicts[identity] = (now, sentence)
@@ -50,5 +49,5 @@ class Takeovers:
         return True
 
     def conflicts(self, now: int) -> list[str]:
-        """Return a sentence about each conflict that goes on."""
+        """Return a sentence about each present conflict."""
         return [sentence for at, sentence in self._conflicts.values() if abs(now - at) < SHOWN]

@@ -1,14 +1,14 @@
-"""The timer queue of every machine: which key is due when.
+"""The timer queue of all machines: it holds when each key is due.
 
 The laws. A key has at most one timer; setting it again replaces it. Timers that are due at the same moment
-fire in the order in which they were set. A timer that was cancelled or replaced stays where it is until it
-is the first, or until there are as many of these as live ones: then the queue is built anew.
+fire in the order in which they were set. A cancelled or replaced timer stays in the queue until it comes
+first, or until there are as many dead timers as live ones; then the queue is rebuilt.
 
-Most timers measure the same length, so each is due after those that were set before it: these stand in line.
-Only one that is due before the last in the line goes into a heap.
+Most timers have the same length, so each is due after those that were set before it: these are kept in a
+line. Only a timer that is due before the last one in the line goes into a heap.
 
 A timer measures a length of time (`when`) and may have a limit on the wall clock (`until`, an expiry). When
-the wall clock is set, `shift` moves the lengths and leaves the limits; no other place tells the two apart.
+the wall clock is set, `shift` moves the lengths and keeps the limits.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from duly.core.units import FOREVER
 K = TypeVar("K", bound=Hashable)
 
 SPARE: Final = 64
-"""Timers that line and heap may each hold besides twice as many as were alive when they were last tidied."""
+"""How many timers the line and the heap may each hold, besides twice as many as were alive at the last
+cleanup."""
 
 _Timer: TypeAlias = tuple[int, int, K, int, int]
-"""Due, serial number, key, `when`, `until`. The serial number is unique, so keys are never compared."""
+"""Due time, serial number, key, `when`, `until`. The serial number is unique, so keys are never compared."""
 
 
 class Timers(Generic[K]):
@@ -46,14 +47,14 @@ class Timers(Generic[K]):
         self._live: dict[K, _Timer[K]] = {}
         self._line: deque[_Timer[K]] = deque()
         self._last = -FOREVER
-        """when the last one in the line is due"""
+        """when the last timer in the line is due"""
         self._heap: list[_Timer[K]] = []
         self._serial = 0
         self._most = SPARE
 
     def set(self, key: K, when: int, until: int = FOREVER) -> None:
-        """Set or replace the timer of `key`: due at `when`, which moves with the wall clock, or at `until`,
-        which does not. With `FOREVER` for both it has no timer."""
+        """Set or replace the timer of `key`. It is due at `when`, which moves with the wall clock, or at
+        `until`, which does not. With `FOREVER` for both there is no timer."""
         due = min(until, when)
         if due >= FOREVER:
             self.cancel(key)
@@ -75,24 +76,24 @@ class Timers(Generic[K]):
         self._live.pop(key, None)
 
     def get(self, key: K) -> int | None:
-        """Return when the timer of `key` is due; None: it has none."""
+        """Return when the timer of `key` is due, or None."""
         timer = self._live.get(key)
         return None if timer is None else timer[0]
 
     def first(self) -> tuple[K, int] | None:
-        """Return the key of the next timer, and when it is due; None: there is none."""
+        """Return the key of the next timer and when it is due, or None."""
         timer = self._first()
         return None if timer is None else (timer[2], timer[0])
 
     def next_wake(self) -> int | None:
-        """Return when the next timer is due; None: there is none."""
+        """Return when the next timer is due, or None."""
         if not self._live:
             return None
         timer = self._first()
         return None if timer is None else timer[0]
 
     def pop(self, now: int) -> K | None:
-        """Remove the next timer that is due at `now`, and return its key; None: none is due."""
+        """Remove the next timer that is due at `now` and return its key, or None."""
         timer = self._first()
         if timer is None or timer[0] > now:
             return None
@@ -105,7 +106,7 @@ class Timers(Generic[K]):
             yield key
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set: lengths go on as if it had not been."""
+        """Adjust to a wall clock that was set: timers keep their length."""
         for key, (_, serial, _, when, until) in self._live.items():
             moved = when + by if when < FOREVER else FOREVER
             self._live[key] = (min(moved, until), serial, key, moved, until)
@@ -117,7 +118,7 @@ class Timers(Generic[K]):
         self._tidy()
 
     def _first(self) -> _Timer[K] | None:
-        """Return the live timer that is due first, after removing the dead ones before it."""
+        """Return the first live timer, after removing the dead ones before it."""
         live, line, heap = self._live, self._line, self._heap
         while line and live.get(line[0][2]) is not line[0]:
             line.popleft()

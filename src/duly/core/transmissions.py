@@ -1,7 +1,7 @@
-"""The transmissions of one outbox: when each is repeated, and when its message is given up.
+"""The transmissions of one outbox: when each message is sent again, and when it is given up.
 
-The law: a message under way has one timer. It is due when the message is sent again, when it expires, or when
-its recipient has had enough time; what is then to be done, the outbox decides.
+The law: a message under way has one timer. The timer is due when the message must be sent again, when it
+expires, or when its recipient's time is up; then the outbox decides what to do.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ if TYPE_CHECKING:
 
 
 class Transmission(Struct, eq=False, gc=False):
-    """A message under way, and the newest attempt to get it to its recipient."""
+    """A message under way, and the newest attempt to deliver it."""
 
     message: Message
     attempt: int
     after: int
     begun: bool = False
-    """this attempt was transmitted by this process"""
+    """whether this process transmitted this attempt"""
     received: bool = False
     resting: bool = False
-    """its attempt failed, and it waits for the next one"""
+    """the attempt failed, and the message waits for the next one"""
     own: int = 0
-    """the message's own patience; 0: the policy's"""
+    """the message's own time limit; 0: the policy's"""
     give_up: int = FOREVER
     next_try: int = FOREVER
     tries: int = 0
-    """transmissions since the start, or since the recipient reconnected: what `resend` counts. `attempt` goes
-    on over restarts, and only fences"""
+    """transmissions since the start or since the recipient reconnected, which `resend` counts; `attempt`
+    continues across restarts and is used only for fencing"""
 
 
 class Transmissions:
     """The messages under way of one outbox, by key, with their timers.
 
-    `once(message)` says whether its recipient is sent everything once only, `patience(message)` how long it
-    may take if the message itself says so (else 0).
+    `once(message)` returns whether everything is sent to its recipient only once; `patience(message)` returns
+    the message's own time limit, or 0.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Transmissions:
         self._most = policy.patience
         self._resend = resend = policy.resend
         self._first = resend.delay(1, b"") if resend is not None and not resend.jitter else None
-        """the delay after the first try, where it is the same for all messages"""
+        """the delay after the first try, if it is the same for all messages"""
         self.is_sent_once = once
         self._patience = patience
         self._by_key: dict[bytes, Transmission] = {}
@@ -72,7 +72,7 @@ class Transmissions:
         return one
 
     def transmitted(self, message: Message, attempt: int, after: int, now: int) -> Transmission:
-        """Note that this attempt is transmitted now; a message that was not under way is from now on."""
+        """Note that this attempt is transmitted now; from now on the message is under way."""
         one = self._by_key.get(message.key) or self.begin(message, attempt, after, now)
         one.attempt = attempt
         one.begun = True
@@ -82,7 +82,7 @@ class Transmissions:
         return one
 
     def keep(self, one: Transmission) -> None:
-        """Add a message that was under way before the machine was rebuilt, as it was."""
+        """Add a message that was under way before the machine was rebuilt, unchanged."""
         self._by_key[one.message.key] = one
 
     def remove(self, key: bytes) -> None:
@@ -100,7 +100,7 @@ class Transmissions:
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     def state(self, key: bytes) -> State | None:
-        """Return the state of a message under way: sent or delivered; None: it is not under way."""
+        """Return the state of a message under way (sent or delivered), or None."""
         one = self._by_key.get(key)
         return None if one is None else State.DELIVERED if one.received else State.SENT
 
@@ -110,7 +110,7 @@ class Transmissions:
         return None if one is None else one.message
 
     def to(self, recipient: str) -> list[Transmission]:
-        """Return what is under way to this recipient; an empty name means every recipient."""
+        """Return the messages under way to this recipient; an empty name means every recipient."""
         return [one for one in self._by_key.values() if recipient in ("", one.message.recipient)]
 
     def __contains__(self, key: bytes) -> bool:
@@ -125,7 +125,7 @@ class Transmissions:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def next_try(self, message: Message, attempt: int, now: int) -> int:
-        """Return when a message that is transmitted now is sent again, if it is not answered."""
+        """Return when a message that is transmitted now is sent again if it is not answered."""
         if self._resend is None or self.is_sent_once(message):
             return FOREVER
         if attempt == 1 and self._first is not None:
@@ -134,8 +134,8 @@ class Transmissions:
         return FOREVER if delay is None else now + delay
 
     def repeat_later(self, one: Transmission, now: int) -> None:
-        """Set the timer of a message that was just transmitted. Whether its recipient is sent everything once
-        only is asked when it is due: most are answered before."""
+        """Set the timer of a message that was just transmitted. Whether its recipient gets everything only
+        once is checked when the timer is due, since most messages are answered before that."""
         delay = self._first if one.tries == 1 else None
         if delay is None:
             delay = self._delay(one.tries, one.message.key)
@@ -148,22 +148,22 @@ class Transmissions:
         return self.is_sent_once(one.message) or self._delay(one.tries, one.message.key) is None
 
     def schedule(self, one: Transmission, next_try: int) -> None:
-        """Set the timer of a message: it is sent again at `next_try`, unless it ends before."""
+        """Set the timer of a message: it is sent again at `next_try` unless it ends before."""
         expiry = self.expiry(one)
         if one.own and not one.resting:
             if next_try >= expiry:
-                next_try = FOREVER  # after that it must not start any more
+                next_try = FOREVER  # the message must not start after its expiry
             expiry = FOREVER
         one.next_try = next_try
         give_up = one.give_up
         self._timers.set(one.message.key, min(give_up, next_try), expiry)
 
     def cancel(self, one: Transmission) -> None:
-        """Cancel the timer of a message: it is being sent again."""
+        """Cancel the timer of a message that is being sent again."""
         self._timers.cancel(one.message.key)
 
     def be_patient(self, one: Transmission, now: int) -> None:
-        """Start the time anew that the recipient of a message has."""
+        """Restart the time that the recipient of a message has."""
         lasts = one.own or self._most
         if lasts >= FOREVER:
             one.give_up = FOREVER
@@ -173,14 +173,14 @@ class Transmissions:
             one.give_up = now + lasts
 
     def deadline(self, one: Transmission) -> int:
-        """Return when a message ends at the latest. One that says itself how long it may take has that
-        long from its transmission."""
+        """Return when a message ends at the latest. A message with its own time limit has that long from its
+        transmission."""
         if one.own and not one.resting:
             return one.give_up
         return min(one.give_up, self.expiry(one))
 
     def expiry(self, one: Transmission) -> int:
-        """Return when a message expires: never once the recipient has it or a local handler works on it."""
+        """Return when a message expires: never, once the recipient has it or a local handler works on it."""
         if one.received or (self._resend is None and not one.resting):
             return FOREVER
         return one.message.expires or FOREVER
@@ -191,11 +191,11 @@ class Transmissions:
             yield self._by_key[key]
 
     def next_wake(self) -> int | None:
-        """Return when the next timer is due; None: there is none."""
+        """Return when the next timer is due, or None."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: timers go on as if it had not been."""
+        """Adjust to a wall clock that was set by this much: timers keep their length."""
         self._timers.shift(by)
         for one in self._by_key.values():
             if one.give_up < FOREVER:

@@ -1,8 +1,8 @@
-"""The proxies whose `X-Forwarded-For` header the hub believes, and the client's address by that header.
+"""The proxies whose `X-Forwarded-For` header the hub trusts, and the client's address in that header.
 
-The law: only the proxies that are listed are believed. Each proxy adds the address from which it was reached
-at the end of `X-Forwarded-For`, so the list is read from the right: the first address that is no listed proxy
-is the client's. What stands further left was written by that client, and counts for nothing.
+The law: only listed proxies are trusted. Each proxy appends its peer's address to `X-Forwarded-For`, so the
+list is read from the right: the first address that is not a listed proxy is the client's. The client may have
+written everything to the left of it, so the rest is ignored.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class TrustedProxies:
         self._known = lru_cache(maxsize=1_024)(self._is_listed)
 
     def trusts(self, address: str) -> bool:
-        """Whether this address is that of a listed proxy."""
+        """Return whether this is the address of a listed proxy."""
         return bool(self._networks) and self._known(address)
 
     def client(self, peer: str, forwarded: Iterable[str]) -> str:
-        """The address of the client of a request that came from `peer`, by its `X-Forwarded-For` headers.
+        """Return the address of a request's client, from its `peer` and its `X-Forwarded-For` headers.
 
         >>> proxies = TrustedProxies(["10.0.0.0/8"])
         >>> proxies.client("10.0.0.1", ["203.0.113.9, 198.51.100.7, 10.0.0.2"])
@@ -69,7 +69,7 @@ def _network(text: str) -> Network:
 
 
 def _address(text: str) -> Address | None:
-    """An address as proxies write it: some add the port, in IPv6 after brackets.
+    """Parse an address as proxies write it: some add a port, with brackets around an IPv6 address.
 
     >>> [str(_address(text)) for text in ("192.0.2.7:4711", "[2001:db8::1]:80", "::ffff:192.0.2.7", "no")]
     ['192.0.2.7', '2001:db8::1', '192.0.2.7', 'None']

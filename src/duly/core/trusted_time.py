@@ -1,19 +1,18 @@
-"""How far a clock can be trusted, and so what may be forgotten.
+"""Trusted time: how far a clock can be trusted, and so which ids may be forgotten.
 
-The law: the floor never rises beyond time that can be trusted, so a clock that was wrong for a minute makes
-nothing stale. Trusted time is what the ledger held as such when it was opened, plus what has passed on the
-monotonic clock since. It lags when the machine was off, or when the ledger is new; then the wall clock is
-ahead of it, and what the wall clock shows is a *claim*. A claim is trusted when it was not contradicted for
-an hour: neither by this process, whose clock is then set back behind it, nor by another one on the same
-ledger, whose clock is still behind it. A process that does not live that long takes over the claim of an
-earlier one, if the clock is an hour further now. Lagging costs memory, since ids are kept longer; never a
-message.
+The law: the floor never rises above trusted time, so a clock that was wrong for a minute makes nothing stale.
+Trusted time is the value stored in the ledger when it was opened, plus the time that has passed on the
+monotonic clock since. It lags behind if the machine was off or the ledger is new; then the time of the wall
+clock is a *claim*. A claim is trusted after an hour without contradiction: this process's clock was not set
+back behind it, and no other process on the same ledger has a clock that is still behind it. A process that
+does not run that long takes over the claim of an earlier process if the clock is now an hour later. Lagging
+costs memory, because ids are kept longer, but never a message.
 
-A floor that has risen too far all the same (a clock that was wrong for hours) can be mended: what is made
-after that moment is then fresh again, and what is older stays stale, since its id may have been forgotten.
+A floor that rose too far anyway (because a clock was wrong for hours) can be repaired: messages created after
+the repair are fresh again, and older ones stay stale, since their ids may have been forgotten.
 
-A ledger that was restored from a backup does not know what was accepted after it. So what was made before the
-loss, and is not known, is stale; see `refusal`.
+A ledger restored from a backup does not know what was accepted after the backup. So an unknown message that
+was created before the loss is stale; see `refusal`.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ from duly.core.units import DAY, HOUR, MINUTE, MS, YEAR, show
 
 CONFIRM: Final = HOUR
 DRIFT: Final = MINUTE
-"""Clocks are corrected by so much all the time, and processes restarted."""
+"""Differences up to this are normal: clocks are corrected and processes restarted all the time."""
 RESTORED_TIMED: Final = YEAR
 RESTORED_AGELESS: Final = DAY
-"""How long after a restore ids that it does not know are stale, if they are from before it."""
+"""How long after a restore unknown ids from before it are stale."""
 YOUNG: Final = YEAR
-"""An earlier trusted time was not shown by a clock, but counted from zero."""
+"""An earlier trusted time did not come from a clock but was counted from zero."""
 
 
 AHEAD: Final = Verdict(
@@ -54,28 +53,28 @@ RESTORED_UNTIMED: Final = Verdict(
 
 
 class Floor(Struct, frozen=True):
-    """The floor of a ledger: until when ids may have been forgotten, and the time that it trusts (µs)."""
+    """The floor of a ledger: until when ids may have been forgotten, and its trusted time (µs)."""
 
     until: int = 0
-    """messages that could be accepted until then, or before, may have been forgotten"""
+    """messages that could be accepted only until this time may have been forgotten"""
     trusted: int = 0
     claim: int = 0
-    """a later time that a clock has shown; 0: there is none"""
+    """a later time shown by a clock; 0 if there is none"""
     mended: int = 0
-    """when a floor that had risen too far was mended"""
+    """when a floor that had risen too far was repaired"""
     barrier: int = 0
-    """how far that one had risen: up to there, only what was made after the mending is fresh"""
+    """how far that floor had risen: below it, only messages created after the repair are fresh"""
     restored: int = 0
-    """what was made until then may have been accepted by the ledger of which this one is a backup"""
+    """messages created before this may have been accepted by the ledger that this one is a backup of"""
 
     def refusal(self, until: int, made: int, now: int) -> Verdict | None:
-        """Return what the sender of a message is told that could be accepted until then and may have been
-        forgotten: what to do, and when; None if it cannot have been.
+        """Return the error for a message that could be accepted until then and may have been forgotten: what
+        to do, and when. Returns None if it cannot have been forgotten.
 
-        After a restore that is so for everything made before the loss, if it could be accepted for a year at
-        most: alerts can be for longer, and one that is told twice is better than one that is lost. What does
-        not say when it was made (0) is stale if it expires within a day; one that never does is accepted,
-        since otherwise nothing of its kind would be, ever.
+        After a restore this applies to everything created before the loss that could be accepted for at most
+        a year. Alerts can be accepted for longer, and one that is reported twice is better than one that is
+        lost. A message without a creation time (0) is stale if it expires within a day. One that never
+        expires is accepted, since otherwise no message of its kind ever would be.
         """
         if self._forgets(until, made):
             span = until - made if made else 0
@@ -98,18 +97,18 @@ class Floor(Struct, frozen=True):
         return until <= self.until or (until <= self.barrier and made <= self.mended)
 
     def _lost(self, until: int, made: int) -> bool:
-        """Return whether a message may have been accepted after the backup of which this ledger is made."""
+        """Return whether a message may have been accepted after this ledger's backup."""
         span = RESTORED_TIMED if made else RESTORED_AGELESS
         return self.restored > 0 and made <= self.restored and until <= self.restored + span
 
     @property
     def top(self) -> int:
-        """The time above which nothing was ever forgotten."""
+        """The time above which no id was ever forgotten."""
         return max(self.until, self.barrier)
 
     @property
     def young(self) -> bool:
-        """Whether no clock is trusted yet: in a new ledger trusted time is counted from zero.
+        """Whether no clock is trusted yet: a new ledger counts trusted time from zero.
 
         >>> Floor(trusted=5_000_000).young, Floor(trusted=1_790_000_000_000_000).young
         (True, False)
@@ -117,8 +116,8 @@ class Floor(Struct, frozen=True):
         return self.trusted < YOUNG
 
     def mend(self, now: int, *, everything: bool = False) -> Floor:
-        """Return the floor for a clock that is right now. With `everything`, what is older than the
-        mending is fresh again too, though its id may have been forgotten."""
+        """Return the repaired floor for a clock that is right now. With `everything`, messages older than the
+        repair are fresh again as well, though their ids may have been forgotten."""
         if self.until <= now and not (everything and (self.barrier or self.restored)):
             return self
         until, trusted = min(self.until, now), min(self.trusted, now)
@@ -127,23 +126,23 @@ class Floor(Struct, frozen=True):
         return Floor(until, trusted, 0, now, max(self.barrier, self.until), self.restored)
 
     def restore(self, lost: int, now: int) -> Floor:
-        """Return the floor of a ledger that is made from a backup: what was made until `lost` may have been
-        accepted since. A clock that was wrong when the backup was made is not believed again."""
+        """Return the floor of a ledger restored from a backup: messages created until `lost` may have been
+        accepted since. A clock that was wrong at the time of the backup is not trusted again."""
         return Floor(
             self.until, min(self.trusted, now), 0, self.mended, self.barrier, max(self.restored, lost)
         )
 
 
 class TrustedClock:
-    """Judges by a process's monotonic clock (`steady`) how far its wall clock (`now`) can be trusted."""
+    """Decides by a process's monotonic clock (`steady`) how far its wall clock (`now`) can be trusted."""
 
     def __init__(self, now: int, steady: int, confirm: int = CONFIRM) -> None:
         self._confirm = confirm
         self._opened = (now, steady)
         self._anchor: tuple[int, int] | None = None
-        """a trusted time, and what the monotonic clock showed then"""
+        """a trusted time, and the monotonic time at that moment"""
         self._claim: tuple[int, int] | None = None
-        """the claim that stands, and since when"""
+        """the present claim, and since when it stands"""
         self._first = True
         self._mended = 0
 
@@ -153,7 +152,7 @@ class TrustedClock:
         self._mended = floor.mended
 
     def judge(self, floor: Floor, now: int, steady: int) -> Floor:
-        """Return the floor as it may stand now, given the stored one."""
+        """Return the floor as of now, given the stored one."""
         reached = self._reached(floor, steady)
         if now <= reached + DRIFT:
             trusted, claim = self._in_step(now, reached, steady), 0
@@ -164,7 +163,7 @@ class TrustedClock:
         return replace(floor, until=max(floor.until, min(now, trusted)), trusted=trusted, claim=claim)
 
     def _reached(self, floor: Floor, steady: int) -> int:
-        """The time that can be trusted by what has passed since we last could."""
+        """Return the trusted time, from the last trusted moment and the time since."""
         if floor.mended > self._mended:
             self._anchor = self._claim = None
             self._mended = floor.mended
@@ -184,7 +183,7 @@ class TrustedClock:
     def _ahead(self, stored: int, now: int, reached: int, steady: int) -> tuple[int, int]:
         trusted = reached
         if self._first and 0 < stored <= now - self._confirm:
-            trusted, stored = max(reached, stored), 0  # an earlier process's, never contradicted
+            trusted, stored = max(reached, stored), 0  # from an earlier process, never contradicted
         claim, since = self._standing(stored, now, steady)
         if steady - since >= self._confirm:
             trusted = max(trusted, min(now, claim + steady - since))
@@ -197,7 +196,7 @@ class TrustedClock:
         return trusted, claim
 
     def _standing(self, stored: int, now: int, steady: int) -> tuple[int, int]:
-        """Return the claim that was not contradicted yet, and since when it stands."""
+        """Return the claim that has not been contradicted, and since when it stands."""
         if self._first:
             shown, opened = self._opened
             if 0 < stored <= now:

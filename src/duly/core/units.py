@@ -16,7 +16,7 @@ FOREVER: Final = (1 << 62) - 1
 
 
 def seconds(value: float) -> int:
-    """Microseconds of a length given in seconds.
+    """Convert seconds to microseconds.
 
     >>> seconds(0.3)
     300000
@@ -25,7 +25,7 @@ def seconds(value: float) -> int:
 
 
 def show(micros: int) -> str:
-    """A length as a person would write it.
+    """Format a length of time for people.
 
     >>> show(300_000), show(90 * SECOND), show(DAY), show(400 * DAY), show(20_000 * DAY)
     ('300 ms', '1.5 min', '24 h', '400 days', '55 years')

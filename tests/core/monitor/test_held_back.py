@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
-from duly.core.monitor.messages import SCOPE
+from duly.core.monitor.event_messages import SCOPE
 from duly.core.monitor.signals import DeviceBack, EventQueued, SentinelPolicy, Severity, SignalRuling
 from duly.core.monitor.suppression import Ruling
 from duly.core.steps import Answered, Effect, MachineEffect, MachineEvent, Reachable, Transmit

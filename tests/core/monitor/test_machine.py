@@ -13,8 +13,8 @@ import pytest
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind, key_of
 from duly.core.monitor.devices import DEVICES
+from duly.core.monitor.event_messages import SCOPE
 from duly.core.monitor.machine import event_in
-from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     CancelResult,
     ClockOffset,

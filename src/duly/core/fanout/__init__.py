@@ -1,1 +1,1 @@
-"""One message to many recipients: plan, attempts, a queue per recipient."""
+"""One message to many recipients: plans, attempts, and a queue per recipient."""

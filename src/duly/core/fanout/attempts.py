@@ -1,15 +1,15 @@
-"""How attempts ended, and what follows: another attempt, or the end of the delivery. The last delivery to end
-ends the message.
+"""What follows an attempt: another attempt, or the end of the delivery. A message ends with its last
+delivery.
 
-The laws. An end is recorded before anything builds on it. An attempt that was cut off (a crash between
-sending and recording, a connection that broke in the middle) is in doubt, and its recipient's channel has
-declared what that means: `RESEND` with the same key, since the receiver can tell; `REPEAT` once, marked as
-such; `STOP` and show it. The doubt is written down before the repeat goes out, so that there is never a
-second one. What is given up after a doubt is not `failed` but `unknown`.
+The laws. The end of a delivery is recorded before anything relies on it. An attempt that was cut off (a crash
+between sending and recording, a connection that broke midway) is in doubt, and its channel declares what to
+do then: `RESEND` with the same key, since the receiver recognises it; `REPEAT` once, marked as such; `STOP`
+and show it. The doubt is recorded before the repeat goes out, so there is never a second repeat. A delivery
+that is given up after a doubt is `unknown`, not `failed`.
 
 Where several workers deliver from one ledger, none of them knows alone whether it has ended the last delivery
-of a message. A worker that made all the ends itself says how the message ended. Otherwise it notes, with the
-end of its delivery, that the message may be over, and the application asks the ledger.
+of a message. A worker that has ended all of them itself reports the outcome. Otherwise it records, together
+with the end of its delivery, that the message may be over, and the application asks the ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from duly.core.fanout.active import ActiveMessage, ActiveMessages
+from duly.core.fanout.active_messages import ActiveMessage, ActiveMessages
 from duly.core.fanout.plan import (
     CUT_OFF,
     DOUBT,
@@ -43,7 +43,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import MachineEffect, ReportOutcome, Step, Todo
 
 AT_ONCE: Final = 500
-"""Most writes of a large attempt in one commit, so that other commits can come in between."""
+"""The most writes of a large attempt in one commit, so that other commits can come in between."""
 
 Ends: TypeAlias = list[tuple[QueuedDelivery, State, Answer]]
 
@@ -76,21 +76,22 @@ class FanoutQueries(Struct, frozen=True):
     route: Callable[[str], RecipientPolicy]
     doubt: Callable[[str], DoubtPolicy]
     tries: Callable[[Message], int] = _any
-    """how often each of its deliveries goes out at most; 0: until it expires"""
+    """the most attempts per delivery; 0: until it expires"""
     wanted: Callable[[DeliveryRef], bool] = _always
-    """whether a delivery should still be tried"""
+    """whether a delivery is still worth trying"""
     cancelled: Callable[[bytes], bool] = _never
-    """whether a message was taken back, so that what was just on its way is followed by a correction"""
+    """whether a message was withdrawn, so that a delivery just under way is followed by a correction"""
     notes: Callable[[Message, State], Group] = _nothing
-    """what is stored together with the end of a message"""
+    """writes that are stored together with the end of a message"""
     unsettled: Callable[[bytes], Group] = _unnoted
-    """what notes that a message may be over, since a delivery of it has ended"""
+    """the writes that note that a message may be over, because one of its deliveries has ended"""
     settled: Callable[[bytes], Group] = _unnoted
-    """what removes that note"""
+    """the writes that remove that note"""
 
 
 class Attempts:
-    """Ends and repeats the attempts of one fanout. `sole`: no other worker delivers from the same ledger."""
+    """Ends or repeats the attempts of one fanout. `sole` means that no other worker delivers from the same
+    ledger."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class Attempts:
         self._sole = sole
 
     def ended(self, ended: AttemptEnded, now: int) -> list[Todo]:
-        """End or repeat the deliveries of an attempt, by how it went."""
+        """End or repeat the deliveries of an attempt, depending on its result."""
         batch, result, reason = ended.batch, ended.result, ended.reason
         where = (batch.recipient, batch.urgent)
         queue = self._active.queues[where]
@@ -121,7 +122,7 @@ class Attempts:
         ]
         todo: list[Todo] = []
         if result in (AttemptResult.ARRIVED, AttemptResult.REFUSED):
-            # A refusal is an answer, too: the recipient can be reached.
+            # A refusal is an answer too: the recipient can be reached.
             if queue.arrived():
                 self._active.queues.hurry(batch.recipient, now)
         elif result is AttemptResult.CALLED_OFF:
@@ -150,16 +151,16 @@ class Attempts:
         return todo
 
     def _delay(self, items: Sequence[QueuedDelivery]) -> int:
-        """Return how long a recipient is left alone after these did not reach it."""
+        """Return how long to wait before trying this recipient again."""
         delays = (self._retry().delay(item.attempt, item.salt) for item in items)
         return min((delay for delay in delays if delay is not None), default=self._retry().first)
 
     def _again(self, item: QueuedDelivery, reason: str, rest: int | None, now: int, ends: Ends) -> list[Todo]:
-        """Postpone a delivery whose attempt had no effect, or end it; with `rest` None it is due at once."""
+        """Postpone a delivery whose attempt had no effect, or end it. If `rest` is None it is due at once."""
         if item.in_doubt:
-            reason = DOUBT + reason  # this one, or an earlier one, may have arrived all the same
+            reason = DOUBT + reason  # this attempt, or an earlier one, may have arrived after all
         item.error = reason
-        # What went out together is tried again together.
+        # Deliveries that went out together are tried again together.
         delay = self._retry().delay(item.attempt, b"" if item.bundle else item.salt)
         if delay is None or 1 <= self._asks.tries(item.message) <= item.attempt:
             ends.append(given_up(item, State.FAILED, f"given up after {_attempts(item.attempt)}: {reason}"))
@@ -196,7 +197,7 @@ class Attempts:
         return []
 
     def end_all(self, ends: Ends, now: int) -> list[Todo]:
-        """End deliveries, some at a time; the last one of a message ends the message."""
+        """End deliveries in groups; the last delivery of a message ends the message."""
         if not ends:
             return []
         some, left = ends[:AT_ONCE], ends[AT_ONCE:]
@@ -232,7 +233,7 @@ class Attempts:
             todo: list[Todo] = []
             for write, ended in zip(writes, results.of_each(writes), strict=True):
                 if not ended:
-                    continue  # fenced: a newer attempt is under way, or it had ended already
+                    continue  # fenced: a newer attempt is under way, or the delivery had already ended
                 key = write.ref.key
                 if key in over:
                     live, state, answer = over[key]
@@ -248,8 +249,8 @@ class Attempts:
         return [Step(tuple(writes), done)]
 
     def _note_unsettled(self, live: ActiveMessage) -> Group:
-        """Return the writes that note that a message may be over, unless this worker has claimed all that is
-        left of it."""
+        """Return the writes that note that a message may be over. There are none if this worker has claimed
+        all its open deliveries."""
         items = self._active.items
         if self._sole or (not live.shared and all(items[ref].under_way for ref in live.items)):
             return ()
@@ -264,15 +265,16 @@ class Attempts:
         return state, answer
 
     def cut_off(self, item: QueuedDelivery, now: int) -> list[Todo]:
-        """Put in doubt an attempt whose worker died before it recorded the end."""
+        """Mark an attempt as in doubt because its worker died before it recorded the end."""
         item.leased = False
         ends: Ends = []
         todo = self._in_doubt(item, CUT_OFF, None, now, ends)
         return todo + self.end_all(ends, now)
 
     def lose(self, item: QueuedDelivery, now: int) -> list[Todo]:
-        """Drop a delivery that was ended in the ledger or that another worker has. If it was the last one
-        of its message here, the message ends; where there are other workers, the ledger is asked."""
+        """Drop a delivery that has ended in the ledger or belongs to another worker. If it was this worker's
+        last delivery of its message, the message ends; where there are other workers, the ledger is asked
+        first."""
         live = self._active.lives.get(item.ref.key)
         self._active.strike(item)
         if live is None:
@@ -291,7 +293,7 @@ class Attempts:
 
 
 def given_up(item: QueuedDelivery, state: State, reason: str) -> tuple[QueuedDelivery, State, Answer]:
-    """Return the end of a delivery that is not tried any more: `unknown` if an attempt was in doubt."""
+    """Return the end of a delivery that is not tried again: `unknown` if an attempt was in doubt."""
     return item, State.UNKNOWN if item.in_doubt else state, Answer(EXPIRED.code, b"", reason)
 
 

@@ -1,13 +1,13 @@
-"""The fanout: delivers one message to many recipients, each once, and records how it ended for each.
+"""The fanout: delivers one message to many recipients, once to each, and records the outcome for each.
 
 The laws. A message and its deliveries are committed together, before any reply. A delivery is claimed (an
-attempt's number, a lease) before it goes out, and its end is recorded before anything builds on it. One that
-may go out at once is created claimed: one commit. The message ends when its last delivery has ended: `done`
-if a recipient was reached, `failed` if none could be, `unknown` if that is in doubt.
+attempt's number, a lease) before it goes out, and its end is recorded before anything relies on it. A
+delivery that may go out at once is created already claimed, in one commit. The message ends with its last
+delivery: `done` if a recipient was reached, `failed` if none could be, `unknown` if that is in doubt.
 
-The application's plan says to whom and when. `RecipientQueue` decides what goes out together, `Attempts` what
-follows an attempt, and `ActiveMessages` holds what is under way. This module takes messages in, sends them
-out, and takes them up again after a restart or the death of another worker.
+The application's plan says who receives the message, and when. `RecipientQueue` decides what goes out
+together, `Attempts` what follows an attempt, and `ActiveMessages` holds the open messages. This module
+accepts messages, sends them out, and resumes them after a restart or the death of another worker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from duly.core import horizon as horizons
-from duly.core.fanout.active import ActiveMessage, ActiveMessages
+from duly.core.fanout.active_messages import ActiveMessage, ActiveMessages
 from duly.core.fanout.attempts import AT_ONCE, Attempts, Ends, FanoutQueries, given_up
 from duly.core.fanout.plan import (
     NOT_WANTED,
@@ -65,21 +65,21 @@ from duly.core.steps import (
 )
 
 LISTENERS: Final = 16
-"""Most senders that get the outcome of a message they repeated while it was under way."""
+"""The most senders that are told the outcome of a message they repeated while it was under way."""
 
 
 _NOTHING_MORE: Final = Answer()
 _FRESH: Final = VerdictKind.FRESH
 _DONE: Final = State.DONE
 _DONE_AT_ONCE: Final = Verdict(_FRESH, _DONE)
-"""What is said of a message that was stored and has ended with that; its outcome is not reported again."""
+"""The verdict on a message that ended as soon as it was stored; its outcome is not reported again."""
 
 
 class Fanout:
-    """The machine of a fanout. `sole`: no other worker delivers from the same ledger.
+    """The state machine of a fanout. `sole` means that no other worker delivers from the same ledger.
 
-    A message that has no recipients, and nothing else to say of its end, is done when it is stored: the reply
-    to it says so, by the state in its verdict, and no outcome is reported.
+    A message without recipients is done as soon as it is stored. The verdict in its reply says so, and no
+    separate outcome is reported.
     """
 
     def __init__(self, policy: FanoutPolicy, worker: str, asks: FanoutQueries, *, sole: bool = True) -> None:
@@ -98,20 +98,20 @@ class Fanout:
 
     @property
     def keys(self) -> list[bytes]:
-        """The keys of the messages that have open deliveries here."""
+        """The keys of the messages with open deliveries."""
         return [*self._active.lives]
 
     @property
     def live(self) -> int:
-        """The number of messages that have open deliveries here."""
+        """The number of messages with open deliveries."""
         return len(self._active.lives)
 
     def is_live(self, key: bytes) -> bool:
-        """Return whether the message with this key has open deliveries here."""
+        """Return whether the message with this key has open deliveries."""
         return key in self._active.lives
 
     def __len__(self) -> int:
-        """Return how many deliveries are open here."""
+        """Return the number of open deliveries."""
         return len(self._active.items)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
@@ -131,12 +131,12 @@ class Fanout:
                 return []
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
-        """Answer a repeat of an ended message with the verdict that memory holds."""
+        """Answer a repeat of an ended message with the remembered verdict."""
         self.counts.duplicates += 1
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
-        """Return the replies to an event that cannot be stored now."""
+        """Return the replies to an event that cannot be stored at the moment."""
         return unable(event)
 
     def _receive(self, message: Message, origin: Origin, now: int) -> list[Todo]:
@@ -145,7 +145,7 @@ class Fanout:
             self.counts.duplicates += 1
             if not live.committed:
                 live.origins.append(origin)
-                return []  # it hears with the first, once that is stored
+                return []  # it is answered together with the first one, once that is stored
             if len(live.origins) < LISTENERS and origin not in live.origins:
                 live.origins.append(origin)
             return [Reply(origin, message, Verdict(VerdictKind.DUPLICATE, self._active.state(live)))]
@@ -316,7 +316,7 @@ class Fanout:
         todo: list[Todo] = []
         ends: Ends = []
         for ref, one in still.items():
-            if ref not in self._active.items:  # before others are lost: the message is not over
+            if ref not in self._active.items:  # before deliveries are dropped: the message is not over yet
                 todo += self._take_up(one, now)
         for ref in known:
             item = self._active.items[ref]
@@ -330,15 +330,15 @@ class Fanout:
             elif not self._asks.wanted(ref):
                 ends.append(given_up(item, State.CANCELLED, NOT_WANTED))
             elif still[ref].delivery.due < item.due:
-                # Its due was moved forward in the ledger, so its recipient is tried now.
+                # The ledger has moved its due time forward, so its recipient is tried now.
                 item.due = still[ref].delivery.due
                 self._active.queues[item.where].add(item)
                 self._active.queues.hurry(ref.recipient, now)
         return todo + self._attempts.end_all(ends, now)
 
     def _read_claim_again(self, item: QueuedDelivery, found: Delivery, now: int) -> list[Todo]:
-        """Go on with a delivery that another worker has claimed, as the ledger knows it now: that worker has
-        given it back, or is still at it, or its lease is over."""
+        """Read a delivery that another worker had claimed from the ledger, and continue: that worker has
+        given it back, still has it, or has let its lease expire."""
         item.attempt, item.error, item.in_doubt = found.attempt, found.error, found.in_doubt
         item.due = found.due
         item.leased = found.state is State.SENT
@@ -351,8 +351,8 @@ class Fanout:
         return []
 
     def _hasten(self, item: QueuedDelivery) -> None:
-        """Move a delivery whose message has become urgent to the urgent queue; one that is under way goes
-        there with its next attempt."""
+        """Move a delivery to the urgent queue because its message has become urgent; one that is under way
+        moves there with its next attempt."""
         if item.urgent or not self._asks.traits(item.message).urgent:
             return
         if not item.under_way:
@@ -370,7 +370,7 @@ class Fanout:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Start from what the ledger holds: continue open deliveries, report messages that have ended."""
+        """Start from the ledger: resume open deliveries, and report messages that have ended."""
         before, known = self._active.begin_anew()
         under_way = {ref: item for ref, item in known.items() if item.under_way}
         todo: list[Todo] = [
@@ -379,7 +379,7 @@ class Fanout:
         for one in open_:
             old = under_way.get(one.delivery.ref)
             if old is not None and one.delivery.worker == self.worker and old.attempt == one.delivery.attempt:
-                # Our attempt goes on; its result is still to come.
+                # Our own attempt is still under way; its result is yet to come.
                 live = self._active.revive(one, before)
                 self._active.enter(live, old)
                 continue
@@ -389,7 +389,7 @@ class Fanout:
     def _take_up(
         self, one: OpenDelivery, now: int, before: Mapping[bytes, ActiveMessage] | None = None
     ) -> list[Todo]:
-        """Go on with an open delivery of the ledger."""
+        """Resume an open delivery from the ledger."""
         message, delivery = one.message, one.delivery
         traits = self._asks.traits(message)
         live = self._active.revive(one, before or {})
@@ -410,8 +410,8 @@ class Fanout:
         return []
 
     def _bound(self, item: QueuedDelivery, now: int) -> int:
-        """Return when a delivery that was stored earlier is due: never later than if it were planned or
-        postponed now, since the clock may have been set back since, or that of another worker be ahead."""
+        """Return when a stored delivery is due. That is never later than if it were planned or postponed now,
+        since the clock may have been set back, or another worker's clock may be ahead."""
         if item.due <= now:
             return item.due
         longest = now + self.policy.retry.cap
@@ -436,7 +436,7 @@ class Fanout:
         for where, batch in self._active.queues.collect(now):
             claimed = [item for item in batch if item.leased]
             for item in claimed:
-                # Its worker may have given it back, or taken it anew: the ledger says so.
+                # Its worker may have given it back or claimed it again; the ledger knows.
                 item.under_way, item.due = False, now + self.policy.lease
                 self._active.queues[where].add(item)
                 todo.append(MachineEffect(item.ref))
@@ -444,19 +444,19 @@ class Fanout:
         return todo
 
     def next_wake(self) -> int | None:
-        """Return when `wake` has something to do; None: nothing is timed."""
+        """Return when `wake` has something to do, or None."""
         wake, expiry = self._active.queues.next_wake(), self._active.next_expiry()
         if wake is None or expiry is None:
             return expiry if wake is None else wake
         return min(wake, expiry)
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much."""
+        """Adjust to a wall clock that was set by this much."""
         self._active.shift(by)
 
 
 def _unless_changed(amend: Amendment, admit: Admit) -> Admit | CheckItem:
-    """The write that admits an amendment if what it was derived from is still the same."""
+    """Return the write that accepts an amendment only if the item it was derived from has not changed."""
     seen = amend.seen
     if seen is None:
         return admit

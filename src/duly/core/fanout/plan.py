@@ -1,4 +1,4 @@
-"""The values of a fanout: its policy, plans, attempts, and how they ended."""
+"""The values of a fanout: policy, plans, attempts and their results."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ FIRST_ROUND: Final = {
     DeliveryKind.CORRECTION: 100,
     DeliveryKind.BY_HAND: 200,
 }
-"""The round of the first delivery of each kind. Rounds keep deliveries apart and are part of the ids that
-receivers know; what a delivery is for is its kind, never its round."""
+"""The round of the first delivery of each kind. Rounds distinguish deliveries and are part of the ids that
+receivers see. The purpose of a delivery is its kind, never its round."""
 PLANNED: Final = frozenset({DeliveryKind.STEP, DeliveryKind.FALLBACK})
-"""Deliveries that tell a recipient of a message for the first time."""
+"""Kinds of deliveries that notify a recipient of a message for the first time."""
 TELLING: Final = PLANNED | {DeliveryKind.RAISED}
-"""Deliveries that tell of a message as it stands, so that a correction has to follow if it is taken back."""
+"""Kinds of deliveries that present a message as valid; if it is withdrawn, a correction must follow."""
 
 NOT_WANTED: Final = "no recipient needs to be told any more"
 CUT_OFF: Final = "we stopped before we knew whether it had arrived"
 
 DOUBT: Final = "in doubt: "
-"""How the error of an attempt that may have arrived begins, for people to read."""
+"""Begins the error text of an attempt that may have arrived."""
 
 
 class DoubtPolicy(Enum):
-    """What a channel declares about an attempt that may have arrived."""
+    """What a channel does after an attempt that may have arrived."""
 
     RESEND = "resend"
-    """the same key again: the receiver can tell"""
+    """send again under the same key: the receiver recognises a repeat"""
     REPEAT = "repeat"
-    """once more, marked; then stop"""
+    """send once more, marked as a repeat, then stop"""
     STOP = "stop"
-    """end it as unknown, and show it"""
+    """end it as unknown, and show that"""
 
 
 class AttemptResult(Enum):
@@ -53,13 +53,13 @@ class AttemptResult(Enum):
 
     ARRIVED = "arrived"
     NOT_SENT = "not sent"
-    """it had no effect and may be tried again"""
+    """no effect; may be tried again"""
     REFUSED = "refused"
-    """it had no effect and never will"""
+    """no effect, and a further attempt would have none either"""
     IN_DOUBT = "in doubt"
-    """it may have had one"""
+    """it may have had an effect"""
     CALLED_OFF = "called off"
-    """it was not sent: it is not wanted any more"""
+    """not sent, because it is no longer wanted"""
 
 
 class FanoutPolicy(Struct, frozen=True):
@@ -69,11 +69,11 @@ class FanoutPolicy(Struct, frozen=True):
     """the name of its deliveries in the ledger"""
     retry: RetryPolicy = DELIVERY
     lease: int = MINUTE
-    """how long a claimed delivery belongs to its worker; longer than any attempt can last"""
+    """how long a claimed delivery belongs to its worker; longer than the longest attempt"""
     horizon: Horizon = Horizon(keep=30 * DAY)
-    """a message may be so old, by its own time"""
+    """the greatest age of a message, by its own time"""
     keep: int = 90 * DAY
-    """how long a message stays after it was accepted, with its deliveries"""
+    """how long a message and its deliveries are kept after acceptance"""
 
     def __post_init__(self) -> None:
         if self.lease <= 0 or self.keep <= 0:
@@ -90,14 +90,14 @@ class PlannedDelivery(Struct, frozen=True, gc=False):
 
 
 class GroupingTraits(Struct, frozen=True, gc=False):
-    """What decides which messages go out together; an urgent message goes out alone."""
+    """Decides which messages go out together; an urgent message goes out alone."""
 
     episode: str = ""
     urgent: bool = False
 
 
 class DeliveryPlan(Struct, frozen=True):
-    """The recipients of a message, and what it goes out with; without recipients, how it ends at once."""
+    """The recipients of a message and how it is grouped; without recipients, the outcome it has at once."""
 
     deliveries: tuple[PlannedDelivery, ...] = ()
     end: tuple[State, Answer] = (State.DONE, Answer())
@@ -111,7 +111,7 @@ class BatchItem(Struct, frozen=True, gc=False):
     attempt: int
     message: Message
     repeat: bool = False
-    """an earlier attempt may have arrived"""
+    """whether an earlier attempt may have arrived"""
 
 
 class StartAttempt(Struct, frozen=True):
@@ -123,7 +123,8 @@ class StartAttempt(Struct, frozen=True):
 
 
 class AttemptEnded(Struct, frozen=True):
-    """Event: how an attempt ended. `rest` is how long the recipient asked to be left alone, if it did."""
+    """Event: the result of an attempt. `rest` is how long the recipient asked not to be contacted, if it
+    did."""
 
     batch: StartAttempt
     result: AttemptResult
@@ -132,7 +133,7 @@ class AttemptEnded(Struct, frozen=True):
 
 
 class ItemSeen(Struct, frozen=True):
-    """An item of the ledger as it was read; `body` is None if there was none."""
+    """An item of the ledger as it was read; `body` is None if it did not exist."""
 
     bucket: str
     name: str
@@ -140,8 +141,8 @@ class ItemSeen(Struct, frozen=True):
 
 
 class Amendment(Struct, frozen=True):
-    """Event: a message about another one. Its `writes` are committed with it, once, if the item from which
-    they were derived (`seen`) has not changed since; otherwise its sender has to try again."""
+    """Event: a message about another message. Its `writes` are committed with it, once, if the item they were
+    derived from (`seen`) has not changed; otherwise its sender must try again."""
 
     message: Message
     origin: Origin
@@ -157,23 +158,23 @@ class DeliveriesChanged(Struct, frozen=True):
 
 
 class MessageUnsettled(Struct, frozen=True):
-    """Effect: this worker has no open delivery of a message, and another one may have, or may have ended the
-    last one: the ledger says whether the message is over."""
+    """Effect: this worker has no open delivery of a message left, but another worker may have one or may have
+    ended the last one. The ledger is asked whether the message is over."""
 
     key: bytes
 
 
 class FanoutCounts(Struct):
-    """Counts of what has happened since the start."""
+    """Counts of events since the start."""
 
     accepted: int = 0
     duplicates: int = 0
     attempts: int = 0
     retries: int = 0
     retried_well: int = 0
-    """deliveries that arrived after a retry"""
+    """deliveries that succeeded after a retry"""
     retries_well: int = 0
-    """how many retries those took, together"""
+    """the retries of those deliveries, summed"""
     arrived: int = 0
     failed: int = 0
     in_doubt: int = 0
@@ -181,6 +182,6 @@ class FanoutCounts(Struct):
 
 
 def correction(ref: DeliveryRef, now: int, expires: int) -> Deliver:
-    """Return the delivery that follows one whose message has been taken back."""
+    """Return the delivery that corrects an earlier one whose message was withdrawn."""
     kind = DeliveryKind.CORRECTION
     return Deliver(DeliveryRef(ref.key, ref.channel, ref.recipient, FIRST_ROUND[kind], kind), now, expires)

@@ -1,13 +1,15 @@
 """The queue of one recipient: which deliveries go out together, how often, and whether it can be reached.
 
-The laws. No delivery that waits here is lost: those that may not go out one by one go out as one batch (a
-`StartAttempt`). A recipient gets at most so many batches in a minute; when more deliveries wait, all of them
-go as one. The events of one episode follow its first one together. A recipient that two attempts in a row did
-not reach is closed: one batch at a time tries it, and as soon as one arrives, all go out. Urgent deliveries
-have a queue of their own without such limits: each goes alone, and its first attempt goes at once, even if
-the recipient is closed: it may be back for an hour, and nothing else would find that out.
+The laws. No waiting delivery is lost: deliveries over the rate limit go out together as one batch (a
+`StartAttempt`). A recipient gets a limited number of batches per minute; further deliveries wait and go out
+in one batch. The later events of an episode go out together after its first one. A recipient is closed after
+two failed attempts in a row: then one batch at a time tries it, and as soon as one arrives, all go out.
+Urgent deliveries have their own queue without these limits: each goes out alone, and its first attempt goes
+out at once even if the recipient is closed, since it may have been back for an hour without any attempt to
+show it.
 
-Queues are memory. The truth is in the deliveries' rows; after a restart every recipient counts as open.
+Queues exist in memory only; the deliveries are rows of the ledger. After a restart every recipient counts as
+open.
 """
 
 from __future__ import annotations
@@ -25,29 +27,30 @@ from duly.core.units import FOREVER, MINUTE
 from duly.errors import Malformed
 
 CLOSED_AFTER: Final = 2
-"""Failed attempts in a row that close a recipient: a single one may be the fault of its deliveries."""
+"""Failed attempts in a row after which a recipient is closed. One failure may be the fault of its
+deliveries."""
 
 MOST_IN_A_BATCH: Final = 5_000
-"""Most deliveries in one batch."""
+"""The most deliveries in one batch."""
 
 EPISODES: Final = 10_000
-"""Most episodes remembered; then those that are over are forgotten."""
+"""The most episodes remembered; beyond that, those that are over are forgotten."""
 
 
 Where: TypeAlias = tuple[str, bool]
-"""The name of a queue: the recipient, and whether it is the queue of urgent deliveries."""
+"""The name of a queue: the recipient, and whether the queue is for urgent deliveries."""
 
 
 class RecipientPolicy(Struct, frozen=True):
-    """How much a recipient is sent, and how often."""
+    """Limits how much is sent to a recipient, and how often."""
 
     most: int = 10
-    """batches in a `window`; 0: as many as there are"""
+    """batches per `window`; 0: no limit"""
     window: int = MINUTE
     together: int = MINUTE
-    """how long after the first event of an episode the others wait for each other; 0: they do not"""
+    """how long the later events of an episode wait for each other after its first one; 0: not at all"""
     abreast: int = 8
-    """batches under way at the same time"""
+    """the most batches under way at the same time"""
 
     def __post_init__(self) -> None:
         if self.most < 0 or self.window <= 0 or self.together < 0 or self.abreast < 1:
@@ -55,12 +58,12 @@ class RecipientPolicy(Struct, frozen=True):
 
     @property
     def urgent(self) -> RecipientPolicy:
-        """The policy of the same recipient's urgent queue: nothing waits for a window or for others."""
+        """Return the policy of the same recipient's urgent queue, in which deliveries do not wait."""
         return RecipientPolicy(0, self.window, 0, self.abreast)
 
 
 class QueuedDelivery:
-    """An open delivery: its attempt, when it is due, and what decides which others go with it."""
+    """An open delivery: its attempt, its due time, and what decides which others go with it."""
 
     __slots__ = (
         "at_once", "attempt", "bundle", "due", "episode", "error", "expires", "gone", "in_doubt", "leased",
@@ -78,16 +81,16 @@ class QueuedDelivery:
         self.urgent = urgent
         """whether it is in the queue of urgent deliveries"""
         self.at_once = False
-        """it was due when it was planned: it waits for other deliveries, and not for a time of day"""
+        """it was due when it was planned: it waits for other deliveries, not for a time of day"""
         self.bundle: object = None
-        """identifies the batch of its last attempt: a repeat goes out with the same deliveries"""
+        """identifies the batch of its last attempt; a repeat goes out with the same deliveries"""
         self.attempt = 0
         self.error = ""
         self.in_doubt = False
-        """whether an attempt of it may have arrived"""
+        """whether one of its attempts may have arrived"""
         self.under_way = False
         self.leased = False
-        """another worker has claimed it until it is due: then that attempt is in doubt"""
+        """another worker holds the claim until this delivery is due; after that, the attempt is in doubt"""
         self.gone = False
         """it has ended, or belongs to another worker"""
 
@@ -98,7 +101,7 @@ class QueuedDelivery:
 
     @property
     def salt(self) -> bytes:
-        """The bytes that the jitter of its retries is drawn from."""
+        """The bytes that seed the jitter of its retries."""
         return self.ref.key + self.ref.recipient.encode()
 
 
@@ -109,7 +112,7 @@ class RecipientQueue:
         self.policy = policy
         self._waiting = Timers[QueuedDelivery]()
         self._first = Timers[QueuedDelivery]() if urgent else self._waiting
-        """those that were never tried; urgent ones do not wait for the others"""
+        """never tried before; urgent ones do not wait for the others"""
         self._under_way = 0
         self._failures = 0
         self._rest = 0
@@ -118,43 +121,44 @@ class RecipientQueue:
 
     @property
     def closed(self) -> bool:
-        """Whether the last attempts did not reach the recipient."""
+        """Whether the last attempts failed to reach the recipient."""
         return self._failures >= CLOSED_AFTER
 
     def add(self, item: QueuedDelivery) -> None:
-        """Add a delivery, which waits until `collect` returns it. Added again, it waits for its new due."""
+        """Add a delivery, which waits until `collect` returns it. Adding it again updates its due time."""
         self.drop(item)
         if item.attempt:
             self._waiting.set(item, item.due)
-        elif self._urgent or item.at_once:  # so long after the message, whatever the wall clock says by then
+        # a length of time after the message: it does not change when the wall clock is set
+        elif self._urgent or item.at_once:
             self._first.set(item, item.due)
-        else:  # planned for a moment of the wall clock
+        else:  # planned for a time of day
             self._first.set(item, FOREVER, until=item.due)
 
     def drop(self, item: QueuedDelivery) -> None:
-        """Remove a delivery; harmless if it does not wait here."""
+        """Remove a delivery; harmless if it is not waiting here."""
         self._waiting.cancel(item)
         self._first.cancel(item)
 
     def admits(self, item: QueuedDelivery, now: int) -> bool:
-        """Return whether a delivery may go out at once, alone; if so it counts as under way."""
+        """Return whether a delivery may go out alone at once; if so, it counts as under way."""
         closed = self.closed and not self._urgent
         if item.due > now or closed or self._held(item, now) or self._room(now) < 1:
             return False
         first = self._first.next_wake()
         if first is not None and first <= now:
-            return False  # not before those that wait already
+            return False  # not before those that already wait
         self._begin([item], now)
         return True
 
     def collect(self, now: int) -> list[list[QueuedDelivery]]:
-        """Return the batches that go out now. Each counts as under way until `arrived`, `failed` or
-        `abandoned` is called."""
+        """Return the batches to send now. Each counts as under way until `arrived`, `failed` or `abandoned`
+        is called."""
         urgent = self._collect_first(now) if self._urgent else []
         return urgent + self._collect(now)
 
     def _collect_first(self, now: int) -> list[list[QueuedDelivery]]:
-        """Return the urgent deliveries that go out now for the first time, each alone."""
+        """Return the urgent deliveries to send now for the first time, one per batch."""
         batches: list[list[QueuedDelivery]] = []
         while self._room(now) > 0 and (item := self._first.pop(now)) is not None:
             if not item.under_way:
@@ -185,11 +189,11 @@ class RecipientQueue:
         return batches
 
     def abandoned(self) -> None:
-        """Stop counting a batch that was not sent, or whose result does not count."""
+        """Stop counting a batch that was not sent or whose result is void."""
         self._under_way = max(0, self._under_way - 1)
 
     def arrived(self) -> bool:
-        """Record that a batch reached the recipient; return whether attempts had been failing until now."""
+        """Record that a batch reached the recipient; return whether earlier attempts had been failing."""
         self.abandoned()
         was, self._failures, self._rest = self._failures, 0, 0
         return was > 0
@@ -201,7 +205,7 @@ class RecipientQueue:
         self._rest = max(self._rest, until)
 
     def hurry(self, now: int) -> None:
-        """Open the queue again, and make due now what waits for its next attempt."""
+        """Open the queue again, and make deliveries that wait for a retry due now."""
         self._failures, self._rest = 0, 0
         for item in list(self._waiting):
             if item.attempt and item.due > now:
@@ -209,7 +213,7 @@ class RecipientQueue:
                 self.add(item)
 
     def next_wake(self) -> int | None:
-        """Return when `collect` may have a batch; None: not before something else happens."""
+        """Return when `collect` may next have a batch, or None."""
         when = self._next_wake()
         if not self._urgent or self._under_way >= self.policy.abreast:
             return when
@@ -226,7 +230,7 @@ class RecipientQueue:
         return when
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: lengths of time go on as if it had not been."""
+        """Adjust to a wall clock that was set by this much; lengths of time stay the same."""
         self._rest += by if self._rest else 0
         self._sent = deque(at + by for at in self._sent)
         self._episodes = {episode: at + by for episode, at in self._episodes.items()}
@@ -245,7 +249,7 @@ class RecipientQueue:
         return self._first is not self._waiting
 
     def _allowance(self, now: int) -> int | None:
-        """Return how many batches may still go out in this window; None: any number."""
+        """Return how many more batches may go out in this window; None means any number."""
         sent, policy = self._sent, self.policy
         while sent and sent[0] + policy.window <= now:
             sent.popleft()
@@ -257,7 +261,7 @@ class RecipientQueue:
         return abreast if allowance is None else min(abreast, allowance)
 
     def _held(self, item: QueuedDelivery, now: int) -> int:
-        """Return until when a delivery waits for others of its episode; 0: it does not wait."""
+        """Return until when a delivery waits for others of its episode; 0 if it does not."""
         if not item.episode or item.attempt:
             return 0
         first = self._episodes.get(item.episode)
@@ -266,7 +270,7 @@ class RecipientQueue:
         return first + self.policy.together
 
     def _pack(self, now: int, most: int | None) -> list[list[QueuedDelivery]]:
-        """Return the deliveries that are due, in that order, with those of one episode together."""
+        """Return the due deliveries in order, those of one episode together."""
         batches: dict[object, list[QueuedDelivery]] = {}
         while len(batches) != most and (item := self._waiting.pop(now)) is not None:
             if item.under_way:
@@ -295,7 +299,7 @@ class RecipientQueue:
 
 
 class RecipientQueues:
-    """The queues of all recipients, and when each may next return a batch. A queue is made at its first
+    """The queues of all recipients, and when each may next have a batch. A queue is created at its first
     use."""
 
     def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
@@ -304,7 +308,7 @@ class RecipientQueues:
         self._wakes = Timers[Where]()
 
     def afresh(self) -> RecipientQueues:
-        """Return empty queues under the same policy, as a restart would."""
+        """Return empty queues under the same policy, as after a restart."""
         return RecipientQueues(self._policy)
 
     def __getitem__(self, where: Where) -> RecipientQueue:
@@ -330,7 +334,7 @@ class RecipientQueues:
             queue.drop(item)
 
     def hurry(self, recipient: str, now: int) -> None:
-        """Open every queue of a channel, since one of its recipients was reached again."""
+        """Open all queues of a channel, because one of its recipients was reached again."""
         channel = recipient.partition("#")[0]
         for where, queue in self._queues.items():
             if where[0].partition("#")[0] == channel:
@@ -338,7 +342,7 @@ class RecipientQueues:
                 self.schedule(where)
 
     def collect(self, now: int) -> list[tuple[Where, list[QueuedDelivery]]]:
-        """Return the batches that go out now, of all queues."""
+        """Return the batches to send now, from all queues."""
         batches: list[tuple[Where, list[QueuedDelivery]]] = []
         for where in self._wakes.due(now):
             batches += ((where, batch) for batch in self._queues[where].collect(now))
@@ -346,11 +350,11 @@ class RecipientQueues:
         return batches
 
     def next_wake(self) -> int | None:
-        """Return when `collect` may have a batch."""
+        """Return when `collect` may next have a batch."""
         return self._wakes.next_wake()
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set."""
+        """Adjust to a wall clock that was set."""
         for where, queue in self._queues.items():
             queue.shift(by)
             self.schedule(where)

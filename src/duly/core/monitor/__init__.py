@@ -1,1 +1,1 @@
-"""The sentinel's machine: signals, device state, suppression."""
+"""The sentinel's state machine: signals, device state, suppression."""

@@ -1,7 +1,7 @@
-"""The devices that a sentinel monitors: limits, cancels, events to call off, and signals held back.
+"""The devices that a sentinel monitors: limits, cancels, events that can be cancelled, and held signals.
 
-The laws. Memory mirrors the ledger's bucket: a change is committed with `save`, in the same step as what it
-is about. A signal that is held back is remembered until its window ends; then it is judged again.
+The laws. The state in memory mirrors a bucket of the ledger; `save` commits a change in the same step as its
+cause. A held signal is remembered until its window ends, and is then judged again.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from duly.core.operations import DropItem, PutItem
 from duly.core.units import DAY, HOUR
 
 DEVICES: Final = "devices"
-"""The bucket."""
+"""The ledger's bucket of devices."""
 
 RECENT: Final = 32
-"""Events of one device that can still be changed and called off, for a day."""
+"""The most events per device that can still be changed and cancelled, within a day."""
 
 SWEEP: Final = 256
-"""Devices that are remembered before those with nothing left are forgotten: addresses may be random."""
+"""With more devices than this, those with nothing left to remember are forgotten: addresses may be random."""
 
 
 class HeldSignal(Struct, frozen=True, omit_defaults=True):
-    """A signal that was held back and may still become an event. `at` is when it was noticed, `until` when
-    it is judged again."""
+    """A signal that was held back and may still become an event. `at` is when it was noticed, `until` when it
+    is judged again."""
 
     at: int
     until: int
@@ -44,7 +44,7 @@ class HeldSignal(Struct, frozen=True, omit_defaults=True):
     location: str = ""
     countdown: int | None = None
     limited: bool = False
-    """the limit held it back: the summary counts it"""
+    """held back by the limit, so that the summary counts it"""
 
     def signal(self, device: str, reason: str) -> Signal:
         """Return the signal as it was noticed."""
@@ -54,7 +54,7 @@ class HeldSignal(Struct, frozen=True, omit_defaults=True):
 
 
 class _Saved(Struct, omit_defaults=True):
-    """A device as its bucket stores it."""
+    """A device as it is stored in the bucket."""
 
     marks: DeviceSnapshot | None = None
     cancels: int = 0
@@ -77,11 +77,11 @@ class MonitoredDevice:
         saved = saved or _Saved()
         self.cancels = saved.cancels
         self.back = saved.back
-        """when it came back; 0: it has not"""
+        """when it came back; 0 if it has not"""
         self.events = dict(saved.events)
-        """those the tower has or will have, with their times"""
+        """events that the tower has or will get, with their times"""
         self.covered = saved.covered
-        """the event that tells of its present absence; empty: there is none"""
+        """the event about its present absence; empty if there is none"""
         self.held = dict(saved.held)
         """signals that wait to be judged again, by reason"""
 
@@ -91,8 +91,8 @@ class MonitoredDevice:
         return not (self.cancels or self.held)
 
     def hold(self, signal: Signal, until: int, *, limited: bool = False) -> None:
-        """Remember a signal until it is judged again. Of several for one reason it keeps the first time,
-        the last data and the highest severity."""
+        """Remember a signal until it is judged again. Several signals for one reason are merged: first time,
+        last data, highest severity."""
         before = self.held.get(signal.reason)
         at, severity = signal.at, signal.severity
         if before is not None:
@@ -107,7 +107,7 @@ class MonitoredDevice:
         return [event for event, then in self.events.items() if abs(at - then) < span]
 
     def add(self, event: str, at: int) -> None:
-        """Remember an event; older ones are dropped after a day, or when there are too many."""
+        """Remember an event; old ones are dropped after a day or when there are too many."""
         self.events = {recent: self.events[recent] for recent in self.recent(at, DAY)}
         self.events[event] = at
         while len(self.events) > RECENT:
@@ -130,13 +130,13 @@ class MonitoredDevices:
         return len(self._devices)
 
     def remember(self, bucket: Mapping[str, bytes]) -> None:
-        """Replace what is known by the contents of the bucket."""
+        """Replace the state with the contents of the bucket."""
         saved = {name: _decode(body) for name, body in bucket.items()}
         self._devices = {name: MonitoredDevice(one) for name, one in saved.items()}
         self.suppressor.restore({name: one.marks for name, one in saved.items() if one.marks is not None})
 
     def save(self, name: str) -> PutItem | DropItem:
-        """Return the write that stores the present state of a device."""
+        """Return the write that stores the state of a device."""
         device, marks = self._devices[name], self.suppressor.marks(name)
         if marks is None and device.idle and not (device.back or device.events):
             return DropItem(DEVICES, name)
@@ -144,21 +144,21 @@ class MonitoredDevices:
         return PutItem(DEVICES, name, _encode(saved))
 
     def at(self, name: str) -> MonitoredDevice:
-        """Return a device, which is added if it is new."""
+        """Return a device, adding it if it is new."""
         return self._devices.setdefault(name, MonitoredDevice())
 
     def get(self, name: str) -> MonitoredDevice | None:
-        """Return a device; None: it is not known."""
+        """Return a device, or None."""
         return self._devices.get(name)
 
     def of(self, event: str) -> str:
-        """Return the device of an event that may still be called off; empty: there is none."""
+        """Return the device of an event that may still be cancelled, or an empty string."""
         return next((name for name, device in self._devices.items() if event in device.events), "")
 
     def forget(self, data: EventData, event: str, *, settled: bool = False) -> list[PutItem | DropItem]:
-        """Drop an event that the tower will never get, so that the next signal is no repeat of it; but a
-        device that was back in time (`settled`) may still be flapping. What a person has called off is
-        forgotten already; a later signal is remembered. Return the writes that store that."""
+        """Drop an event that the tower will never get, so that the next signal does not count as its repeat,
+        and return the writes that store that. A device that came back in time (`settled`) may still be
+        flapping. Events that a person cancelled are already gone; a later signal is remembered."""
         name, critical = data.device_address, data.severity is Severity.CRITICAL
         device = self._devices.get(name)
         if device is None or device.events.pop(event, None) is None:
@@ -170,8 +170,8 @@ class MonitoredDevices:
         return [self.save(name)]
 
     def came_back(self, name: str, at: int) -> PutItem | DropItem | None:
-        """Note that a device can be reached again, and return the write that stores that; None: nothing of
-        it is remembered, so nothing depends on it."""
+        """Note that a device is reachable again, and return the write that stores it; None if nothing is
+        remembered of the device."""
         device = self._devices.get(name)
         if device is None or device.back:
             return None
@@ -182,8 +182,9 @@ class MonitoredDevices:
     # ── what is held back ────────────────────────────────────────────────────────────────────────
 
     def hold(self, signal: Signal, decision: SuppressionDecision) -> bool:
-        """Hold a signal back if no event reports it; return whether there is something to save. The summary
-        counts what the limit holds back, but a lasting state that still stands becomes an event then."""
+        """Hold a signal back unless an event reports it; return whether there is something to save. The
+        summary counts signals that the limit holds back, but a lasting state that still holds becomes an
+        event then."""
         device, limited = self._devices[signal.device], decision.ruling is Ruling.LIMITED
         until = self.suppressor.told_by(signal.device) if limited else decision.until
         told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
@@ -192,8 +193,8 @@ class MonitoredDevices:
         return limited or not told
 
     def lapsed(self, now: int) -> list[tuple[str, str, HeldSignal]]:
-        """Remove and return the signals whose window is over: device, reason and signal. The caller holds
-        one that still stands again, or makes it an event."""
+        """Remove and return the signals whose window is over, with device and reason. The caller holds a
+        signal again if its state still lasts, or turns it into an event."""
         over = [
             (name, reason, held)
             for name, device in self._devices.items()
@@ -207,17 +208,17 @@ class MonitoredDevices:
 
     @property
     def holding(self) -> int:
-        """The number of signals that are held back."""
+        """The number of held signals."""
         return sum(len(device.held) for device in self._devices.values())
 
     def next_wake(self) -> int | None:
-        """Return when the next held signal is judged again; None: none is held."""
+        """Return when the next held signal is judged again, or None."""
         return min(
             (held.until for device in self._devices.values() for held in device.held.values()), default=None
         )
 
     def bound(self, now: int) -> None:
-        """Limit waits after a restart, so that a clock that was set back holds no signal longer than a
+        """Limit waits after a restart, so that a clock that was set back does not hold a signal longer than a
         window."""
         self.suppressor.bound(now)
         for device in self._devices.values():
@@ -226,8 +227,8 @@ class MonitoredDevices:
                 device.held[reason] = structs.replace(held, until=until)
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: windows go on as if it had not been, and what was
-        noticed is as long ago as it was."""
+        """Adjust to a wall clock that was set by this much: windows keep their length and signals their
+        age."""
         self.suppressor.shift(by)
         for device in self._devices.values():
             device.back = device.back and max(1, device.back + by)
@@ -236,8 +237,7 @@ class MonitoredDevices:
                 device.held[reason] = structs.replace(held, at=max(0, held.at + by), until=held.until + by)
 
     def sweep(self, now: int) -> list[DropItem]:
-        """Forget devices that have nothing left to remember, once there are many; return the writes for
-        that."""
+        """Forget devices with nothing left to remember once there are many; return the writes for that."""
         if len(self._devices) < self._sweep_at:
             return []
         idle = [

@@ -1,20 +1,20 @@
-"""The monitor turns signals into events for the tower. Signal → suppression → countdown → upload.
+"""The monitor turns signals into events for the tower: signal → suppression → countdown → upload.
 
-The laws. A signal that passes is an event with an id, stored before any report; from then on it ends in one
-way only: the tower has it, a person called it off, or it expired. The id is minted once, from the signal's
-own time. An event that was not sent can be called off without a trace; one that may have been sent is
-corrected. An update or a correction waits until the tower has its event. A critical event that is due and
-cannot be stored goes out all the same; see `unstored`.
+The laws. A signal that passes becomes an event with an id, which is stored before it is reported anywhere. It
+ends in exactly one of three ways: the tower has it, a person cancelled it, or it expired. The id is created
+once, from the signal's own time. An event that was not sent is cancelled without a trace; one that may have
+been sent is corrected. An update or a correction waits until the tower has the event. A critical event that
+is due goes out even if it cannot be stored; see `unstored_events`.
 
-No emergency is lost. A signal that is held back, and that no event reports, is judged again when its window
-ends, unless the device is back by then or a person has called it off. A critical signal is held back only as
-a repeat of an event that reports the same, and it never expires here.
+No emergency is lost. A held signal that no event reports is judged again when its window ends, unless the
+device is back by then or a person has cancelled it. A critical signal is held back only if an event already
+reports the same, and it never expires here.
 
-A countdown is a delivery that is stored and not yet due; offline, what is due stays stored. So a restart
-finds every countdown and every queued event in the ledger, and the rest (limits, cooldowns, counters) in the
-bucket of the devices, written together with what changed it.
-What the tower has stored is withdrawn here, so a sentinel's file does not grow.
-Times go by the tower's clock, which is measured with every connection; see `event_times`.
+A countdown is a stored delivery that is not yet due; without a connection, due deliveries stay stored. So a
+restart finds every countdown and every queued event in the ledger, and the rest (limits, cooldowns, counters)
+in the bucket of devices, which is written together with each change. An event that the tower has stored is
+removed here, so that a sentinel's file does not grow. Times follow the tower's clock, which is measured with
+every connection; see `event_times`.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ import msgspec
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, key_of, names_in
 from duly.core.monitor.devices import MonitoredDevice, MonitoredDevices
+from duly.core.monitor.event_messages import MINTED, SCOPE, EventMessages
+from duly.core.monitor.event_sender import EventSender
 from duly.core.monitor.event_times import dated, dated_again
-from duly.core.monitor.messages import MINTED, SCOPE, EventMessages
-from duly.core.monitor.pending import PendingEvent
-from duly.core.monitor.sender import EventSender
+from duly.core.monitor.pending_events import PendingEvent
 from duly.core.monitor.signals import (
     CANCEL,
     DISCONNECT,
@@ -57,7 +57,7 @@ from duly.core.monitor.signals import (
     read_event,
 )
 from duly.core.monitor.suppression import Ruling, Summary, SuppressionDecision
-from duly.core.monitor.unstored import UnstoredEvents, is_critical
+from duly.core.monitor.unstored_events import UnstoredEvents, is_critical
 from duly.core.operations import (
     Finish,
     Group,
@@ -84,7 +84,7 @@ from duly.core.steps import (
 from duly.core.units import FOREVER, MS, seconds
 
 SELF: Final = "sentinel"
-"""The bucket of what a sentinel knows of itself."""
+"""The bucket of the sentinel's own state."""
 
 CALLED_OFF: Final = Answer(0, b"", "a person called it off before it went out")
 SETTLED: Final = Answer(0, b"", "the device was back before the countdown ended")
@@ -92,7 +92,8 @@ OVERTAKEN: Final = Answer(0, b"", "a critical event for the same reason took its
 
 
 class Monitor:
-    """The sentinel's machine. Call `remember` with the contents of its buckets first, then `restore`."""
+    """The sentinel's state machine. Call `remember` with the contents of its buckets first, then
+    `restore`."""
 
     def __init__(self, policy: SentinelPolicy, identity: Identity, worker: str) -> None:
         self._policy = policy
@@ -106,7 +107,7 @@ class Monitor:
         self._sender = EventSender(self._outbox, self.unstored, keep)
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
-        """when the next heartbeat is due; None: the tower cannot be reached, or none was promised"""
+        """when the next heartbeat is due; None if the tower is unreachable or none was promised"""
 
     @property
     def channel(self) -> str:
@@ -119,7 +120,7 @@ class Monitor:
         return self._sender.keys
 
     def __len__(self) -> int:
-        """Return how much has not ended: messages, and signals that may become one."""
+        """Return the number of open messages and of signals that may become one."""
         return len(self._sender) + self._devices.holding
 
     # ── from the ledger ──────────────────────────────────────────────────────────────────────────
@@ -135,16 +136,16 @@ class Monitor:
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Start from what the ledger holds: continue, wait again, and report what has ended."""
+        """Start from the ledger: continue, wait again, and report what has ended."""
         before = self._outbox.keys
         self.messages.restore(marks.get(MINTED, (-1, 0)))
         self._devices.bound(now)
-        # What was stored together is not kept in order; the signals' own times say what it was.
+        # Messages that were stored together are not in order; the signals' own times restore it.
         open_ = sorted(open_, key=lambda item: item.message.time)
         todo: list[Todo] = [ReportOutcome(end.key, end.state, end.answer) for end in ended]
         todo += self._sender.restore(open_, now)
         told = {end.key for end in ended}.union(item.message.key for item in open_)
-        # What went out and is gone without a trace was withdrawn: the tower has it.
+        # A sent message that is gone without a trace was removed because the tower has it.
         todo += [ReportOutcome(key, State.DONE, Answer()) for key in before if key not in told]
         return todo + self._advance(now)
 
@@ -174,22 +175,22 @@ class Monitor:
                 self._promised, self._beat_at = False, None
                 return []
             case Answered(key=key) if self.unstored.answered(key) and key not in self._outbox.transmissions:
-                return []  # it is asked again once the event is stored
+                return []  # it is handled again once the event is stored
             case Answered(state=State.DONE):
                 return self._outbox.handle(msgspec.structs.replace(event, burn=False), now)
             case _:
                 return self._outbox.handle(event, now)
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
-        """Answer a repeat of an ended message with the verdict that memory holds."""
+        """Answer a repeat of an ended message with the remembered verdict."""
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
-        """Return the replies to an event that cannot be stored now."""
+        """Return the replies to an event that cannot be stored at the moment."""
         return unable(event)
 
     def _measured(self, offset: int, now: int) -> list[Todo]:
-        """Date unsent events by the tower's clock; ours may have started in 1970, and have been set since."""
+        """Date unsent events by the tower's clock; ours may have started in 1970 and have been set since."""
         self.messages.offset = offset
         todo: list[Todo] = []
         for waiting in self._sender.pending.all():
@@ -208,7 +209,7 @@ class Monitor:
         return todo
 
     def _patience(self, message: Message) -> int:
-        """Return how long the tower's answer to a message is waited for; 0: without an end."""
+        """Return how long to wait for the tower's answer to a message; 0 means without limit."""
         return 0 if is_critical(message) else self._keep
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
@@ -222,7 +223,7 @@ class Monitor:
         counting = self._sender.pending.counting(signal.device, signal.reason, signal.critical)
         changed = fell
         if id_ in device.events:
-            decision = SuppressionDecision(Ruling.PASS)  # the same signal again, after a ledger that failed
+            decision = SuppressionDecision(Ruling.PASS)  # the same signal again, after the ledger failed
         elif counting is not None:
             id_, decision = counting.event, SuppressionDecision(Ruling.DEBOUNCED, counting.due)
             if signal.lasting and device.covered != id_:
@@ -234,7 +235,8 @@ class Monitor:
             if decision.passes:
                 return [self._pass(signal, device, id_, min(signal.at, now), now)]
             changed |= self._devices.hold(signal, decision)
-            if decision.ruling is Ruling.LIMITED:  # the summary tells of it, before the limit is free again
+            # the summary reports it, before the limit allows events again
+            if decision.ruling is Ruling.LIMITED:
                 decision = SuppressionDecision(Ruling.LIMITED, suppressor.told_by(signal.device))
             id_ = ""
         ruled = MachineEffect(SignalRuling(signal.origin, signal.device, signal.reason, decision, id_))
@@ -250,7 +252,7 @@ class Monitor:
         return [] if write is None else [Step((write,), _nothing)]
 
     def _judge_again(self, now: int) -> list[Todo]:
-        """Turn held signals whose window has ended, and that still stand, into events."""
+        """Turn held signals into events if their window has ended and their state still lasts."""
         todo: list[Todo] = []
         for name, reason, held in self._devices.lapsed(now):
             device, suppressor = self._devices.at(name), self._devices.suppressor
@@ -345,7 +347,7 @@ class Monitor:
         if waiting is None or waiting.data is None or waiting.message.key in self.unstored:
             data = UpdateData(change.event, change.severity, meta, location)
             return [self._follow(UPDATE, change.at, data, now)]
-        # It has not left: it goes out as it is now.
+        # It has not been sent yet: it goes out in its present form.
         old = waiting.data
         data_now = msgspec.structs.replace(
             old,
@@ -366,7 +368,7 @@ class Monitor:
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
     def _end(self, waiting: PendingEvent, state: State, answer: Answer, now: int) -> Step:
-        """End a message that was not sent, and those that wait for it."""
+        """End a message that was not sent, and the messages that wait for it."""
         keys, data = [waiting.message.key], waiting.data
         if data is not None:
             keys += self._sender.pending.behind(waiting.event)
@@ -377,7 +379,7 @@ class Monitor:
         return Step(tuple(writes), lambda results, now: reports)
 
     def _ended(self, message: Message, state: State, answer: Answer, now: int) -> list[Todo]:
-        """Report an end, and start or end what waited for it."""
+        """Report the end of a message, and start or end the messages that waited for it."""
         self.unstored.forget(message.key)
         todo: list[Todo] = [ReportOutcome(message.key, state, answer)]
         never = message.kind == EVENT and state in (State.FAILED, State.EXPIRED)
@@ -423,7 +425,7 @@ class Monitor:
         return todo
 
     def _advance(self, now: int) -> list[Todo]:
-        """Start every message that is due and may go, in the order they were made."""
+        """Start every message that is due and may go, in order of creation."""
         return [
             todo
             for waiting in self._sender.pending.all()
@@ -443,7 +445,7 @@ class Monitor:
         return self._sender.send(message, now, now, [ruled], (self._devices.save(summary.device),))
 
     def next_wake(self) -> int | None:
-        """Return when `wake` has something to do; None: nothing is timed."""
+        """Return when `wake` has something to do, or None."""
         devices = self._devices
         wakes = (
             self._sender.next_wake(), devices.suppressor.next_wake(), devices.next_wake(), self._beat_at,
@@ -451,7 +453,7 @@ class Monitor:
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much; the tower's clock did not move."""
+        """Adjust to a wall clock that was set by this much; the tower's clock did not move."""
         self._sender.shift(by)
         if self.messages.offset is not None:
             self.messages.offset -= by
@@ -465,5 +467,5 @@ def _nothing(_: Results, __: int) -> list[Todo]:
 
 
 def event_in(key: bytes) -> str:
-    """Return the id in a key of the monitor: of an event, an update or a cancel."""
+    """Return the id in a key of the monitor: that of an event, an update or a cancel."""
     return names_in(key)[1]

@@ -1,8 +1,7 @@
-"""The events and effects of a monitor: signals, and what became of them.
+"""The events and effects of a monitor: signals and their results.
 
-The law: a signal carries its own time, taken when it was noticed. So the id of its event is the same however
-often the signal has to be handled (a ledger that failed and was asked again), and a second handling is
-noticed.
+The law: a signal carries its own time, taken when it was noticed. So the id of its event stays the same if
+the signal has to be handled again (after the ledger failed), and the second handling is recognised.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ DISCONNECT: Final = "disconnect"
 SUMMARY: Final = "summary"
 SILENT: Final = "silent"
 REFUSED: Final = "alerts_refused"
-"""Reasons with a meaning here; all others are the monitor's own."""
+"""Reasons with a meaning here; the monitor's own reasons are separate."""
 
 EVENT, UPDATE, CANCEL, HEARTBEAT = "alert_event", "alert_update", "alert_cancel", "alert_heartbeat"
-"""What a sentinel sends."""
+"""The kinds of messages that a sentinel sends."""
 
 
 class Severity(Enum):
-    """How bad an event is. A critical one passes the sentinel's limit and cooldown and people's quiet
-    hours, and is delivered through a queue of its own."""
+    """The severity of an event. A critical event bypasses the sentinel's limit and cooldown as well as
+    people's quiet hours, and has its own delivery queue."""
 
     INFO = "info"
     WARNING = "warning"
@@ -41,33 +40,34 @@ class Severity(Enum):
 
 
 class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
-    """All limits of a sentinel, checked once. Lengths in seconds.
+    """All limits of a sentinel, validated once. Lengths are in seconds.
 
     >>> SentinelPolicy(countdown=10).per_hour
     10
     """
 
     debounce: float = 30.0
-    """repeats for one reason within this are one event; 0: none are"""
+    """repeats for one reason within this time are one event; 0: every signal is an event"""
     per_hour: int = 10
-    """events of one device in an hour; what more there is comes as a summary"""
+    """events per device and hour; further signals are reported in a summary"""
     summary: float = 300.0
-    """the summary comes so long after the first signal that the limit held back, or sooner"""
+    """the longest time from the first signal over the limit to the summary"""
     cooldown: float = 300.0
-    """after a cancel nothing but what is critical; 0: no cooldown"""
+    """after a cancel, only critical signals pass for this long; 0: no cooldown"""
     countdown: float = 15.0
-    """how long a person may call an event off before it goes out; 0: it goes out at once"""
+    """how long a person may cancel an event before it is sent; 0: it is sent at once"""
     settle: bool = True
-    """a device that is back when the countdown of its disconnect ends was no alarm"""
+    """a device that is back when the countdown of its disconnect ends raises no alarm"""
     keep: float = 7 * 86_400.0
-    """an event that cannot be handed over for so long expires; what is critical never does"""
+    """an event that cannot be delivered for this long expires; a critical one never does"""
     heartbeat: float = 0.0
-    """how often the sentinel sends a heartbeat to the tower; 0: never, and none is promised"""
+    """how often the sentinel sends a heartbeat to the tower; 0: never, and it promises none"""
     retry_first: float = 5.0
     retry_most: float = 3_600.0
-    """how soon what is not answered is sent again, and how rarely at last; a reconnect does so at once"""
+    """the shortest and the longest delay before an unanswered message is sent again; a reconnect sends it at
+    once"""
     tries: int = 0
-    """how often it is sent over one connection; 0: until it is answered"""
+    """how often a message is sent over one connection; 0: until it is answered"""
 
     def __post_init__(self) -> None:
         for name in (
@@ -89,7 +89,7 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
             raise Malformed(f"heartbeat is 0 or a second at least, not {self.heartbeat}")
         if self.tries < 0:
             raise Malformed(f"tries is how often an event is sent, or 0 for no end, not {self.tries}")
-        _ = self.suppress, self.outbox  # they know what else makes no sense
+        _ = self.suppress, self.outbox  # they reject the other invalid values
 
     @property
     def suppress(self) -> SuppressPolicy:
@@ -112,7 +112,7 @@ _LONGEST: Final = 10 * 366 * 86_400.0
 
 
 class Identity(Struct, frozen=True):
-    """The names that an event's id is made of, besides the event itself."""
+    """The names that are part of an event's id, besides the event itself."""
 
     sentinel: str
     tower: str
@@ -124,8 +124,7 @@ class Identity(Struct, frozen=True):
 
 
 class Signal(Struct, frozen=True):
-    """Something was noticed at a device. `meta` and `location` are JSON; a `countdown` of its own replaces
-    the policy's."""
+    """A signal from a device. `meta` and `location` are JSON; its own `countdown` overrides the policy's."""
 
     device: str
     reason: str
@@ -143,19 +142,19 @@ class Signal(Struct, frozen=True):
 
     @property
     def lasting(self) -> bool:
-        """Whether it reports a state that lasts until `DeviceBack`; other signals are moments."""
+        """Whether it reports a state that lasts until `DeviceBack`; other signals report a moment."""
         return self.reason == DISCONNECT
 
 
 class DeviceBack(Struct, frozen=True):
-    """A device can be reached again."""
+    """A device is reachable again."""
 
     device: str
     at: int
 
 
 class CancelRequest(Struct, frozen=True):
-    """A person says that all is well: with one event, or with everything at a device."""
+    """A person says that all is well: cancels one event, or everything at a device."""
 
     at: int
     device: str = ""
@@ -163,7 +162,7 @@ class CancelRequest(Struct, frozen=True):
 
 
 class EventChange(Struct, frozen=True):
-    """Something newer about an event."""
+    """New information about an event."""
 
     event: str
     at: int
@@ -179,15 +178,15 @@ class ClockOffset(Struct, frozen=True):
 
 
 class StopHeartbeat(Struct, frozen=True):
-    """No more heartbeats: the promise was taken back."""
+    """Stops heartbeats, because the promise was withdrawn."""
 
 
 # ── what became of it ────────────────────────────────────────────────────────────────────────────
 
 
 class SignalRuling(Struct, frozen=True):
-    """What became of a signal, after it is stored. `event` is its id, or that of the event it repeats;
-    `due` is when the countdown ends."""
+    """The result of a signal, after it is stored. `event` is its id, or that of the event it repeats; `due`
+    is when the countdown ends."""
 
     origin: Origin
     device: str
@@ -202,7 +201,7 @@ class HeartbeatDue(Struct, frozen=True):
 
 
 class EventQueued(Struct, frozen=True):
-    """The countdown of an event is over: it goes to the tower as soon as that can be reached."""
+    """The countdown of an event is over: it is sent as soon as the tower is reachable."""
 
     event: str
     device: str
@@ -210,8 +209,8 @@ class EventQueued(Struct, frozen=True):
 
 
 class CancelResult(Struct, frozen=True):
-    """What a call-off did: the events in `dropped` were not sent yet and never will be, those in `corrected`
-    are followed by a correction, and signals held back for the reasons in `held` are not judged again."""
+    """The result of a cancel: the events in `dropped` were not sent and never will be, those in `corrected`
+    are followed by a correction, and signals held for the reasons in `held` are not judged again."""
 
     device: str
     dropped: tuple[str, ...] = ()
@@ -220,7 +219,7 @@ class CancelResult(Struct, frozen=True):
 
 
 class NothingToChange(Struct, frozen=True):
-    """There is nothing to change: the event was called off, never was, or is too old."""
+    """There is nothing to change: the event was cancelled, never existed, or is too old."""
 
     event: str
 
@@ -254,7 +253,7 @@ class EventData(Struct, frozen=True, omit_defaults=True):
     offset_ms: int | None = None
     summary: SummaryData | None = None
     undated: bool = False
-    """the clock was set since by an unknown length, so the timestamp says nothing"""
+    """the clock was set since by an unknown amount, so the timestamp is meaningless"""
 
 
 class UpdateData(Struct, frozen=True, omit_defaults=True):
@@ -285,10 +284,10 @@ _read_about: Final = msgspec.json.Decoder(_About).decode
 
 
 def event_of(data: bytes) -> str:
-    """Return the id of the event that an update or a cancel is about."""
+    """Return the id of the event that an update or a cancel refers to."""
     return _read_about(data).event
 
 
 def raw(text: bytes) -> Raw:
-    """Return JSON text as a field; empty text leaves the field out."""
+    """Return JSON text as a field; empty text omits the field."""
     return Raw(text) if text else NOTHING

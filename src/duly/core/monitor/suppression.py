@@ -1,24 +1,24 @@
 """Suppression: holds back signals that come too often.
 
-An alarm that goes off too often is switched off by its owner, and then the next real one is lost.
+Owners switch off an alarm that goes off too often, and then miss the next real one.
 
-The law: **a signal is held back for a stated reason, for a bounded time, and what the limit held back
-is told afterwards.** For each device, in this order:
+The law: **a signal is held back for a stated reason, for a bounded time, and a summary reports what the limit
+held back.** For each device, in this order:
 
 1. *Debounce.* Within ``debounce`` of the last signal for the same reason that passed, a repeat is the same
    event (a flapping link). Only passing counts, so a link that flaps without end still passes once per
    ``debounce``; and another reason is another event, however soon it comes.
-2. *Cooldown.* Within ``cooldown`` of a cancel, nothing: the person has just said that all is well. What was
-   called off no longer debounces anything: a signal after a cancel is not a repeat of what was before it.
-3. *Limit.* Of the signals in any ``window``, at most ``per_hour`` pass. The others are counted and told
-   in one summary, as soon as the limit is free again, and ``summary`` after the first of them at the latest.
+2. *Cooldown.* Within ``cooldown`` of a cancel nothing passes: a person has just said that all is well. A
+   cancelled event no longer debounces: a signal after the cancel is not a repeat of one before it.
+3. *Limit.* In any ``window`` at most ``per_hour`` signals pass. The others are counted and reported in one
+   summary as soon as the limit allows it, and at the latest ``summary`` after the first of them.
 
-A critical signal passes the cooldown and the limit, and uses none of the limit up (else a stream of
-critical signals would hold back the others for ever). It is debounced by critical ones only: a harmless
-flutter must not swallow the alarm that follows it.
+A critical signal passes the cooldown and the limit, and does not use up the limit (otherwise a stream of
+critical signals would hold back all others). Only critical signals debounce it: a harmless flutter must not
+swallow the alarm that follows it.
 
-If the clock is set back, whatever lies in its future is void: better one alarm too many than one held
-back longer than its span.
+If the clock is set back, marks in the future are dropped: one alarm too many is better than one held back for
+too long.
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ _SWEEP_AT_LEAST: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class SuppressPolicy:
-    """How many signals of one device pass. Lengths in microseconds; 0 switches debounce or cooldown off."""
+    """How many signals of one device pass. Lengths are in microseconds; 0 switches debounce or cooldown
+    off."""
 
     debounce: int = 30 * SECOND
     per_hour: int = 10
     window: int = HOUR
     cooldown: int = 300 * SECOND
     summary: int = HOUR
-    """what the limit holds back is told after this time at the latest"""
+    """the longest time until the summary of what the limit held back"""
 
     def __post_init__(self) -> None:
         if self.debounce < 0 or self.cooldown < 0:
@@ -62,7 +63,7 @@ class SuppressPolicy:
 
 
 class Ruling(Enum):
-    """What becomes of a signal."""
+    """The result of a signal."""
 
     PASS = "pass"
     DEBOUNCED = "debounced"
@@ -72,7 +73,7 @@ class Ruling(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SuppressionDecision:
-    """What becomes of a signal and, if it is held back, when that reason ends."""
+    """The result of a signal and, if it is held back, until when."""
 
     ruling: Ruling
     until: int | None = None
@@ -85,7 +86,8 @@ class SuppressionDecision:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the limit held back from one device: how many signals for which reason, the first and the last."""
+    """What the limit held back from one device: signals by reason, and the times of the first and the
+    last."""
 
     device: str
     reasons: Mapping[str, int]
@@ -99,7 +101,7 @@ class Summary:
 
 
 class HeldSnapshot(TypedDict):
-    """A summary to come, written down."""
+    """A pending summary in storable form."""
 
     reasons: dict[str, int]
     since: int
@@ -108,7 +110,7 @@ class HeldSnapshot(TypedDict):
 
 
 class DeviceSnapshot(TypedDict):
-    """One device of a ``Suppressor``, written down. ``last`` and ``critical`` are by reason."""
+    """One device of a ``Suppressor`` in storable form. ``last`` and ``critical`` are by reason."""
 
     last: dict[str, int]
     critical: dict[str, int]
@@ -128,20 +130,20 @@ class _Held:
 
 
 class _Device:
-    """The marks of one device. A mark that is over, or lies in the future, is dropped before use."""
+    """The marks of one device. Marks that are over, or in the future, are dropped before use."""
 
     __slots__ = ("cancelled", "critical", "held", "last", "passed")
 
     def __init__(self, limit: int) -> None:
         self.last: dict[str, int] = {}
         self.critical: dict[str, int] = {}
-        # Only the newest `limit` matter: the limit is reached when the oldest of them is in the window.
+        # Only the newest `limit` marks matter: the limit is reached when the oldest of them is in the window.
         self.passed: deque[int] = deque(maxlen=limit)
         self.cancelled: int | None = None
         self.held: _Held | None = None
 
     def refresh(self, policy: SuppressPolicy, now: int) -> None:
-        """Forget what lies outside of its window, or in the future after a clock was set back."""
+        """Drop marks outside their window, or in the future after a clock was set back."""
         self.last = _alive(policy.debounce, self.last, now)
         self.critical = _alive(policy.debounce, self.critical, now)
         if self.cancelled is not None and not 0 <= now - self.cancelled < policy.cooldown:
@@ -155,7 +157,7 @@ class _Device:
             self.held.due = min(self.held.due, now)
 
     def shift(self, by: int) -> None:
-        """Move all marks: the wall clock was set."""
+        """Move all marks because the wall clock was set."""
         self.last = {reason: at + by for reason, at in self.last.items()}
         self.critical = {reason: at + by for reason, at in self.critical.items()}
         self.passed = deque((at + by for at in self.passed), maxlen=self.passed.maxlen)
@@ -168,7 +170,7 @@ class _Device:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is remembered of the device."""
+        """Whether nothing is remembered about the device."""
         return not self.last and self.cancelled is None and not self.passed and self.held is None
 
 
@@ -177,7 +179,7 @@ def _alive(span: int, marks: dict[str, int], now: int) -> dict[str, int]:
 
 
 class Suppressor:
-    """Decides which signals of which device become events. Bounded: a device with no mark is forgotten.
+    """Decides which signals become events. Its memory is bounded: a device without marks is forgotten.
 
     >>> suppressor = Suppressor(SuppressPolicy())
     >>> [suppressor.signal("door", now * SECOND).ruling.value for now in (0, 10, 30)]
@@ -189,13 +191,13 @@ class Suppressor:
     def __init__(self, policy: SuppressPolicy) -> None:
         self._policy = policy
         self._devices: dict[str, _Device] = {}
-        self._holding: dict[str, _Device] = {}  # the few with a summary to come, so next_wake is cheap
+        self._holding: dict[str, _Device] = {}  # the few with a pending summary, so that next_wake is cheap
         self._sweep_at = _SWEEP_AT_LEAST
 
     def signal(
         self, device: str, now: int, critical: bool = False, reason: str = "", *, limit: bool = True
     ) -> SuppressionDecision:
-        """Decide whether a signal of ``device`` becomes an event. Without ``limit``, the limit does not
+        """Decide whether a signal of ``device`` becomes an event. With ``limit`` false, the limit does not
         hold it back (again)."""
         policy, marks = self._policy, self._at(device, now)
         same = (marks.critical if critical else marks.last).get(reason)
@@ -213,15 +215,15 @@ class Suppressor:
         return SuppressionDecision(Ruling.PASS)
 
     def cancelled(self, device: str, now: int) -> None:
-        """Start the cooldown of a device whose events a person called off; later signals are no repeats of
+        """Start the cooldown of a device whose events a person cancelled; later signals are not repeats of
         them."""
         marks = self._at(device, now)
         marks.cancelled = now
         marks.last, marks.critical = {}, {}
 
     def forgive(self, device: str, reason: str, *, critical: bool) -> None:
-        """Forget the last event for this reason, which did not reach people: the next signal is no repeat
-        of it."""
+        """Forget the last event for this reason, which did not reach people, so that the next signal is not
+        its repeat."""
         marks = self._devices.get(device)
         if marks is not None:
             marks.critical.pop(reason, None)
@@ -229,13 +231,12 @@ class Suppressor:
                 marks.last.pop(reason, None)
 
     def told_by(self, device: str) -> int | None:
-        """Return when the summary of what the limit holds back from this device is due; None: there is
-        none."""
+        """Return when the summary of what the limit holds back from this device is due, or None."""
         marks = self._holding.get(device)
         return None if marks is None or marks.held is None else marks.held.due
 
     def told_apart(self, device: str, reason: str) -> None:
-        """Leave a signal that became an event of its own out of the summary."""
+        """Remove a signal from the summary because it became an event of its own."""
         marks = self._holding.get(device)
         if marks is None or marks.held is None or reason not in marks.held.reasons:
             return
@@ -248,7 +249,7 @@ class Suppressor:
             del self._holding[device]
 
     def wake(self, now: int) -> list[Summary]:
-        """Return the summaries that are due, each once, and forget devices with nothing left."""
+        """Return the summaries that are due, each once, and forget devices with nothing left to remember."""
         for marks in self._holding.values():
             marks.refresh(self._policy, now)
         due = [device for device, marks in self._holding.items() if marks.held and marks.held.due <= now]
@@ -257,7 +258,7 @@ class Suppressor:
         return summaries
 
     def next_wake(self) -> int | None:
-        """Return when ``wake`` has a summary; None: no signal is held back."""
+        """Return when ``wake`` has a summary, or None."""
         return min((held.due for held in self._summaries()), default=None)
 
     def __len__(self) -> int:
@@ -268,12 +269,12 @@ class Suppressor:
         return {device: _written(marks) for device, marks in self._devices.items()}
 
     def marks(self, device: str) -> DeviceSnapshot | None:
-        """Return what is remembered of one device, or None if that is nothing."""
+        """Return the marks of one device, or None."""
         marks = self._devices.get(device)
         return None if marks is None or marks.idle else _written(marks)
 
     def restore(self, snapshot: Mapping[str, DeviceSnapshot]) -> None:
-        """Replace what is remembered by a snapshot; the policy stays."""
+        """Replace the state with a snapshot; the policy stays."""
         self._devices, self._holding = {}, {}
         for device, saved in snapshot.items():
             marks = self._devices[device] = _Device(self._policy.per_hour)
@@ -286,8 +287,7 @@ class Suppressor:
                 self._holding[device] = marks
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: windows end, and a summary comes, as soon as they
-        would have."""
+        """Adjust to a wall clock that was set by this much: windows and summaries keep their timing."""
         for marks in self._devices.values():
             marks.shift(by)
 
@@ -329,7 +329,7 @@ class Suppressor:
         for marks in self._devices.values():
             marks.refresh(self._policy, now)
         self._devices = {device: marks for device, marks in self._devices.items() if not marks.idle}
-        # Twice what is alive: a sweep then costs each new device a constant share.
+        # Twice the number of live devices, so that a sweep costs each new device a constant share.
         self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._devices))
 
 

@@ -1,6 +1,6 @@
 """The messages and deliveries that a fanout has under way, and when each expires.
 
-This is memory. The truth is in the ledger; after a restart everything here is read from there again.
+All of this is kept in memory only and is read from the ledger again after a restart.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duly.core.units import FOREVER
 
 
 class ActiveMessage:
-    """A message that has open deliveries here, and the senders that wait for its end."""
+    """A message with open deliveries at this worker, and the senders that wait for its outcome."""
 
     __slots__ = ("committed", "in_doubt", "items", "message", "noted", "origins", "reached", "shared")
 
@@ -29,9 +29,10 @@ class ActiveMessage:
         self.reached = False
         self.in_doubt = False
         self.shared = False
-        """another worker has taken or ended a delivery of it: what is known here does not tell how it ends"""
+        """another worker has claimed or ended one of its deliveries, so this worker cannot tell the outcome
+        alone"""
         self.noted = False
-        """it is noted that another worker may end it"""
+        """the note that another worker may end it has been written"""
 
 
 class ActiveMessages:
@@ -44,7 +45,7 @@ class ActiveMessages:
         self._expiries = Timers[QueuedDelivery]()
 
     def begin_anew(self) -> tuple[dict[bytes, ActiveMessage], dict[DeliveryRef, QueuedDelivery]]:
-        """Forget everything, as a restart does, and return what was here."""
+        """Forget everything, as after a restart, and return what was there."""
         before = self.lives, self.items
         self.lives, self.items = {}, {}
         self.queues = self.queues.afresh()
@@ -55,13 +56,14 @@ class ActiveMessages:
         """Add a delivery of this message."""
         self.items[item.ref] = item
         live.items.add(item.ref)
-        if item.expires and item.urgent:  # tried for so long, whatever the wall clock says meanwhile
+        # the time to try is a length: it does not change when the wall clock is set
+        if item.expires and item.urgent:
             self._expiries.set(item, item.expires)
         elif item.expires:
             self._expiries.set(item, FOREVER, until=item.expires)
 
     def strike(self, item: QueuedDelivery) -> None:
-        """Remove a delivery: it has ended, or belongs to another worker."""
+        """Remove a delivery that has ended or belongs to another worker."""
         item.gone = True
         self._expiries.cancel(item)
         self.queues.drop(item)
@@ -83,24 +85,24 @@ class ActiveMessages:
         return live
 
     def state(self, live: ActiveMessage) -> State:
-        """Return how far a message has come."""
+        """Return the state of a message."""
         if live.reached:
             return State.DELIVERED
         return State.SENT if any(self.items[ref].attempt for ref in live.items) else State.ACCEPTED
 
     def expired(self, now: int) -> Iterator[QueuedDelivery]:
-        """Yield the deliveries that have expired. One whose attempt is under way may still arrive."""
+        """Yield the expired deliveries, except those with an attempt under way, which may still arrive."""
         for item in self._expiries.due(now):
             if not item.under_way:
                 yield item
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much."""
+        """Adjust to a wall clock that was set by this much."""
         self.queues.shift(by)
         self._expiries.shift(by)
         for item in self._expiries:
             item.expires = self._expiries.get(item) or item.expires
 
     def next_expiry(self) -> int | None:
-        """Return when the next delivery expires; None: none does."""
+        """Return when the next delivery expires, or None."""
         return self._expiries.next_wake()

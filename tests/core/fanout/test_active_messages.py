@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duly.core.fanout.active import ActiveMessage, ActiveMessages
+from duly.core.fanout.active_messages import ActiveMessage, ActiveMessages
 from duly.core.fanout.recipient_queue import QueuedDelivery, RecipientPolicy
 from duly.core.lifecycle import State
 from duly.core.messages import Message

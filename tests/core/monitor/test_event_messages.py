@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from duly.core.monitor.messages import MINTED, SCOPE, TOWER, EventMessages
+from duly.core.monitor.event_messages import MINTED, SCOPE, TOWER, EventMessages
 from duly.core.monitor.signals import CANCEL, CancelData, Identity, Severity, Signal, read_event
 from duly.core.monitor.suppression import Summary
 from duly.core.units import HOUR, MS, SECOND

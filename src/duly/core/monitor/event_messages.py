@@ -1,8 +1,8 @@
 """The messages of a sentinel to its tower: their ids, bodies and expiry.
 
-The laws. The id of an event is minted once, from the signal's own time; cancels count in it, so that a signal
-in the same microsecond as one that was called off is another event. Updates and cancels are numbered, and the
-last number is stored with them. A critical event never expires here.
+The laws. The id of an event is created once, from the signal's own time and the number of cancels, so that a
+signal in the same microsecond as a cancelled one is a different event. Updates and cancels are numbered, and
+the last number is stored with them. A critical event never expires here.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from duly.core.units import MS
 SCOPE: Final = "sentinel"
 TOWER: Final = "tower"
 MINTED: Final = "ids"
-"""The mark of the last number."""
+"""The mark that stores the last number."""
 
 
 class EventMessages:
-    """Makes the messages of one sentinel; they expire `keep` microseconds after they are made."""
+    """Creates the messages of one sentinel; they expire `keep` microseconds later."""
 
     def __init__(self, identity: Identity, keep: int) -> None:
         self._identity = identity
         self._keep = keep
         self._ids = SeqIds()
         self.offset: int | None = None
-        """by how much the tower's clock is ahead of ours; None: it was never measured"""
+        """how far the tower's clock is ahead of ours; None if it was never measured"""
 
     def restore(self, mark: tuple[int, int]) -> None:
-        """Number updates and cancels on from this mark."""
+        """Continue the numbers of updates and cancels from this mark."""
         n, ms = mark
         self._ids = SeqIds(SeqId(ms, n) if n >= 0 else None)
 
@@ -90,7 +90,7 @@ class EventMessages:
         return Message(SCOPE, id_, EVENT, TOWER, encode(data), time=at, expires=expires)
 
     def about(self, kind: str, at: int, data: UpdateData | CancelData, now: int) -> tuple[Message, RaiseMark]:
-        """Return an update or a cancel, and the mark to store with it."""
+        """Return an update or a cancel of an event, and the mark to store with it."""
         minted = self._ids.next(at)
         expires = max(at, now) + self._keep
         message = Message(SCOPE, str(minted), kind, TOWER, encode(data), time=at, expires=expires)

@@ -1,9 +1,10 @@
-"""The stored events that a sentinel has not sent: in their countdown, offline, or behind another event.
+"""The stored events that a sentinel has not sent: they are in their countdown, wait for a connection, or wait
+for another event.
 
-The law: a message that waits here is in the ledger as a delivery without an attempt. Timers measure lengths:
-when the wall clock is set, they move with it, and a restart under a clock that was set back makes no message
-wait longer than it would have from its beginning. An expiry is such a length, too: it counts while the
-sentinel runs, since a clock that was set may show any time after a restart.
+The law: a message that waits here is in the ledger as a delivery without an attempt. Timers measure lengths
+of time: they move with the wall clock when it is set, and after a restart with a clock that was set back no
+message waits longer than its full countdown. An expiry is a length as well: it counts only while the sentinel
+runs, since the clock may show any time after a restart.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class PendingEvent:
         self.expires = message.expires or FOREVER
         """when it expires; `FOREVER`: never"""
         self.steps = steps
-        """by how much the wall clock was set since it was made; None: it was made by an earlier run"""
+        """by how much the wall clock was set since it was created; None if an earlier run created it"""
         self.data: EventData | None = read_event(message.body) if message.kind == EVENT else None
         self.event = message.id if self.data is not None else event_of(message.body)
         self.queued = queued
@@ -35,7 +36,7 @@ class PendingEvent:
 
     @property
     def cause(self) -> tuple[str, str, bool] | None:
-        """Device, reason, and whether it is critical; None: it is an update or a cancel."""
+        """Device, reason, and whether it is critical; None for an update or a cancel."""
         data = self.data
         if data is None:
             return None
@@ -43,14 +44,14 @@ class PendingEvent:
 
 
 class PendingEvents:
-    """The messages that one sentinel has not sent yet, in the order they were made."""
+    """The unsent messages of one sentinel, in order of creation."""
 
     def __init__(self) -> None:
         self._waiting: dict[bytes, PendingEvent] = {}
         self._counting: dict[tuple[str, str, bool], bytes] = {}
-        """what is in its countdown, by device, reason and whether it is critical"""
+        """events in their countdown, by device, reason and whether they are critical"""
         self._behind: dict[str, list[bytes]] = {}
-        """what waits for its event, by the event's id"""
+        """messages that wait for an event, by the event's id"""
         self._timers = Timers[bytes]()
 
     def __len__(self) -> int:
@@ -66,15 +67,15 @@ class PendingEvents:
         return self._waiting[key]
 
     def get(self, key: bytes) -> PendingEvent | None:
-        """Return the message with this key; None: it is not pending."""
+        """Return the message with this key, or None."""
         return self._waiting.get(key)
 
     def all(self) -> list[PendingEvent]:
-        """Return all pending messages, in the order they were made."""
+        """Return all pending messages in order of creation."""
         return list(self._waiting.values())
 
     def counting(self, device: str, reason: str, critical: bool) -> PendingEvent | None:
-        """Return the event in its countdown for this cause; None: there is none."""
+        """Return the event that is in its countdown for this cause, or None."""
         return self._waiting.get(self._counting.get((device, reason, critical), b""))
 
     def behind(self, event: str) -> list[bytes]:
@@ -92,9 +93,9 @@ class PendingEvents:
         self._timers.set(key, waiting.due)
 
     def add_again(self, waiting: PendingEvent, keep: int, now: int) -> None:
-        """Add a message after a restart; its countdown is never longer than it was, even if the clock was
-        set back. A signal that was held back is older than its event, whose expiry, `keep` after it was made,
-        says when the countdown began."""
+        """Add a message after a restart; its countdown is never longer than before, even if the clock was set
+        back. A held signal is older than its event, so the start of the countdown is computed from the
+        event's expiry, `keep` after its creation."""
         message = waiting.message
         begun = max(message.time, message.expires - keep) if message.expires else message.time
         waiting.due = min(waiting.due, now + max(0, waiting.due - begun))
@@ -120,20 +121,20 @@ class PendingEvents:
             del self._counting[cause]
 
     def rest(self, waiting: PendingEvent) -> None:
-        """Let a message wait for the tower, with no timer but its expiry."""
+        """Let a message wait for the tower, with its expiry as its only timer."""
         self._timers.set(waiting.message.key, waiting.expires)
 
     def due(self, now: int) -> Iterator[PendingEvent]:
-        """Yield the messages that are due by now, each once."""
+        """Yield the messages that are due, each once."""
         for key in self._timers.due(now):
             yield self._waiting[key]
 
     def next_wake(self) -> int | None:
-        """Return when the next message is due; None: none is."""
+        """Return when the next message is due, or None."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much: countdowns go on as if it had not been."""
+        """Adjust to a wall clock that was set by this much: countdowns keep their length."""
         for waiting in self._waiting.values():
             waiting.due += by
             if waiting.expires < FOREVER:

@@ -1,8 +1,9 @@
 """Sends the messages of a sentinel to its tower, each when it is due and may go.
 
-The laws. A message is stored before it goes. It goes when its countdown is over and the tower can be reached;
-an update or a cancel, when the tower has its event. What is due at once is stored and started in one commit.
-What was sent has no expiry on the wall clock: the outbox is patient with it for a length of time.
+The laws. A message is stored before it is sent. It is sent when its countdown is over and the tower is
+reachable; an update or a cancel is sent when the tower has its event. A message that is due at once is stored
+and started in one commit. A sent message does not expire by the wall clock: the outbox waits for its answer
+for a length of time.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from msgspec import structs
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
-from duly.core.monitor.messages import SCOPE
-from duly.core.monitor.pending import PendingEvent, PendingEvents
+from duly.core.monitor.event_messages import SCOPE
+from duly.core.monitor.pending_events import PendingEvent, PendingEvents
 from duly.core.monitor.signals import EventQueued, SignalRuling
 from duly.core.monitor.suppression import Ruling, SuppressionDecision
-from duly.core.monitor.unstored import UnstoredEvents
+from duly.core.monitor.unstored_events import UnstoredEvents
 from duly.core.operations import Admit, Advance, Deliver, Finish, Group, OpenDelivery, Results, Withdraw
 from duly.core.outbox import Outbox
 from duly.core.steps import MachineEffect, Origin, Step, Todo
@@ -25,7 +26,7 @@ from duly.core.units import FOREVER
 
 
 class EventSender:
-    """The messages of one sentinel: those that are `pending`, and those that its outbox has under way."""
+    """Sends the messages of one sentinel: those that are `pending`, and those in its outbox."""
 
     def __init__(self, outbox: Outbox, unstored: UnstoredEvents, keep: int) -> None:
         self.outbox = outbox
@@ -34,7 +35,7 @@ class EventSender:
         self.reachable = False
         self._keep = keep
         self._starting: dict[bytes, int] = {}
-        """when what is being started was due"""
+        """when each message that is being started was due"""
 
     @property
     def keys(self) -> list[bytes]:
@@ -45,8 +46,8 @@ class EventSender:
         return len(self.outbox) + len(self.pending) + len(self._starting)
 
     def restore(self, open_: Sequence[OpenDelivery], now: int) -> list[Todo]:
-        """Go on with what the ledger holds, and report each event that waits: a person may still call it
-        off."""
+        """Continue from the ledger, and report each waiting event: a person may still cancel it. An event
+        that was sent unstored is stored in the form that the tower may have."""
         before, self.pending = self.pending, PendingEvents()
         self._starting.clear()
         self.unstored.judge_again()
@@ -64,6 +65,9 @@ class EventSender:
                     device, reason = data.device_address, data.trigger_reason
                     ruling = SignalRuling(None, device, reason, passed, waiting.event, waiting.due)
                     todo.append(MachineEffect(ruling))
+                unstored = self.unstored.get(item.message.key)
+                if unstored is not None and unstored.body != item.message.body:
+                    todo.append(self.replace(waiting, unstored, now))
         return todo
 
     def send(
@@ -83,7 +87,7 @@ class EventSender:
 
         def done(results: Results, now: int) -> list[Todo]:
             if not at_once:
-                return then  # it may have been started meanwhile, by a step of its own
+                return then  # it may have been started meanwhile by another step
             self._starting.pop(message.key, None)
             fresh = results.of(admit).fresh
             return [*then, self.outbox.launched(_lasting(message), 1, -1, now)] if fresh else then
@@ -91,7 +95,7 @@ class EventSender:
         return Step((admit, *more), done, self.unstored.failed(message, origin) if due <= now else ())
 
     def replace(self, waiting: PendingEvent, message: Message, now: int) -> Step:
-        """Store a message anew that has not left: it goes out as it is now."""
+        """Store an unsent message again in its present form."""
         self.pending.stop_counting(waiting)
         self.pending.add(PendingEvent(message, waiting.due, queued=waiting.queued, steps=waiting.steps))
         return Step((Withdraw(message.key), self._admit(message, waiting.due, now)), lambda results, now: [])
@@ -108,14 +112,14 @@ class EventSender:
         return [MachineEffect(EventQueued(waiting.event, data.device_address, data.trigger_reason))]
 
     def may_start(self, waiting: PendingEvent) -> bool:
-        """Whether the tower can be reached, and has the event that a message is about."""
+        """Return whether the tower is reachable and has the event that a message refers to."""
         if not self.reachable:
             return False
         return waiting.data is not None or not self._is_open(key_of(SCOPE, waiting.event))
 
     def settled(self, key: bytes, at: int) -> None:
-        """Note that the device of a message was back at a time: what was not due by then does not go out
-        unstored."""
+        """Note that the device of a message was back at this time; a message that was not due by then is not
+        sent unstored."""
         if at <= self._starting.get(key, 0):
             self.unstored.withhold(key)
 
@@ -123,7 +127,7 @@ class EventSender:
         return key in self.pending or key in self._starting or key in self.outbox.transmissions
 
     def start(self, waiting: PendingEvent, now: int) -> Step:
-        """Hand a message that waited to the outbox."""
+        """Hand a waiting message to the outbox."""
         message = _lasting(waiting.message)
         self.pending.remove(waiting)
         self._starting[message.key] = waiting.due
@@ -143,12 +147,12 @@ class EventSender:
         return Finish(ref, 0, state, answer.reason, (Advance(key, state, now, answer),))
 
     def next_wake(self) -> int | None:
-        """Return when the next message is due; None: none is."""
+        """Return when the next message is due, or None."""
         wakes = (self.outbox.next_wake(), self.pending.next_wake())
         return min((when for when in wakes if when is not None), default=None)
 
     def shift(self, by: int) -> None:
-        """Follow a wall clock that was set by this much."""
+        """Adjust to a wall clock that was set by this much."""
         self.outbox.shift(by)
         self.pending.shift(by)
         self._starting = {key: due + by for key, due in self._starting.items()}

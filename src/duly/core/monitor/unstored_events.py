@@ -1,8 +1,10 @@
-"""Critical events that cannot be stored here, and go to the tower all the same.
+"""Critical events that cannot be stored locally and are sent to the tower anyway.
 
-The laws. Only a critical event goes out unstored, when it is due, and with the same bytes each time: what is
-stored and sent later is a duplicate to the tower. Once the tower has answered, it is not sent again until it
-is stored. What a person has called off in time, or what has settled in time, stays here.
+The laws. Only a critical event is sent unstored, when it is due, and always with the same bytes, so that the
+tower recognises a later copy as a duplicate. The ledger may have an earlier form, since the event was dated
+or updated in the commit that failed: then the form that was sent takes its place. Once the tower has
+answered, the event is not sent again until it is stored. An event that was cancelled or has settled in time
+is not sent.
 """
 
 from __future__ import annotations
@@ -33,28 +35,28 @@ class UnstoredEvents:
         return key in self._sent
 
     def get(self, key: bytes) -> Message | None:
-        """Return an event as it went out; None: it did not."""
+        """Return an event as it was sent, or None if it was not."""
         return self._sent.get(key)
 
     def failed(self, message: Message, origin: Origin = None) -> tuple[Effect, ...]:
-        """Return what follows if the step that lets this message go cannot be stored."""
+        """Return what to do if the step that sends this message cannot be stored."""
         return (MachineEffect(UnstoredEvent(message, origin)),) if is_critical(message) else ()
 
     def withhold(self, key: bytes) -> None:
-        """Keep an event here that has not gone out: it was called off, or has settled."""
+        """Do not send this event: it was cancelled or has settled."""
         if key not in self._sent:
             self._withheld.add(key)
 
     def may_go(self, message: Message) -> bool:
-        """Whether the tower should get this event now."""
+        """Return whether to send this event to the tower now."""
         return message.key not in self._withheld and message.key not in self._answered
 
-    def sent(self, message: Message) -> None:
-        """Note that an event went out."""
-        self._sent[message.key] = message
+    def sent(self, message: Message) -> Message:
+        """Note that an event is sent; return the form to send, which is that of the first time."""
+        return self._sent.setdefault(message.key, message)
 
     def answered(self, key: bytes) -> bool:
-        """Note the tower's answer; return whether it is about an event that went out unstored."""
+        """Note the tower's answer; return whether it is about an event that was sent unstored."""
         if key in self._sent:
             self._answered.add(key)
         return key in self._sent
@@ -65,10 +67,10 @@ class UnstoredEvents:
         self._answered.discard(key)
 
     def judge_again(self) -> None:
-        """Forget what is withheld: everything that was said since is handled again."""
+        """Stop withholding events: everything reported since is handled again."""
         self._withheld.clear()
 
 
 def is_critical(message: Message) -> bool:
-    """Whether a message is an event of the highest severity."""
+    """Return whether a message is a critical event."""
     return message.kind == EVENT and read_event(message.body).severity is Severity.CRITICAL

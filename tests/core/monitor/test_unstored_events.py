@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, Message
+from duly.core.messages import Answer, Message, key_of
 from duly.core.monitor.devices import DEVICES
-from duly.core.monitor.signals import DeviceBack, SentinelPolicy, Severity, Signal
-from duly.core.monitor.unstored import UnstoredEvent
-from duly.core.steps import Answered, MachineEffect, MachineEvent, Step, Todo
+from duly.core.monitor.event_messages import SCOPE
+from duly.core.monitor.signals import (
+    CANCEL,
+    ClockOffset,
+    DeviceBack,
+    EventChange,
+    SentinelPolicy,
+    Severity,
+    Signal,
+)
+from duly.core.monitor.unstored_events import UnstoredEvent
+from duly.core.steps import Answered, Event, MachineEffect, MachineEvent, Reachable, Step, Todo
+from duly.core.units import SECOND
 from tests.at_once import at_once
 from tests.core.monitor.watching import Watch
 
@@ -78,3 +91,49 @@ def test_a_device_that_was_back_in_time_is_no_alarm_even_if_nothing_can_be_store
     begin_anew(watch)
     (event,) = not_stored(watch, watch.monitor.handle(gone, watch.clock.now()))
     assert body(event)["trigger_reason"] == "disconnect", "what was said since is handled again"
+
+
+def fail(watch: Watch, *events: Event) -> list[Message]:
+    """What goes out, in its order, since nothing of what these events bring about can be stored."""
+    todo = [one for event in events for one in watch.monitor.handle(event, watch.clock.now())]
+    return [watch.monitor.unstored.sent(message) for message in not_stored(watch, todo)]
+
+
+@pytest.mark.parametrize(
+    ("severity", "change"),
+    [
+        (Severity.CRITICAL, lambda event: ClockOffset(90 * SECOND)),
+        (Severity.CRITICAL, lambda event: EventChange(event, 0, location=b'{"lat":31.2}')),
+        (Severity.WARNING, lambda event: EventChange(event, 0, severity=Severity.CRITICAL)),
+    ],
+    ids=["dated", "updated", "made critical"],
+)
+def test_a_stored_event_that_went_out_in_a_newer_form_is_stored_and_repeated_in_that_form(
+    severity: Severity, change: Callable[[str], object]
+) -> None:
+    watch = Watch(AT_ONCE, online=False)
+    event = watch.signal("fall", severity=severity).event
+    stored = watch.ledger.disk.messages[key_of(SCOPE, event)].message
+    came = (MachineEvent(change(event)), Reachable(""))
+    (out,) = fail(watch, *came)
+    assert out.body != stored.body
+    begin_anew(watch)
+    assert watch.ledger.disk.messages[out.key].message.body == out.body, "also a restart finds it"
+    for one in came:
+        watch.give(one)
+    assert watch.sent()[0].body == out.body, "what is sent later is a duplicate to the tower"
+    correction = watch.call_off().corrected
+    watch.take(out)
+    assert correction == (event,)
+    assert watch.sent()[-1].kind == CANCEL, "and the tower is told that it was called off"
+
+
+def test_an_event_that_is_dated_while_nothing_can_be_stored_goes_out_in_one_form() -> None:
+    watch = Watch(AT_ONCE, online=False)
+    came = (MachineEvent(critical(watch)), MachineEvent(ClockOffset(90 * SECOND)), Reachable(""))
+    first, again = fail(watch, *came)
+    assert again == first
+    begin_anew(watch)
+    for one in came:
+        watch.give(one)
+    assert [message.body for message in watch.sent()] == [first.body]
