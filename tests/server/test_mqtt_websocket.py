@@ -28,7 +28,7 @@ from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.clients.test_js_node import node as javascript
-from tests.servers import GUARD
+from tests.guard import GUARD
 
 ORIGIN = "https://app.example"
 

@@ -28,6 +28,7 @@ from duly.testing.sim.runner import WORLDS
 from duly.wire.fd import FdKind, parse_topic
 from duly.wire.frames import RESERVED, Frame
 from duly.wire.schemas import CLIENT_FRAMES, HUB_FRAMES
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.servers import missing
 
@@ -164,7 +165,7 @@ async def test_chat_fits(local: LocalHub, tapped: type[Tapped]) -> None:
     async with ann, bob:
         group = await ann.create_group("club", "bob")
         sent = await ann.send(group, "welcome")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             async for line in bob.lines():
                 if line.type == "group_chat":
                     break
@@ -180,7 +181,7 @@ async def test_chat_fits(local: LocalHub, tapped: type[Tapped]) -> None:
         await ann.friends()
         await ann.delete(group, sent.n)
         await bob.leave(group)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while not tapped.heard >= {"receipt", "typing", "group_leave"}:
                 await asyncio.sleep(0.01)
     assert tapped.sent >= {
@@ -205,7 +206,7 @@ async def test_alerts_fit(local: LocalHub, tapped: type[Tapped]) -> None:
         await alert.sent
         sentinel.update(alert.id, location={"lat": 1})
         sentinel.cancel("AA:BB")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while not tapped.sent >= {"alert_event", "alert_update", "alert_cancel", "alert_heartbeat"}:
                 await asyncio.sleep(0.01)
 

@@ -1,1 +1,1 @@
-"""The hub: all parts put together, started and stopped in order."""
+"""The hub: assembles all parts, and starts and stops them in order."""

@@ -66,7 +66,7 @@ class Admin:
                 policy = control_policy(hub.settings)
                 judged = {"thresholds": judge(await hub.measure())}
                 found = await diagnostics.examine(hub.settings, policy, hub.ledger, hub.notifier)
-                return hub.state() | judged | found
+                return hub.health.state() | judged | found
             case "prune" if "dry" in wanted:
                 return await retention.would_prune(
                     hub.ledger, hub.maintenance.archive, deliveries_kept(hub.settings)

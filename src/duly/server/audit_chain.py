@@ -3,8 +3,8 @@
 The entries are a stream of the ledger. An entry holds the SHA-256 of the entry before it, and an item of the
 ledger holds that of the last one. Both are written in one transaction that checks the item first, so that
 hubs on one ledger never write two entries behind the same one. An entry that was changed, removed or inserted
-breaks the chain, and `verify` names it. To notice a chain that was cut off at its end, or written anew as a
-whole, keep the hash that `verify` returns somewhere else and hand it in the next time.
+breaks the chain, and `verify` names it. To detect a chain that was truncated or rewritten as a whole, keep
+the hash that `verify` returns in another place and pass it in the next time.
 
 The actor of an entry is the account that was authenticated, never a name out of a request.
 """
@@ -53,7 +53,7 @@ class AuditEntry(Struct, frozen=True, kw_only=True):
 
 
 class AuditCheck(Struct, frozen=True):
-    """What a verification has found: the number of entries, the hash of the last one, and the problem."""
+    """The result of a verification: the number of entries, the hash of the last one, and the problem."""
 
     entries: int
     head: str
@@ -153,7 +153,7 @@ def _digest(body: bytes) -> bytes:
 
 
 def _text(text: str) -> str:
-    """A text that fits into an entry; what UTF-8 cannot carry is replaced."""
+    """Return a text that fits into an entry; characters that UTF-8 cannot encode are replaced."""
     return text[:TEXT_LIMIT].encode(errors="replace").decode()
 
 

@@ -1,6 +1,6 @@
 """The verbs of the command line that the audit chain records, and what it records of each.
 
-Everything that changes something is recorded, with the names it is about and never with a secret: neither the
+Every verb that changes something is recorded with the names it concerns, never with a secret: neither the
 address of a recipient nor a password.
 """
 
@@ -42,7 +42,7 @@ class AuditedVerb(NamedTuple):
 
 
 def audited(verb: str, wanted: Mapping[str, str]) -> AuditedVerb | None:
-    """What is recorded of a verb with these arguments; None for one that only reads.
+    """Return what is recorded of a verb with these arguments; None for one that only reads.
 
     >>> audited("grant", {"app": "phone", "device": "lock"})
     AuditedVerb(action='grant', target='phone lock', detail='')

@@ -28,8 +28,8 @@ FOLDERS: Final = ("broker", "archive", local.FOLDER)
 
 
 def prepare(folder: Path) -> None:
-    """Make the folder if it does not exist, and let only its owner read the files of the hub. Other files
-    in it are left as they are."""
+    """Create the folder if it does not exist, and let only its owner read the files of the hub. Other files
+    in it are left alone."""
     private_folder(folder)
     close_to_others(folder / name for name in FILES)
     for name in FOLDERS:
@@ -37,7 +37,7 @@ def prepare(folder: Path) -> None:
 
 
 def hub_name(folder: Path) -> str:
-    """The name of the hub with this data folder: made once, the same after every restart."""
+    """Return the name of the hub with this data folder: created once, the same after every restart."""
     path = folder / "hub_id"
     kept = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if _NAME.fullmatch(kept):

@@ -1,9 +1,9 @@
 """Examines a running hub for `duly doctor`.
 
-It shows the settings that this process uses, whatever a file says by now, and tries what the hub depends
-on: it reads from the ledger, and sends itself a hint through the notifier. What does not answer within a
-few seconds is reported as a problem. Nothing is changed, and no secret is shown: addresses are without
-their passwords.
+It shows the settings that this process uses, even if a file has changed since, and tests the dependencies of
+the hub: it reads from the ledger, and sends itself a hint through the notifier. A part that does not answer
+within a few seconds is reported as a problem. Nothing is changed, and no secret is shown: addresses are
+without their passwords.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from urllib.parse import urlsplit, urlunsplit
 import msgspec
 
 from duly.errors import LedgerError, Stopped
+from duly.server.floor_watch import lanes_ahead
 
 if TYPE_CHECKING:
     from duly.apps.gateway.control_policy import ControlPolicy
@@ -87,13 +88,14 @@ async def check_ledger(ledger: Ledger) -> dict[str, object]:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             about, size = await ledger.describe(), await ledger.size()
+            ahead = await lanes_ahead(ledger)
     except TimeoutError:
         return {"problem": f"no answer within {ANSWER_SECONDS:.0f} s"}
     except (LedgerError, Stopped) as problem:
         return {"problem": str(problem)}
     took = round((time.monotonic() - began) * 1000, 1)
     shown: dict[str, object] = msgspec.to_builtins(about) | msgspec.to_builtins(size)
-    return shown | {"ms": took, "problem": None}
+    return shown | {"ms": took, "lanes_ahead": ahead, "problem": None}
 
 
 async def check_notifier(notifier: Notifier | None, url: str) -> dict[str, object] | None:

@@ -7,15 +7,19 @@ A floor in the future, left by a clock that was wrong, makes a hub refuse what i
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from duly.core.trusted_time import Floor
-from duly.core.units import HOUR, MS, SECOND, show
+from duly.core.units import HOUR, MINUTE, MS, SECOND, show
 from duly.storage.ledger import Ledger
+
+TOLERATED_AHEAD: Final = 5 * MINUTE
+"""How far the clock of a sender may be ahead, as the hub's policies allow it."""
 
 
 class FloorWatch:
-    """The floor of one ledger, as it was at the last refresh. Further in the future than `tolerated` it makes
-    a hub unhealthy: new messages are refused as stale."""
+    """The floor of one ledger as of the last refresh. If it is further in the future than `tolerated`, the
+    hub is unhealthy: new messages are refused as stale."""
 
     def __init__(self, ledger: Ledger, tolerated: int = HOUR) -> None:
         self._ledger = ledger
@@ -39,21 +43,22 @@ class FloorWatch:
         return floor_ahead(ahead) if ahead > self._tolerated else None
 
     def state(self) -> dict[str, float | None]:
-        """The seconds by which the floor is in the future, by which it may be, and by which trusted time is
-        behind the clock: None while the ledger is so new that there is no trusted time."""
+        """Return by how many seconds the floor is in the future, by how many it may be, and how far trusted
+        time is behind the clock (None while the ledger is so new that there is no trusted time)."""
         now, floor = self._ledger.clock.now(), self._floor
         behind = None if floor.young else max(0, now - floor.trusted) / SECOND
         ahead = max(0, floor.until - now) / SECOND
         return {"ahead": ahead, "tolerated": self._tolerated / SECOND, "behind": behind}
 
     async def administer(self, wanted: dict[str, str]) -> dict[str, int | None]:
-        """Return the floor, in milliseconds; `mend` takes it back first, and with it the lanes that a wrong
-        clock has led into the future."""
+        """Return the floor, in milliseconds; `mend` lowers it first, together with the lanes that a wrong
+        clock has moved into the future."""
         lanes = 0
         if "mend" in wanted:
             lanes = await self._ledger.lower_marks()
             await self._ledger.mend_floor(everything="all" in wanted)
         await self.refresh()
+        ahead = await lanes_ahead(self._ledger)
         floor, now = self._floor, self._ledger.clock.now()
         return {
             "now": now // MS,
@@ -64,7 +69,24 @@ class FloorWatch:
             "barrier": floor.barrier // MS if floor.barrier > now else None,
             "restored": floor.restored // MS or None,
             "lanes": lanes,
+            "lanes_ahead": ahead,
         }
+
+
+async def lanes_ahead(ledger: Ledger) -> int:
+    """The number of lanes whose last message was made in the future, further than a sender's clock may be
+    ahead: what their senders say now can be superseded."""
+    limit = (ledger.clock.now() + TOLERATED_AHEAD) // MS
+    return sum(ms > limit for _, ms in (await ledger.marks()).values())
+
+
+def senders_ahead(lanes: int) -> str:
+    """The sentence that tells an operator about lanes that are in the future."""
+    return (
+        f"{lanes} {'lane is' if lanes == 1 else 'lanes are'} in the future, since a clock was wrong: what "
+        "the senders say now may be superseded by what they said then. Set the clock if it is wrong; "
+        "'duly floor --mend' takes the lanes back"
+    )
 
 
 def floor_ahead(by: int) -> str:

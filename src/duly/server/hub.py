@@ -1,8 +1,8 @@
-"""The hub: the server that puts ledger, accounts, applications and listeners together.
+"""The hub: the server that assembles ledger, accounts, applications and listeners.
 
-It starts its parts in order and is ready when all of them serve. To stop, it takes in nothing more,
-finishes what it has taken in, and leaves the rest in the ledger. While it runs, a run file in its data
-folder says where to reach it.
+It starts its parts in order and is ready when all of them serve. To stop, it accepts nothing more, finishes
+what it has accepted, and leaves the rest in the ledger. While it runs, a run file in its data folder contains
+its address.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from duly.server import data_folder, runfile
 from duly.server.admin import Admin
 from duly.server.dashboard.service import Dashboard
 from duly.server.floor_watch import FloorWatch
+from duly.server.health import HubHealth
 from duly.server.listener import Listener
 from duly.server.maintenance import Maintenance
 from duly.server.metrics import HubMetrics
@@ -81,10 +82,10 @@ hub spends a twentieth of its time on collections, and still most of that with 1
 
 
 def tune() -> None:
-    """Set this process up for running a hub and nothing else."""
+    """Tune this process for running nothing but a hub."""
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_SECONDS)
-    gc.freeze()  # what is loaded by now is never collected
+    gc.freeze()  # objects that exist now are never collected
     gc.set_threshold(*COLLECT_AFTER)
 
 
@@ -100,8 +101,9 @@ class Hub:
         self.admin = Admin(self)
         self.revocation = Revocation(self)
         self.maintenance = Maintenance(self)
+        self.health = HubHealth(self)
         self.name = ""
-        """made once and kept in the data folder"""
+        """created once and stored in the data folder"""
         self.url = ""
         self.mqtt_url = ""
         self.mqtt_websocket_url = ""
@@ -234,19 +236,19 @@ class Hub:
         await self._shutdown.run()
 
     async def run(self) -> None:
-        """Wait until a needed part has failed for good, such as an engine that fails again and again."""
+        """Wait until an essential part has failed for good, such as an engine that fails repeatedly."""
         await self.tasks.ended()
 
     # ── what the transports ask for ──────────────────────────────────────────────────────────────
 
     def sees_from(self, who: Principal) -> int:
-        """The time before which a caller sees nothing: an earlier account of that name was another one. It
-        is 0 for an admin."""
+        """Return the time before which a caller sees nothing, because the name belonged to an earlier
+        account. It is 0 for an admin."""
         return 0 if who.role is Role.ADMIN else self.accounts.created_at(who.name)
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        """Greet a session that has logged in. If the ledger cannot be read, it is told so like any other
-        client that is turned away: with code 4, and then the connection is closed."""
+        """Greet a session that has logged in. If the ledger cannot be read, the client gets code 4, and the
+        connection is closed."""
         try:
             await self.router.connected(session, who, cursors)
         except LedgerError as problem:
@@ -254,17 +256,18 @@ class Hub:
             session.close(f"try again soon: {problem}")
 
     def receiver(self, session: Session, who: Principal) -> Callable[[bytes], bool | Awaitable[bool]]:
-        """The function that handles a session's frames; it returns what to await before the next one."""
+        """Return the function that handles a session's frames; it returns what to await before the next
+        one."""
         return self.router.receiver(session, who)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
-        """Handle frames in their order, each with its session."""
+        """Handle frames in order, each with its session."""
         await self.router.receive_all(sessions, who, raws)
 
     def begin_all(
         self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]
     ) -> Coroutine[object, None, None] | None:
-        """The same as far as nothing has to be awaited; returns what handles the rest, if there is any."""
+        """Handle frames as far as nothing has to be awaited; return the coroutine for the rest, if any."""
         return self.router.begin_all(sessions, who, raws)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
@@ -273,14 +276,14 @@ class Hub:
             await self.router.disconnected(session, who)
 
     async def hops(self, record: Record, *, receipts_too: bool) -> list[Hop]:
-        """The steps of a message with their times, as far as the trail reaches; of a chat line also those of
-        its recipients, if the caller may see them."""
+        """Return the steps of a message with their times, as far back as the trail reaches; for a chat line
+        also those of its recipients, if the caller may see them."""
         trail = self.metrics.trail
         found = await trail.of_record(record)
         return [*found, *await receipts.hops(trail, record)] if receipts_too else found
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All metrics now; with `stored`, after storing them, as they are stored."""
+        """Return all metrics; with `stored`, after storing them, as they are stored."""
         return await self.metrics.measure(stored=stored)
 
     async def cluster_totals(self) -> list[ClusterTotal]:
@@ -298,7 +301,7 @@ class Hub:
         return await self.gateway.devices.page(who, after, limit)
 
     async def trace_line(self, record: Record, who: Principal) -> dict[str, object] | None:
-        """How far a chat line has come with its recipients; None for any other message."""
+        """Return the receipts of a chat line; None for any other message."""
         return await receipts.trace(self.ledger, record, None if who.role is Role.ADMIN else who.name)
 
     async def list_alerts(
@@ -314,67 +317,8 @@ class Hub:
         """One alert; None if the ledger has none of this key."""
         return await self.alerts.show(key)
 
-    def limits_in_force(self) -> list[tuple[str, int]]:
-        """What one account may do: messages a minute by kind, commands that wait, megabytes a day."""
-        by_kind = [(limit.kind, limit.amount) for limit in self.limits]
-        queue = self.gateway.policy.backlog.messages
-        return [*by_kind, ("queue", queue), ("stored", self.limits.policy.stored_mb)]
-
-    def limited(self) -> dict[str, int]:
-        """How much was refused by the limits since the start, by kind."""
-        return {limit.kind: limit.refused for limit in self.limits} | {"queue": self.gateway.refused_waiting}
-
-    @property
-    def down(self) -> str | None:
-        """Why the hub can accept nothing now; None if it can."""
-        try:
-            self.ledger.check()
-        except LedgerError as unusable:
-            return str(unusable)
-        engines = (application.engine.down for application in self.applications)
-        problem = self.floor.problem or next(filter(None, engines), None) or self.gateway.remote.trouble
-        return str(problem) if problem else None
-
-    @property
-    def problems(self) -> dict[str, str]:
-        """The background tasks that do not run, with the reason."""
-        return self.tasks.problems
-
-    @property
-    def refuses_as_stale(self) -> bool:
-        """Whether new messages are refused, since the ledger's floor is in the future."""
-        return self.floor.problem is not None
-
-    @property
-    def degraded(self) -> list[str]:
-        """What does not work although this hub takes requests: `mqtt` if its broker does not answer. All hubs
-        use the same broker, so that is no reason for a load balancer to send clients elsewhere."""
-        return [] if self.mqtt is None or self.mqtt.state()["problem"] is None else ["mqtt"]
-
-    def state(self) -> dict[str, object]:
-        """The state of the hub, as `duly doctor` and the dashboard show it."""
-        return {
-            "url": self.url,
-            "ledger": type(self.ledger).__name__,
-            "down": self.down,
-            "devices": self.gateway.presence(),
-            "mqtt": None if self.mqtt is None else self.mqtt.state(),
-            "conflicts": self.gateway.conflicts() + ([] if self.mqtt is None else self.mqtt.conflicts()),
-            "alerts": self.alerts.state(),
-            "unforgotten": self.maintenance.problem,
-            "problems": self.problems,
-            "failures": dict(self.tasks.failures),
-            "floor": self.floor.state(),
-            "limits": {
-                "in_force": dict(self.limits_in_force()),
-                "refused": self.limited(),
-                "accounts": dict(self.limits.worst()),
-            },
-            "hubs": sorted(self.gateway.remote.hubs),
-        }
-
     async def _may_report(self, name: str) -> bool:
-        """Whether this account may report alerts; it may be one that another hub has just made."""
+        """Return whether this account may report alerts; another hub may have just created it."""
         reporting = (Role.SENTINEL, Role.ADMIN)
         if self.accounts.role_of(name) not in reporting:
             await self.accounts.confirmed(name)

@@ -26,8 +26,8 @@ from duly.storage.secret_box import FILE
 Progress = Callable[[int], None]
 
 REPEATABLE: Final = frozenset({"alert", "hub", "push", "task", "tower"})
-"""Channels whose receivers recognise a repeat, or whose deliveries may be repeated: alerts, and what a client
-keeps to send again."""
+"""Channels whose receivers recognise a repeat, or whose deliveries may be repeated: alerts, and messages that
+a client keeps to send again."""
 
 
 class RestoreReport(Struct, frozen=True):
@@ -35,13 +35,13 @@ class RestoreReport(Struct, frozen=True):
 
     about: BackupInfo
     stale_before: int
-    """what was made before then (µs) and is not in the backup is stale"""
+    """messages created before this (µs) that are not in the backup are stale"""
     unknown: int
     """messages that were open and may have ended since"""
     open: int
-    """messages that go on: alerts, and what is sent again until it is answered"""
+    """messages that continue: alerts, and messages that are sent again until they are answered"""
     key: str
-    """what is to be done about the key of the secrets; empty if it is in its place"""
+    """what must be done about the key of the secrets; empty if it is in place"""
 
 
 async def back_up(
@@ -80,10 +80,10 @@ async def restore(
     skew: int | None = None,
     progress: Progress = lambda rows: None,
 ) -> RestoreReport:
-    """Make the ledger of these settings from a backup.
+    """Create the ledger of these settings from a backup.
 
     `lost_at` is when the ledger was lost (µs), now if it is not known; `skew` is how far ahead of that the
-    clock of a sender may have been. Raises if a hub runs there, or if there is a ledger already.
+    clock of a sender may have been. Raises an error if a hub runs there, or if there is a ledger already.
     """
     folder = Path(settings.data)
     if not settings.ledger:
@@ -134,7 +134,7 @@ def _refuse_other_key(settings: Settings, about: BackupInfo) -> None:
 
 
 def _place_key(settings: Settings, about: BackupInfo, key: bytes | None) -> str:
-    """Put the key that a backup includes in its place; return what is left to do."""
+    """Install the key that a backup includes; return what is left to do."""
     path = _key_file(settings)
     if not about.key or path.exists():
         return ""

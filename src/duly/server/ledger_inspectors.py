@@ -1,6 +1,6 @@
 """Inspectors of the items and streams in a ledger, for `duly check`.
 
-Each inspector belongs to one part of the hub, and knows the form in which that part stores things.
+Each inspector belongs to one part of the hub and knows its storage format.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AccountInspector:
         self._referred: list[tuple[str, str]] = []
 
     def item(self, bucket: str, name: str, body: bytes) -> Iterator[BrokenInvariant]:
-        """Note accounts, and what refers to one."""
+        """Note accounts, and items that refer to one."""
         if bucket == PRINCIPALS:
             self._names.add(name)
             try:
@@ -63,18 +63,18 @@ class AccountInspector:
             self._referred.append((body.decode(errors="replace"), f"the token {name[:8]}…"))
 
     def entry(self, stream: str, n: int, body: bytes) -> Iterable[BrokenInvariant]:
-        """Accounts have no streams."""
+        """Do nothing: accounts have no streams."""
         return ()
 
     def finish(self) -> Iterator[BrokenInvariant]:
-        """Tell what refers to an account that is not there."""
+        """Report references to missing accounts."""
         for name, what in self._referred:
             if name not in self._names:
                 yield BrokenInvariant("account-references", f"{what} names {name!r}, which is no account")
 
 
 class SecretInspector:
-    """Checks that sealed secrets belong to the ledger's key, and can be opened with it."""
+    """Checks that encrypted secrets belong to the ledger's key, and can be decrypted with it."""
 
     invariants: Sequence[Invariant] = (
         Invariant(
@@ -96,7 +96,7 @@ class SecretInspector:
         self._needed = ""
 
     def item(self, bucket: str, name: str, body: bytes) -> Iterator[BrokenInvariant]:
-        """Try to open what an item holds."""
+        """Try to decrypt the secrets of an item."""
         keys = _SEALED.findall(body)
         if (bucket, name) == (secret_box.BUCKET, secret_box.NAME) and keys:
             self._needed = keys[0].decode()
@@ -110,11 +110,11 @@ class SecretInspector:
             yield BrokenInvariant("secret-openable", f"{bucket}/{name}: {problem}")
 
     def entry(self, stream: str, n: int, body: bytes) -> Iterable[BrokenInvariant]:
-        """Streams hold no secrets."""
+        """Do nothing: streams hold no secrets."""
         return ()
 
     def finish(self) -> Iterator[BrokenInvariant]:
-        """Tell which secrets are sealed with another key than the ledger names."""
+        """Report secrets that are encrypted with another key than the ledger's."""
         for key, where in self._keys:
             if key != self._needed:
                 named = self._needed or "none"
@@ -124,7 +124,7 @@ class SecretInspector:
 
 
 def _sealed_in(bucket: str, name: str, body: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the sealed values of an item, each with its place."""
+    """Yield the encrypted values of an item, each with its place."""
     if bucket == secret_box.BUCKET:
         yield body.decode(), secret_box.BUCKET
     elif bucket in (secret_box.SHARED, ADDRESSES):
@@ -159,7 +159,7 @@ class AuditInspector:
         return ()
 
     def entry(self, stream: str, n: int, body: bytes) -> Iterator[BrokenInvariant]:
-        """Follow the chain; where it breaks is told once."""
+        """Follow the chain; a break is reported once."""
         if stream != audit_chain.STREAM:
             return
         try:
@@ -178,7 +178,7 @@ class AuditInspector:
 
 
 class RecordInspector:
-    """Checks trails and totals: what hubs have noted of messages, and their counters."""
+    """Checks trails and totals: the hops and counters that hubs have recorded."""
 
     invariants: Sequence[Invariant] = (
         Invariant(
@@ -220,10 +220,10 @@ class RecordInspector:
             yield BrokenInvariant("trail-readable", f"{stream!r} is of a hub that is not listed")
 
     def finish(self) -> Iterable[BrokenInvariant]:
-        """Nothing is left to tell."""
+        """Do nothing: there is nothing left to report."""
         return ()
 
 
 def hub_inspectors(box: SecretBox | None, why: str = "the secret key is not here") -> list[Inspector]:
-    """Return the inspectors of everything that a hub keeps; `why` there is no box."""
+    """Return the inspectors of everything that a hub stores; `why` says why there is no box."""
     return [AccountInspector(), SecretInspector(box, why), AuditInspector(), RecordInspector()]

@@ -17,7 +17,7 @@ from duly.errors import Malformed
 from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
-from duly.transports.http import alertmanager, alerts, cloud_events, logins, messages, metrics, static
+from duly.transports.http import alertmanager, alerts, client_files, cloud_events, logins, messages, metrics
 from duly.transports.http.fast_path import FastPath
 from duly.transports.http.gate import RequestGate
 from duly.transports.read_memory import MEMORY, ReadMemory
@@ -92,7 +92,7 @@ class Listener:
                 *alertmanager.routes(hub),
                 *cloud_events.routes(hub),
                 *metrics.routes(hub),
-                *static.routes(),
+                *client_files.routes(),
                 *wire_documents.routes(),
                 web.post("/v1/admin/{verb}", administer),
                 *hub.dashboard.routes(),

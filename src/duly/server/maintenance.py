@@ -1,7 +1,7 @@
-"""The periodic work of a hub: forgets what was kept long enough, and follows what other hubs have changed.
+"""The periodic work of a hub: prunes the ledger, and follows changes by other hubs.
 
-The law: periodic work never fails for good. A ledger that cannot be used now is used the next time, and the
-state of the hub says that it could not.
+The law: periodic work never fails for good. If the ledger is unusable the next run tries again, and the state
+of the hub shows the failure.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ class Maintenance:
             await hub.alerts.adopt(hub.gateway.remote.hubs)
 
     async def prune(self) -> dict[str, object]:
-        """Forget what the ledger has kept for long enough; returns what was forgotten."""
+        """Forget what the ledger has kept for long enough; return what was forgotten."""
         hub = self._hub
         kept = deliveries_kept(hub.settings)
         return await retention.prune(hub.ledger, hub.alerts.operations, self.archive, kept)
 
     async def would_prune(self) -> dict[str, object]:
-        """What `prune` would forget now."""
+        """Return what `prune` would forget now."""
         return await retention.would_prune(
             self._hub.ledger, self.archive, deliveries_kept(self._hub.settings)
         )
 
     async def refresh(self) -> None:
-        """Finish removals of people, and follow what other hubs have changed."""
+        """Finish removals of people, and follow changes by other hubs."""
         hub = self._hub
         with contextlib.suppress(LedgerError):
             await hub.chat.remove_from_chat()

@@ -34,7 +34,7 @@ DEAD_COUNTED: Final = 1_000
 
 
 class HubMetrics:
-    """The telemetry of one hub, with what keeps it up to date."""
+    """The telemetry of one hub, and the jobs that keep it up to date."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -51,7 +51,7 @@ class HubMetrics:
         self._dead_at: tuple[int, ...] = ()
 
     async def load(self) -> None:
-        """Go on from the totals and charts in the ledger."""
+        """Continue from the totals and charts in the ledger."""
         await self.totals.load()
         await self._charts.load()
 
@@ -69,7 +69,9 @@ class HubMetrics:
         telemetry.read("duly_connections", self._connections)
         telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
-        telemetry.read("duly_limit", lambda: {(kind,): float(most) for kind, most in hub.limits_in_force()})
+        telemetry.read(
+            "duly_limit", lambda: {(kind,): float(most) for kind, most in hub.health.limits_in_force()}
+        )
         telemetry.read("duly_alert_average_retries", self._average_retries)
         hub.tasks.every("sample of the metrics", SAMPLE_SECONDS, self._sample)
         for name, seconds, work in (
@@ -94,8 +96,8 @@ class HubMetrics:
             await self._charts.store()
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All metrics now. With `stored` the totals are stored first and shown as they are stored; those that
-        cannot be stored now are shown as they were."""
+        """Return all metrics. With `stored` the totals are stored first and shown as they are stored; if that
+        fails, the last stored values are shown."""
         self._count()
         if stored:
             with contextlib.suppress(DulyError, TimeoutError):
@@ -104,7 +106,7 @@ class HubMetrics:
         return self.telemetry.snapshot(stored=stored)
 
     async def cluster_totals(self) -> list[ClusterTotal]:
-        """The totals of all hubs on the ledger, with what this one has not stored yet."""
+        """Return the totals of all hubs on the ledger, including what this one has not stored yet."""
         self._count()
         found = await self.totals.summed()
         metrics, own = self.telemetry.metrics, self.telemetry.unsaved()
@@ -125,20 +127,20 @@ class HubMetrics:
         broker = None if hub.mqtt is None else hub.mqtt.state()["problem"]
         self.outages.see(
             {
-                "the ledger": hub.down,
+                "the ledger": hub.health.down,
                 "the notifier": None if hub.notifier is None else hub.notifier.problem,
                 "the broker": None if broker is None else str(broker),
             }
         )
 
     def _count(self) -> None:
-        """Count the newest hops, and take over what parts of the hub count by themselves."""
+        """Count the newest hops, and take over counts of other parts of the hub."""
         self.trail.fold()
         hub, telemetry = self._hub, self.telemetry
         telemetry.auth_failures.value = hub.login_guard.failures
         if hub.mqtt is not None:
             telemetry.broker_refused.value = hub.mqtt.refused
-        for kind, refused in hub.limited().items():
+        for kind, refused in hub.health.limited().items():
             telemetry.counter("duly_limited_total", kind).value = refused
         counts = hub.alerts.counts
         attempts = telemetry.counter("duly_alert_retry_attempts_total")
@@ -155,9 +157,9 @@ class HubMetrics:
             telemetry.counter("duly_alert_held_back_total", reason).value = count
 
     async def count_dead(self) -> None:
-        """Count dead letters, again if anything was attempted or has ended since the last count."""
-        counts = self._hub.alerts.counts
-        seen = (counts.accepted, counts.attempts, counts.failed, counts.in_doubt)
+        """Count dead letters, again if anything was attempted, changed or has ended since the last count."""
+        counts, changes = self._hub.alerts.counts, self._hub.alerts.planner.changes
+        seen = (counts.accepted, counts.attempts, counts.failed, counts.in_doubt, changes)
         if seen == self._dead_at:
             return
         self._dead_at = seen
@@ -185,6 +187,6 @@ class HubMetrics:
 
 
 async def _when_possible(work: Callable[[], Awaitable[None]]) -> None:
-    """Do this, unless the ledger cannot be used now: the next time comes soon."""
+    """Do this, unless the ledger is unusable now: the next time comes soon."""
     with contextlib.suppress(LedgerError):
         await work()

@@ -68,7 +68,9 @@ class MqttService:
         devices = MqttDevices(gateway, accounts, activity, ids, self._tasks, on_rush=self._hurry)
         self.devices = devices
         await devices.start()
-        gateway.remote.poll(self._tasks, "look at MQTT devices of other hubs", devices.claim_orphaned)
+        gateway.remote.poll(
+            self._tasks, "look at MQTT devices of other hubs", devices.sessions.claim_orphaned
+        )
         address = self._outside() if self._settings.mqtt else await self._own_broker(accounts, devices)
         if "client_id=" not in self._settings.mqtt:
             folder = Path(self._settings.data)
@@ -83,7 +85,7 @@ class MqttService:
         self._tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
 
     async def _clear(self, broker: EmbeddedBroker, address: BrokerAddress, accounts: Accounts) -> None:
-        """End what the broker has kept for accounts that were removed while the hub did not run."""
+        """End what the broker has kept for accounts that were removed while the hub was not running."""
 
         async def end(client_id: str) -> None:
             await end_session(replace(address, client_id=client_id))
@@ -117,14 +119,14 @@ class MqttService:
             websocket_port=settings.mqtt_ws_port,
             origins=[*settings.origins, *filter(None, [settings.public_url])],
         )
-        self.broker.clients.given = devices.given
+        self.broker.clients.given = devices.sessions.given
         devices.presence.watch_connections()
         self.broker.clients.callout.on_connections = devices.connections
         self.broker.clients.callout.admit_first(HUB)
         await self.broker.start()
         self._shutdown.add("the embedded broker", self.broker.stop)
         self.url, self.websocket_url = self.broker.url, self.broker.websocket_url
-        # The certificate carries the public name and not 127.0.0.1: so this very certificate is expected.
+        # The certificate contains the public name and not 127.0.0.1, so exactly this certificate is expected.
         return replace(
             BrokerAddress.parse(self.url),
             username=HUB,
@@ -140,9 +142,9 @@ class MqttService:
             devices.arrived(topic, payload, old and self.broker is not None, old, ack)
 
         def reconnected(_: bool) -> None:
-            self._tasks.do("mqtt reconnection", devices.answers_back())
+            self._tasks.do("mqtt reconnection", devices.sessions.reconnect())
 
-        devices.link = self.links["answers"] = MqttLink(
+        devices.sessions.link = self.links["answers"] = MqttLink(
             address, received, subscriptions=devices.answers, on_connect=reconnected, tasks=self._tasks
         )
         devices.reports_link = self.links["reports"] = MqttLink(
@@ -167,16 +169,16 @@ class MqttService:
             self.broker.hurry()
 
     async def dismiss(self, name: str) -> None:
-        """Disconnect an account whose token is void. If the account is gone, so are its sessions with the
-        embedded broker; a broker that is down ends them when it is back."""
+        """Disconnect an account whose token is void. If the account is gone, its sessions with the embedded
+        broker end as well; a broker that is down ends them when it is back."""
         if self.broker is not None:
             with contextlib.suppress(DulyError, msgspec.DecodeError):
                 await self.broker.dismiss(name)
         await self.devices.dismiss(name)
 
     async def take_back(self) -> None:
-        """Delete the tasks that the embedded broker keeps for devices that are away, and whose senders may no
-        longer command them. An outside broker does not give back what it has."""
+        """Delete the tasks that the embedded broker keeps for offline devices whose senders may no longer
+        command them. An outside broker does not return what it has."""
         if self.broker is None:
             return
         kept = self.broker.clients.kept
@@ -186,8 +188,8 @@ class MqttService:
                     await kept.delete(DEVICES, task)
 
     def state(self) -> dict[str, object]:
-        """The address of the broker, whether it is embedded, which version of MQTT it speaks with the hub (3
-        is 3.1.1), and why it does not work, if so."""
+        """Return the address of the broker, whether it is embedded, the MQTT version it speaks with the hub
+        (3 is 3.1.1), and its problem, if any."""
         down = next((link.problem for link in self.links.values() if not link.up), None)
         problem = (self.broker and self.broker.problem) or down
         shown = None if problem is None else str(problem)
@@ -200,6 +202,6 @@ class MqttService:
         }
 
     def conflicts(self) -> list[str]:
-        """A sentence about each client id that two clients of the embedded broker fight over."""
+        """Return a sentence about each client id that two clients of the embedded broker compete for."""
         now = seconds(asyncio.get_running_loop().time())
         return [] if self.broker is None else self.broker.clients.takeovers.conflicts(now)

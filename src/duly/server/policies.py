@@ -19,7 +19,7 @@ from duly.settings import Settings
 
 
 def control_policy(settings: Settings) -> ControlPolicy:
-    """How commands are ordered, remembered and given up."""
+    """Return how commands are ordered, remembered and given up."""
     return ControlPolicy(
         window=seconds(settings.window),
         max_age=seconds(settings.max_age),
@@ -29,7 +29,7 @@ def control_policy(settings: Settings) -> ControlPolicy:
 
 
 def gateway_policy(settings: Settings) -> GatewayPolicy:
-    """How the gateway treats commands, and how many it keeps for a device that is offline."""
+    """Return how the gateway treats commands, and how many it keeps for a device that is offline."""
     return GatewayPolicy(
         control=control_policy(settings),
         backlog=BacklogPolicy(settings.max_queued, settings.max_queued_bytes),
@@ -38,7 +38,7 @@ def gateway_policy(settings: Settings) -> GatewayPolicy:
 
 
 def limit_policy(settings: Settings) -> LimitPolicy:
-    """How much one account may send and store."""
+    """Return how much one account may send and store."""
     return LimitPolicy(
         commands=settings.commands_per_minute,
         lines=settings.lines_per_minute,
@@ -49,13 +49,14 @@ def limit_policy(settings: Settings) -> LimitPolicy:
 
 
 def floor_tolerance(settings: Settings) -> int:
-    """How far in the future the floor of the ledger may be before a new message is refused as stale."""
+    """Return how far in the future the floor of the ledger may be before a new message is refused as
+    stale."""
     horizons = (CHUNK_HORIZON, control_policy(settings).horizon())
     return min(HOUR, *(horizon.keep + horizon.skew for horizon in horizons))
 
 
 def fanout_policy(settings: Settings) -> FanoutPolicy:
-    """How long alerts and their ids are kept."""
+    """Return how long alerts and their ids are kept."""
     return FanoutPolicy(
         CHANNEL,
         horizon=Horizon(keep=round(settings.alerts_remembered * DAY), skew=AHEAD),
@@ -64,10 +65,10 @@ def fanout_policy(settings: Settings) -> FanoutPolicy:
 
 
 def deliveries_kept(settings: Settings) -> int:
-    """How long the deliveries of an alert are kept, in microseconds."""
+    """Return how long the deliveries of an alert are kept, in microseconds."""
     return round(settings.deliveries_kept * DAY)
 
 
 def archive_of(settings: Settings) -> Archive:
-    """The archive of alerts that the ledger has forgotten."""
+    """Return the archive of alerts that the ledger has forgotten."""
     return Archive(Path(settings.data) / "archive", round(settings.archives_kept * DAY))

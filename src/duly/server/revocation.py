@@ -1,8 +1,8 @@
 """Revocation: closes the connections of accounts and logins that are no longer valid, at every hub.
 
-The law: whatever hub an account was removed or a person logged out at, each hub closes its own connections of
-them, at once where a notification arrives and within a second where it is lost. Commands that are no longer
-allowed end with it: those that wait are cancelled, those that were handed over are `unknown`.
+The law: when an account is removed or a person logs out at one hub, every hub closes its own connections of
+them: at once if a notification arrives, and within a second if it is lost. Commands that are no longer
+allowed end as well: waiting ones are cancelled, those that were handed over are `unknown`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 ACCOUNTS: Final = "accounts"
 """The topic of notifications that accounts, grants or logins have changed."""
 CHECK_SECONDS: Final = 1.0
-"""How long a connection may outlive its account, which another hub has removed, if the notification is
-lost."""
+"""How long a connection may outlive an account removed at another hub, if the notification is lost."""
 NAME: Final = "disconnecting the revoked"
 
 
@@ -31,10 +30,11 @@ class Revocation:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._reviewed: bytes | None = None
-        """the version of the accounts that commands were last judged by; others read accounts, too"""
+        """the version of the accounts by which commands were last checked; other code reads accounts as
+        well"""
 
     def listen(self, notifier: Notifier) -> None:
-        """Check whenever another hub says that accounts have changed."""
+        """Check whenever another hub reports that accounts have changed."""
         tasks = self._hub.tasks
 
         def changed(_: str) -> None:

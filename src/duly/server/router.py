@@ -1,8 +1,8 @@
-"""The router: hands every frame, from WebSocket and HTTP alike, to the application that understands it.
+"""The router: passes every frame, from WebSocket and HTTP alike, to the application that handles its type.
 
 The laws. A frame goes to the one application that knows its type; a connection belongs to the application of
-its owner's role, which greets it. What is wrong with a frame is answered with a `server_ack` and recorded,
-never raised: one client's mistake is no other client's trouble.
+its owner's role, which greets it. A faulty frame is answered with a `server_ack` and recorded; the error is
+never raised, so one client's mistake does not affect other clients.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duly.wire.outgoing import ServerAck
 from duly.wire.session import Session
 
 UNABLE: Final = (LedgerError, Overloaded, Stopped)
-"""The hub's own trouble, not the sender's mistake: the frame may be sent again, as it is."""
+"""Errors of the hub, not of the sender: the frame may be sent again unchanged."""
 WATCH = "watch"
 """The frame by which an admin asks to see everything as it happens."""
 
@@ -38,22 +38,22 @@ class RoutedApp(Protocol):
 
     @property
     def types(self) -> frozenset[str]:
-        """The frame types that it understands; it also decides who may send them."""
+        """The frame types that this application handles; it also decides which senders may use them."""
         ...
 
-    # prompt: frozenset[str], if there are any: types that `receive` only hands over to an engine, so that an
-    # array of them needs no task for each.
-    # open: bool, if other types than those are taken, too, from those whose connections are greeted here.
-    # refused(who, seq_id), if there is something to do when a frame was refused before it got here.
+    # Optional: `prompt: frozenset[str]`, the types that `receive` only passes to an engine, so that an array
+    # of them needs no task for each.
+    # Optional: `open: bool`, whether other types are accepted as well, from the roles in `roles`.
+    # Optional: `refused(who, seq_id)`, called when a frame was refused before it reached the application.
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        """A client has authenticated: it is sent a `welcome`, and what it missed."""
+        """Send a client that has authenticated a `welcome`, and what it missed."""
         ...
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Takes a frame. Returns whether a `server_ack` for it is pushed to the session, since not every
-        frame gets one: at once, or when awaited, if that takes a commit or has to wait. Raises `SenderError`
-        for what is wrong with the frame."""
+        """Take a frame. Return whether a `server_ack` for it is pushed to the session, since not every frame
+        gets one; return an awaitable of that if it takes a commit or has to wait. Raise `SenderError` if the
+        frame is faulty."""
         ...
 
     async def disconnected(self, session: Session, who: Principal) -> None:
@@ -61,7 +61,7 @@ class RoutedApp(Protocol):
         ...
 
     def dismiss(self, name: str) -> None:
-        """Closes every connection of this account: its token or role is no longer valid."""
+        """Close every connection of this account: its token or role is no longer valid."""
         ...
 
 
@@ -74,7 +74,7 @@ class Router:
         self._applications = list(applications)
         self._by_role = {role: app for app in self._applications for role in app.roles}
         self._by_type = {type_: app for app in self._applications for type_ in app.types}
-        # A type that several know means what the application of its sender's role says it means.
+        # If several applications know a type, the one of the sender's role handles it.
         self._own = {
             role: self._by_type | dict.fromkeys(app.types, app) for role, app in self._by_role.items()
         }
@@ -83,7 +83,7 @@ class Router:
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
     ) -> None:
-        """A client has authenticated: the application of its role greets it."""
+        """Let the application of its role greet a client that has authenticated."""
         await self._by_role[who.role].connected(session, who, cursors)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
@@ -93,17 +93,17 @@ class Router:
         await self._by_role[who.role].disconnected(session, who)
 
     def dismiss(self, name: str) -> None:
-        """Closes every connection of this account."""
+        """Close every connection of this account."""
         for application in self._applications:
             application.dismiss(name)
 
     async def stop(self) -> None:
-        """Records the refusals that are not recorded yet."""
+        """Record the refusals that are not recorded yet."""
         with suppress(DulyError):
             await self._limited.stop()
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
-        """Takes several frames, in their order, each with its session; each is pushed a `server_ack`."""
+        """Take several frames in order, each with its session, to which its `server_ack` is pushed."""
         rest = self.begin_all(sessions, who, raws)
         if rest is not None:
             await rest
@@ -111,8 +111,8 @@ class Router:
     def begin_all(
         self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]
     ) -> Coroutine[object, None, None] | None:
-        """The same as far as nothing has to be awaited; returns what takes the rest, None if there is none.
-        Most frames are only handed over to an engine, and need no coroutine for that."""
+        """Take frames like `receive_all` until one has to be awaited; return the coroutine that takes the
+        rest, or None. Most frames are only passed to an engine, which needs no coroutine."""
         pairs = zip(sessions, raws, strict=True)
         commits: list[Coroutine[object, None, object]] = []
         for session, raw in pairs:
@@ -138,8 +138,8 @@ class Router:
     def _begin(
         self, session: Session, who: Principal, raw: bytes, commits: list[Coroutine[object, None, object]]
     ) -> Awaitable[object] | None:
-        """Takes a frame; returns what has to be awaited before the next one. What may take a commit of its
-        own is added to `commits`."""
+        """Take a frame; return an awaitable if the next frame has to wait for it. Coroutines that may take a
+        commit of their own are added to `commits`."""
         seq_id: str | float | None = None
         try:
             frame = frames.decode(raw)
@@ -147,7 +147,7 @@ class Router:
             if frame.type in self._prompt:
                 said = self._by_type[frame.type].receive(session, who, frame)
             elif who.role is not Role.DEVICE and frame.type not in self._own[who.role]:
-                said = self._take(session, who, frame)  # a command of another type: in its turn
+                said = self._take(session, who, frame)  # an undocumented type: a command, in order
             else:
                 commits.append(self._answered(session, who, frame))
                 return None
@@ -169,7 +169,7 @@ class Router:
         said: Awaitable[bool],
         commits: list[Coroutine[object, None, object]],
     ) -> None:
-        """Waits for a frame to be taken; a refusal is stored with those of the other frames."""
+        """Wait until a frame is taken; a refusal is stored together with those of the other frames."""
         try:
             await said
         except SenderError as problem:
@@ -188,9 +188,9 @@ class Router:
             session.push(_TAKEN)
 
     def receiver(self, session: Session, who: Principal) -> Callable[[bytes | str], bool | Awaitable[bool]]:
-        """What takes the frames of a client that has authenticated. It returns whether a frame gets a
-        `server_ack`: at once, or when awaited. Most frames are only handed over to an engine, and need no
-        coroutine for that."""
+        """Return the function that takes the frames of an authenticated client. It returns whether a frame
+        gets a `server_ack`, or an awaitable of that. Most frames are only passed to an engine, which needs no
+        coroutine."""
         applications = self._own[who.role]
 
         def receive(raw: bytes | str) -> bool | Awaitable[bool]:
@@ -211,7 +211,7 @@ class Router:
         return receive
 
     def _take(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Takes a frame; raises what is wrong with it."""
+        """Take a frame; raise an error if it is faulty."""
         application = self._own[who.role].get(frame.type) or self._other(who, frame.type)
         if application is not None:
             said = application.receive(session, who, frame)
@@ -221,11 +221,11 @@ class Router:
         if who.role is not Role.ADMIN:
             raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
         self._activity.watchers.append(session)
-        session.push(_TAKEN)  # from now on it is told everything
+        session.push(_TAKEN)  # from now on the session is sent every event
         return True
 
     def _other(self, who: Principal, type_: str) -> RoutedApp | None:
-        """The application that takes a type which none names: that of the sender's role, if it is open."""
+        """Return the application for a type that none names: that of the sender's role, if it is `open`."""
         application = self._by_role[who.role]
         return application if getattr(application, "open", False) and frames.is_own_type(type_) else None
 
@@ -250,7 +250,7 @@ class Router:
         return True
 
     def _leave_no_gap(self, who: Principal, seq_id: str | float | None) -> None:
-        """Tells the application of the sender's role that this number was refused, if it wants to know."""
+        """Tell the application of the sender's role that this number was refused, if it has `refused`."""
         note = getattr(self._by_role.get(who.role), "refused", None)
         if note is not None and isinstance(seq_id, str):
             note(who, seq_id)
@@ -258,8 +258,8 @@ class Router:
     def _unable(
         self, session: Session, who: Principal, seq_id: str | float | None, problem: DulyError
     ) -> bool:
-        """Tells that a frame was not taken and may be sent again, as it is; one beyond a limit is recorded,
-        since only its sender is the reason."""
+        """Reply that a frame was not taken and may be sent again unchanged; a frame beyond a limit is also
+        recorded, since its sender is the cause."""
         word = "internal"
         if isinstance(problem, RateLimited):
             word = problem.word
@@ -270,7 +270,7 @@ class Router:
 
 
 async def _together(commits: Sequence[Coroutine[object, None, object]]) -> None:
-    """Waits for what may take a commit each: they share one."""
+    """Wait for coroutines that may take a commit each, so that they share one."""
     if len(commits) == 1:
         await commits[0]
     else:
@@ -278,9 +278,9 @@ async def _together(commits: Sequence[Coroutine[object, None, object]]) -> None:
 
 
 async def settled(said: bool | Awaitable[bool]) -> bool:
-    """The answer of `receive`, whether it was given at once or has to be awaited."""
+    """Return the answer of `receive`, awaiting it if necessary."""
     return said if isinstance(said, bool) else await said
 
 
 _TAKEN: Final = ServerAck(code=ServerCode.ACCEPTED)
-"""The answer to a push without an id over HTTP: it is stored. On a WebSocket it gets none."""
+"""The answer to a push without an id over HTTP, which is stored. On a WebSocket such a push gets none."""

@@ -1,7 +1,7 @@
 """The run file: `hub.json` in the data folder, which says how to reach a running hub.
 
-It exists while the hub runs. Only its owner may read it, since its token makes the command line of this
-machine an admin. After a kill -9 it is left behind: it says where to ask, not that a hub will answer.
+It exists while the hub runs. Only its owner may read it, since its token gives the command line of this
+machine admin rights. After a kill -9 it is left behind, so it is no proof that a hub will answer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RunFile(Struct, frozen=True):
 
 
 def write(folder: Path, content: RunFile) -> None:
-    """Write the run file, whole or not at all."""
+    """Write the run file atomically."""
     write_private(folder / NAME, msgspec.json.encode(content))
 
 

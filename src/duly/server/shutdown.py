@@ -1,6 +1,6 @@
 """Stops the parts of a hub, the last one first, in a bounded time.
 
-Each part may finish its work while there is time; then it is cancelled, which leaves it as a kill would:
+Each part may finish its work while there is time; then it is cancelled, which is as safe as a kill:
 everything that was accepted is stored. So a hub ends soon whatever its database does, before a service
 manager kills it together with its broker.
 """
@@ -17,11 +17,11 @@ from duly.errors import LedgerError
 LOG: Final = logging.getLogger("duly.server")
 
 STOP_SECONDS: Final = 4.0
-"""How long the parts may take together to finish their work."""
+"""How long all parts together may take to finish their work."""
 PART_SECONDS: Final = 1.0
-"""How long each part may take even when that time is over: enough to close connections."""
+"""How long each part may take even after that: enough to close connections."""
 LEDGER_SECONDS: Final = 3.0
-"""The same for the ledger, which is last: what was handed to it is committed, if the database answers."""
+"""The same for the ledger, which is last: what was handed to it is committed if the database answers."""
 
 
 class Shutdown:
@@ -43,8 +43,8 @@ class Shutdown:
         self.add(name, stop)
 
     async def run(self) -> None:
-        """Stop everything. A part that fails does not keep the others from being stopped; its failure is
-        raised at the end, unless it is only that the ledger is away."""
+        """Stop everything. A part that fails does not prevent the others from being stopped; its failure is
+        raised at the end, unless the ledger is merely unreachable."""
         over = asyncio.get_running_loop().time() + STOP_SECONDS
         failures: list[Exception] = []
         while self._parts:

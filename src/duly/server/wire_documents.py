@@ -1,6 +1,6 @@
-"""The documents that describe the wire for programs: JSON Schemas of all messages, and AsyncAPI.
+"""The machine-readable descriptions of the wire: JSON Schemas of all messages, and AsyncAPI.
 
-The law: both are made from the types that decode and encode, when they are first asked for, and never change
+The law: both are generated from the types that decode and encode, at the first request, and never change
 while a hub runs. They are public, like the OpenAPI document.
 """
 
@@ -42,14 +42,14 @@ _DATA: Final[Mapping[str, type[Struct]]] = {
     "group_role": RankRequest,
     **dict.fromkeys(("friend_ask", "friend_accept", "friend_remove", "block", "unblock"), FriendRequest),
 }
-"""The types that read the `data` of frames."""
+"""The types that decode the `data` of frames."""
 
 _VERSION: Final = "1"
 
 
 @cache
 def json_schemas() -> JsonSchema:
-    """One JSON Schema: a message is a frame of a client, a frame of a hub, or an FD message."""
+    """Return one JSON Schema: a message is a frame of a client, a frame of a hub, or an FD message."""
     found = schemas("#/$defs/{name}", _DATA)
     families = {family: [name for name in found if name.startswith(family)] for family in _FAMILIES}
     groups: JsonSchema = {
@@ -80,7 +80,7 @@ _TASK_BINDING: Final[JsonSchema] = {
     "correlationData": {"type": "string", "description": "The `msg_id` of the task."},
     "bindingVersion": "0.2.0",
 }
-"""What MQTT 5 says of a task besides its payload."""
+"""The MQTT 5 properties of a task."""
 
 _TOPICS: Final[Mapping[FdKind, str]] = {
     FdKind.PENDING: "Tasks for the node or device of this name. Of a device only its hub writes here.",
@@ -93,7 +93,7 @@ _TOPICS: Final[Mapping[FdKind, str]] = {
 
 @cache
 def asyncapi() -> JsonSchema:
-    """The AsyncAPI document, from the hub's side: it receives what clients send."""
+    """Return the AsyncAPI document, from the hub's side: it receives what clients send."""
     components = schemas("#/components/schemas/{name}", _DATA)
     messages = {
         name: {
@@ -168,7 +168,7 @@ def _channels(messages: Mapping[str, object]) -> JsonSchema:
 
 
 def _operations() -> JsonSchema:
-    """What a hub does, by role of the client."""
+    """Return the operations of a hub, by role of the client."""
     operations: JsonSchema = {}
     for party in Party:
         sent = [f"client.{name}" for name, frame in CLIENT_FRAMES.items() if frame.sender is party]
@@ -207,7 +207,7 @@ def _operation(action: str, channel: str, messages: list[str], summary: str) -> 
 
 
 def routes() -> list[web.RouteDef]:
-    """The routes of the two documents."""
+    """Return the routes of the two documents."""
     return [
         web.get("/v1/schemas.json", _document(json_schemas)),
         web.get("/v1/asyncapi.json", _document(asyncapi)),

@@ -20,6 +20,7 @@ from duly.core.fanout.plan import FanoutPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.identity.accounts import Role
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.receivers import Mailbox, Receiver, mail_server, receiver
 from tests.servers import Postgres
@@ -57,13 +58,13 @@ class Tower(LocalHub):
     async def show(self, event: str) -> Any:
         return await self.do("alert.show", event=event)
 
-    async def until(self, true: Callable[[], Any], patience: float = 10.0) -> None:
+    async def until(self, true: Callable[[], Any], patience: float = GUARD) -> None:
         async with asyncio.timeout(patience):
             while not true():
                 await asyncio.sleep(0.005)
 
     async def until_state(self, event: str, state: str) -> Any:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while (shown := await self.show(event))["state"] != state:
                 await asyncio.sleep(0.01)
         return shown

@@ -18,6 +18,7 @@ import pytest
 
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower
+from tests.guard import GUARD
 from tests.receivers import Receiver
 from tests.servers import free_port, missing, wait_for_port
 from tests.small_disk import small_disk
@@ -75,7 +76,7 @@ class Alertmanager:
 
     async def until(self, count: int, outcome: str = "requests_total") -> None:
         """Until it has tried, or failed, so often."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GUARD):
             while await self.webhooks(outcome) < count:
                 await asyncio.sleep(0.02)
 

@@ -494,7 +494,7 @@ async def test_counts_are_kept(tower: Tower, hook: Receiver) -> None:
     await tower.post(sent)
     await tower.until_state("event-1", "done")
     await tower.post(sent)
-    counts: Any = tower.hub.state()["alerts"]
+    counts: Any = tower.hub.health.state()["alerts"]
     assert counts["total_events"] == 1
     assert counts["duplicate_events"] == 1
     assert counts["retry_attempts"] == counts["retry_successes"] == 1
@@ -514,7 +514,7 @@ async def test_addresses_are_never_shown(tower: Tower, hook: Receiver) -> None:
         await tower.do("profile.list"),
         await tower.do("deliveries.list"),
         await tower.show("event-1"),
-        tower.hub.state(),
+        tower.hub.health.state(),
         label_of(url),
     ]
     text = json.dumps(everything)

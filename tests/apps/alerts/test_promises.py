@@ -21,6 +21,7 @@ from duly.identity.accounts import Role
 from duly.runtime.thresholds import judge
 from tests.apps.alerts.conftest import Tower, event
 from tests.apps.alerts.test_telling import mail_to
+from tests.guard import GUARD
 from tests.receivers import Mailbox, Receiver, receiver
 
 # ── who said so ──────────────────────────────────────────────────────────────────────────────────
@@ -63,7 +64,7 @@ async def test_after_an_acknowledgement_recipients_that_were_not_reached_are_not
     await tower.profile("home", hook.url, "file:blocked")
     await tower.post(event())
     await hook.got(1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not any(
             one["attempts"] and one["error"] for one in (await tower.show("event-1"))["deliveries"]
         ):
@@ -113,6 +114,30 @@ async def test_a_mail_says_when_it_happened_and_when_it_was_received(tower: Towe
     assert happened.startswith(f"Happened: {local}")
     assert happened.endswith("CST (UTC+08:00), 3 h 2 min ago")
     assert any(line.startswith("Received: ") for line in words.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("summary", "told"),
+    [
+        (
+            {"held": 3, "reasons": {"knock": 2, "rattle": 1}, "since": 1_794_786_893_877},
+            "3 since 2026-11-16 07:54:53 CST (UTC+08:00): 2 × knock, 1 × rattle",
+        ),
+        ({"held": 2, "reasons": {}, "since": 0}, "2"),
+        ({"held": 2, "reasons": {"a\x1b[2J": 2}, "since": -5}, "2: 2 × a\ufffd[2J"),
+        ({"missed": "many"}, "missed many"),
+        ("many", "many"),
+    ],
+)
+async def test_a_mail_says_of_a_summary_how_many_were_held_back_and_since_when(
+    tower: Tower, box: Mailbox, summary: object, told: str
+) -> None:
+    await tower.profile("home", mail_to(box), zone="Asia/Shanghai")
+    await tower.post(event(summary=summary), query="?wait=5")
+    (mail,) = box.mails
+    content = mail.get_payload(decode=True)
+    assert isinstance(content, bytes)
+    assert f"Held back: {told}" in content.decode().splitlines()
 
 
 async def test_a_webhook_is_told_when_it_happened_and_when_it_was_received(

@@ -31,6 +31,7 @@ from duly.core.units import DAY, MINUTE
 from duly.errors import LedgerUnavailable
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 
@@ -227,7 +228,7 @@ def archivist(folder: Path, first: int, fuse: int = -1) -> subprocess.Popen[str]
 def test_who_is_killed_in_the_middle_of_a_line_leaves_an_archive_that_goes_on(tmp_path: Path) -> None:
     for first in (0, 3):
         with archivist(tmp_path, first, fuse=2) as child:
-            out, _ = child.communicate(timeout=30)
+            out, _ = child.communicate(timeout=GUARD)
         assert out.split() == [str(first), str(first + 1)]
         assert child.returncode == -signal.SIGKILL
     file, note = sorted(tmp_path.iterdir())
@@ -283,11 +284,11 @@ async def test_a_hub_that_cannot_archive_forgets_nothing_and_says_so(tmp_path: P
         folder = tmp_path / "hub" / "archive"
         folder.write_text("somebody's file")
         await tower.hub.maintenance.run()
-        assert "nothing was forgotten" in str(tower.hub.state()["unforgotten"])
+        assert "nothing was forgotten" in str(tower.hub.health.state()["unforgotten"])
         assert await ledger.find(message.key) is not None
         folder.unlink()
         await tower.hub.maintenance.run()
-        assert tower.hub.state()["unforgotten"] is None
+        assert tower.hub.health.state()["unforgotten"] is None
         assert await ledger.find(message.key) is None
     finally:
         await tower.stop()

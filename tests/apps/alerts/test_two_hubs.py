@@ -8,6 +8,7 @@ import json
 from duly.errors import Malformed
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
+from tests.guard import GUARD
 from tests.receivers import Receiver, receiver
 
 
@@ -133,7 +134,7 @@ async def test_a_critical_alert_whose_recipients_two_hubs_have_tried_in_vain_is_
         for id_ in events:
             assert (await hubs[0].post(event(id_, severity="critical")))[1]["code"] == 0
         both = {hub.hub.ledger.worker for hub in hubs}
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GUARD):
             while hook.events != sorted(events):
                 for hub in hubs:
                     await hub.hub.alerts.adopt(both)

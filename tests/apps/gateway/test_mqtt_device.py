@@ -18,6 +18,7 @@ from duly.server.hub import Hub
 from duly.settings import Settings
 from tests import servers
 from tests.end_to_end.raw import join
+from tests.guard import GUARD
 from tests.paho_device import PahoDevice
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -38,14 +39,14 @@ async def hub_at(server: servers.Mosquitto, folder: Path) -> AsyncIterator[tuple
         await hub.accounts.grant("phone", "lock")
         assert hub.mqtt is not None
         for link in hub.mqtt.links.values():
-            await link.connected()
+            await link.connected(GUARD)
         yield hub, phone
     finally:
         await hub.stop()
 
 
 async def online(hub: Hub) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         while not hub.gateway.online("lock"):
             await asyncio.sleep(0.01)
 
@@ -104,7 +105,7 @@ async def test_a_command_that_the_broker_refuses_has_the_reason_under_its_id(
         is_online(lock)
         await online(hub)
         seq_id = await phone.command("lock", exp=round(time.time() * 1000) + 60_000)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while not (found := await hub.ledger.refusals(10, of=("phone", seq_id))):
                 await asyncio.sleep(0.05)
     assert found[0].word == "not_allowed"

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from tests import servers
+from tests.guard import GUARD
 from tests.server.dashboard.populated import PopulatedHub
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -60,7 +61,7 @@ async def test_every_page_is_accessible_and_fits_the_screen(
         viewport={"width": width, "height": 800}, color_scheme=theme, locale=language, reduced_motion="reduce"
     )
     page = await context.new_page()
-    page.set_default_timeout(30_000)
+    page.set_default_timeout(GUARD * 1000)
     found: dict[str, object] = {}
     await page.goto(f"{populated.url}/login")
     await page.wait_for_selector("form")

@@ -16,6 +16,7 @@ from duly.core.messages import key_of
 from duly.core.units import SECOND
 from duly.errors import NotAllowed
 from duly.identity.accounts import Role
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 EVENT = "e" * 64
@@ -34,7 +35,7 @@ async def link(local: LocalHub) -> str:
         frame = {"type": "alert_event", "seq_id": EVENT, "data": data}
         async with http.post("/v1/messages", json=frame) as answer:
             assert answer.status == 202
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not told.exists() or "Acknowledge: " not in told.read_text():
             await asyncio.sleep(0.01)
     found = re.search(r"Acknowledge: (http[\w:/.?=-]+)", told.read_text())

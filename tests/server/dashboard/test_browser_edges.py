@@ -17,18 +17,23 @@ import pytest_asyncio
 from duly.apps.alerts import verbs
 from duly.clients.app import App
 from duly.clients.device import Device
+from duly.core.messages import key_of
 from duly.identity.accounts import Role
+from duly.server.dashboard import live_updates
 from duly.server.dashboard.access import LINK_LASTS
 from duly.server.dashboard.visitors import DashboardRole
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.server.dashboard.test_browser import SECONDS, SlowLock, Visitor, report
-from tests.servers import GUARD
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 PHONE = {"width": 360, "height": 740}
 LONG = "w" * 300
 ARABIC = "دخان في المطبخ \u202e(1)"
+LINES = (
+    "(node) => { const all = new Range(); all.selectNodeContents(node); return all.getClientRects().length; }"
+)
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -238,3 +243,74 @@ async def test_a_command_is_sent_by_keyboard_alone_on_a_narrow_screen(local: Loc
         await page.wait_for_selector("[data-state=done]")
     await context.close()
     assert len(lock.effects) == 1
+
+
+# ── what an operator sees ────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_a_person_did_is_shown_at_once_also_by_a_busy_hub(
+    local: LocalHub, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await local.hub.alerts.profiles.set("home", verbs.draft_of({"nobody": True}))
+    await report(local, "e" * 64, "water")
+    monkeypatch.setitem(live_updates.PACE, "alerts", 600.0)  # a busy hub makes a view again much later
+    context = await browser.new_context(locale="en-GB")
+    page = await Visitor(local, context).open()
+    await page.goto(f"{local.url}/alerts")
+    await page.click("button:has-text('Acknowledge')")
+    await page.wait_for_selector("tr:has-text('water') .badge:has-text('acknowledged')")
+    await context.close()
+
+
+async def test_all_charts_tell_the_values_at_the_pointer(
+    local: LocalHub, browser: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from playwright.async_api import expect  # there is none where the browser is missing
+
+    began = 1_800_000_000_000
+    columns = ["time", "accepted", "done", "duplicate", "refused", "retries", "p50_ms", "p99_ms"]
+    columns += ["pending", "connections", "commit_p50_ms", "commit_p99_ms"]
+    rows = [[began + 1000 * i, 100 + i, *range(1, 11)] for i in range(60)]
+    shown = {"columns": columns, "rows": rows, "seconds": 1}
+    monkeypatch.setattr(local.hub.metrics.telemetry, "chart", lambda _: shown)
+    context = await browser.new_context(locale="en-GB", viewport={"width": 1280, "height": 900})
+    page = await Visitor(local, context).open()
+    accepted, captions = page.locator(".legend strong").first, page.locator("figcaption .muted")
+    await expect(accepted).to_have_text("159")
+    assert await captions.all_inner_texts() == ["per second", "ms", "", "ms"]
+    over = page.locator(".chart .u-over").first
+    await over.hover(position={"x": 1, "y": 20})
+    await expect(accepted).to_have_text("100")
+    first, *others = [text.partition(" · ")[0] for text in await captions.all_inner_texts()]
+    assert first.count(":") == 2, "the moment of which the values are"
+    assert others == [first] * 3, "the same moment in each chart"
+    await page.mouse.move(0, 0)
+    await expect(accepted).to_have_text("159")
+    await context.close()
+
+
+async def test_a_chart_has_a_hole_where_nothing_was_measured(visitor: Visitor) -> None:
+    page = await visitor.open()
+    rows = [[0, 5], [60_000, 6], [900_000, 7], [960_000, 8]]
+    found = await page.evaluate(
+        "(rows) => import('/static/charts.js').then((charts) => charts.withHoles(rows, 60))", rows
+    )
+    assert found == [*rows[:2], [120_000], *rows[2:]]
+
+
+@pytest.mark.parametrize("width", [1280, 1000])
+async def test_a_word_stays_whole_beside_a_long_reason(local: LocalHub, browser: Any, width: int) -> None:
+    async with App(local.url, local.tokens["phone"]) as app:
+        command = await app.post("lock", "lock_control", {}, queue=True)
+        await command.accepted()
+        record = await local.hub.ledger.find(key_of("phone", command.id))
+        assert record is not None
+        await local.hub.gateway.cancel(record.message, "because of a reason that needs many words " * 4)
+        context = await browser.new_context(locale="en-GB", viewport={"width": width, "height": 900})
+        page = await Visitor(local, context).open()
+        await page.goto(f"{local.url}/messages")
+        await page.wait_for_selector("td:has-text('many words')")
+        for text in ("lock_control", "phone"):
+            lines = await page.locator(f"tbody td >> text={text}").first.evaluate(LINES)
+            assert lines == 1, f"{text} is broken"
+        await context.close()

@@ -18,6 +18,7 @@ from duly.core.operations import Admit, Advance
 from duly.core.units import HOUR
 from duly.server.dashboard.visitors import DashboardRole
 from tests.end_to_end.many import LocalCluster, until
+from tests.guard import GUARD
 from tests.server.dashboard.test_fuzz import some
 from tests.server.dashboard.visiting import mint
 from tests.servers import Postgres
@@ -94,10 +95,10 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
         status, said = await ann.act(0, "command.send", id=id_, device="lock", type="lock_control", data="{}")
         assert (status, said["server_ack"]["code"]) == (200, 0), said
         await lock.ack(await lock.hear())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while (await ann.get(0, "/message.json", scope="dashboard", id=id_))["state"] != "done":
                 await asyncio.sleep(0.01)
-    async with asyncio.timeout(20):  # until both have noted that its sender was told
+    async with asyncio.timeout(GUARD):  # until both have noted that its sender was told
         while True:
             for one in cluster.hubs:
                 await one.metrics.trail.flush()

@@ -13,9 +13,10 @@ import pytest_asyncio
 
 from duly.server import diagnostics
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.server.dashboard.visiting import PageVisitor
-from tests.servers import GUARD, Postgres, Redis
+from tests.servers import Postgres, Redis
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(240)]
 
@@ -78,7 +79,7 @@ async def test_the_overview_goes_on_and_says_what_is_down(
 
         async def until(part: str, troubled: bool) -> None:
             """Until the page says how a part is, without being asked again."""
-            async with asyncio.timeout(GUARD / 3):
+            async with asyncio.timeout(GUARD):
                 while True:
                     health = (await page.receive_json())["is"]["health"]
                     said = health["down"] if part == "ledger" and health["down"] else health[part]
@@ -110,7 +111,7 @@ async def test_a_page_that_is_loaded_while_the_database_is_away_comes_back_by_it
     await page.wait_for_selector(".empty")
     await asyncio.to_thread(postgres.stop, signal.SIGKILL)
     async with asyncio.timeout(GUARD):
-        while local.hub.down is None:
+        while local.hub.health.down is None:
             await asyncio.sleep(0.05)
     await page.reload()
     await page.wait_for_selector(".notice.bad:has-text('PostgreSQL')")

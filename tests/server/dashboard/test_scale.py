@@ -17,8 +17,8 @@ from duly.core.units import HOUR, MS
 from duly.identity.accounts import Role
 from duly.server.dashboard.message_views import STRETCH
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 from tests.stopwatch import Stopwatch
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(180)]

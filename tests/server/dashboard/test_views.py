@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 
+from duly.apps.alerts import verbs
 from duly.clients.app import App
 from duly.clients.device import Command, Device
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of
 from duly.core.operations import Admit, Advance
 from duly.core.units import HOUR
+from duly.identity.accounts import Role
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.server.dashboard.visiting import PageVisitor, mint
 
@@ -149,7 +154,7 @@ async def test_a_command_sent_twice_is_one_effect(ann: PageVisitor, lock: Counti
     wanted = {"id": mint(), "device": "lock", "type": "lock_control", "data": '{"open": true}'}
     answers = await asyncio.gather(*(ann.act("command.send", **wanted) for _ in range(5)))
     assert min(said["server_ack"]["code"] for _, said in answers) == 0
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while (await ann.get("/message.json", scope="dashboard", id=wanted["id"]))["state"] != "done":
             await asyncio.sleep(0.01)
     assert lock.effects == [wanted["id"]]
@@ -167,7 +172,7 @@ async def test_a_repeat_of_a_command_that_has_ended_is_told_how(ann: PageVisitor
 async def test_the_timeline_of_a_command_has_its_hops(ann: PageVisitor, lock: CountingLock) -> None:
     id_ = mint()
     await ann.act("command.send", id=id_, device="lock", type="lock_control", data="{}")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while (seen := await ann.get("/message.json", scope="dashboard", id=id_))["state"] != "done":
             await asyncio.sleep(0.01)
     assert [hop["what"] for hop in seen["hops"]][:2] == ["fresh", "sent"]
@@ -216,7 +221,7 @@ async def test_a_command_that_has_ended_is_resent_as_a_new_one(ann: PageVisitor,
 async def test_a_waiting_command_is_cancelled_and_its_sender_told(local: LocalHub, ann: PageVisitor) -> None:
     async with App(local.url, local.tokens["phone"]) as app:
         command = await app.post("lock", "lock_control", {"open": True}, queue=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while await local.hub.ledger.find(key_of("phone", command.id)) is None:
                 await asyncio.sleep(0.01)
         status, said = await ann.act("message.cancel", scope="phone", id=command.id, why="a mistake")
@@ -261,7 +266,7 @@ async def test_only_an_unknown_one_is_settled(local: LocalHub, ann: PageVisitor,
 
 
 async def _ended(ann: PageVisitor, id_: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while (await ann.get("/message.json", scope="dashboard", id=id_))["state"] != "done":
             await asyncio.sleep(0.01)
 
@@ -275,7 +280,7 @@ async def test_a_device_shows_what_it_reported_and_what_waits_for_it(
     await lock.device.push("status_report", {"battery": 71, "rssi": -60, "version": "1.2"})
     async with App(local.url, local.tokens["phone"]) as app:
         await app.post("lamp", "dev_control", {}, queue=True)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while True:
                 lamp, door = (await ann.get("/devices.json"))["devices"]
                 if door["battery"] is not None and lamp["queue"]:
@@ -289,3 +294,29 @@ async def test_a_device_shows_what_it_reported_and_what_waits_for_it(
     seen = await ann.get("/devices.json", limit="1")
     assert (seen["next"], seen["total"]) == ("lamp", 2)
     assert [one["name"] for one in (await ann.get("/devices.json", after="lamp"))["devices"]] == ["lock"]
+
+
+# ── alerts ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_dead_letter_is_listed_until_it_is_sent_elsewhere_also_if_others_were_told(
+    local: LocalHub, ann: PageVisitor
+) -> None:
+    await local.add(Role.SENTINEL, "watch")
+    (local.folder / "notifications" / "folder.txt").mkdir(parents=True)  # no notification can be written
+    draft = {"send": ["file:told.txt", "file:folder.txt"], "tries": 1}
+    await local.hub.alerts.profiles.set("home", verbs.draft_of(draft))
+    data = {"profile_id": "home", "trigger_reason": "water", "timestamp": round(time.time() * 1000)}
+    frame = {"type": "alert_event", "seq_id": "e" * 64, "data": data}
+    heads = {"Authorization": f"Bearer {local.tokens['watch']}"}
+    async with (
+        aiohttp.ClientSession(local.url, headers=heads) as http,
+        http.post("/v1/messages?wait=10", json=frame) as answer,
+    ):
+        assert (await answer.json())["ack"]["state"] == "done"
+    (letter,) = (await ann.get("/alerts-deliveries.json", state="dead"))["deliveries"]
+    failed = letter["delivery"]["recipient"]
+    assert (failed.partition("#")[0], letter["delivery"]["state"]) == ("file:folder.txt", "failed")
+    wanted = {"sentinel": "watch", "event": "e" * 64, "recipient": failed, "url": "file:other.txt"}
+    assert (await ann.act("deliveries.edit", **wanted))[0] == 200
+    assert (await ann.get("/alerts-deliveries.json", state="dead"))["deliveries"] == []

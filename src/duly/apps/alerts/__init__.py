@@ -1,1 +1,1 @@
-"""Alerts: sentinels report, people are told."""
+"""Alerts: sentinels report events, and people are notified."""

@@ -1,9 +1,8 @@
 """Links by which the recipient of a notification acknowledges its alert without an account.
 
 A link names the alert, the recipient it was sent to and when it expires, and carries an HMAC over these with
-a key that all hubs on the ledger have. It can therefore be checked by any hub and changed by no holder. It
-does one thing: it acknowledges this one alert in the name of this recipient. Following it twice changes
-nothing.
+a key that all hubs on the ledger have. So every hub can check it, and its holder cannot change it. It does
+one thing: it acknowledges this alert in the name of this recipient. Following it twice changes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _LONGEST: Final = 1_200
 
 
 class AckClaim(NamedTuple):
-    """What a valid link says: the key of the alert, and the label of the recipient."""
+    """The content of a valid link: the key of the alert, and the label of the recipient."""
 
     key: bytes
     recipient: str
@@ -47,21 +46,21 @@ class AckLinks:
             self._reachable.set()
 
     def lead_to(self, base: str) -> None:
-        """The address at which recipients reach the hub, now that it has one."""
+        """Set the address at which recipients reach the hub."""
         self._base = base
         self._reachable.set()
 
     async def reachable(self) -> None:
-        """Wait until the hub has an address. It goes on with its alerts before that, when it starts, and
-        every attempt of a delivery has to carry the same link."""
+        """Wait until the hub has an address. A starting hub resumes its alerts before that, and every attempt
+        of a delivery must carry the same link."""
         await self._reachable.wait()
 
     def make(self, key: bytes, recipient: str, received: int) -> str:
-        """The link for an alert and a recipient."""
+        """Return the link for an alert and a recipient."""
         return f"{self._base}{PATH}?t={quote(self.token(key, recipient, received), safe='')}"
 
     def token(self, key: bytes, recipient: str, received: int) -> str:
-        """The token of a link. It depends on when the alert was received and not on the present time, so
+        """Return the token of a link. It depends on when the alert was received, not on the present time, so
         that every attempt of a delivery carries the same one."""
         expires = (received + LASTS) // SECOND
         label = recipient.encode()
@@ -69,7 +68,7 @@ class AckLinks:
         return base64.urlsafe_b64encode(self._mac(said) + said).decode().rstrip("=")
 
     def read(self, token: str, now: int) -> AckClaim:
-        """What a link says; raises `NotAllowed` if it was not made here, or has expired."""
+        """Return the content of a link; raises `NotAllowed` if it was not made here or has expired."""
         try:
             if len(token) > _LONGEST:
                 raise ValueError
@@ -89,6 +88,6 @@ class AckLinks:
 
 
 async def open_ack_links(ledger: Ledger, box: SecretBox | None) -> AckLinks | None:
-    """The links with the key of this ledger, which is made if there is none; None without a box to keep it
-    in."""
+    """Open the links with this ledger's key, creating the key if there is none; returns None without a box to
+    keep it in."""
     return None if box is None else AckLinks(await shared_secret(ledger, box, NAME))

@@ -1,10 +1,10 @@
-"""The archive: what the ledger forgets about alerts, as compressed JSON lines, one file a month.
+"""The archive: stores what the ledger forgets about alerts as compressed JSON lines, one file a month.
 
-A line is on the disk before the ledger forgets what it is about; a crash in between leaves the same line
-twice, and never none. Files are only appended to (a gzip file may have many parts), and `zcat` reads them.
-An incomplete part would make what follows it unreadable. So while a part is being written, a note beside
-the file says how long the file was before, and the next process cuts off the rest. A file is removed when
-its whole month is older than the archive is kept.
+A line is on the disk before the ledger forgets what it is about; after a crash in between the line may be
+there twice, but is never missing. Files are only appended to (a gzip file may have many parts), and `zcat`
+reads them. An incomplete part would make what follows it unreadable. So while a part is being written, a note
+beside the file says how long the file was before, and the next process cuts off the rest. A file is removed
+when its whole month is older than the archive is kept.
 """
 
 from __future__ import annotations

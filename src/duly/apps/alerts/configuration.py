@@ -1,7 +1,7 @@
-"""Configuration: the profiles and silences in memory, kept as new as those in the ledger.
+"""Configuration: the profiles and silences in memory, kept up to date with the ledger.
 
-The law: before an alert is refused because its profile is unknown, the ledger is asked: a profile that
-another hub has just made is valid at once.
+The law: before an alert is refused because its profile is unknown, the ledger is read: a profile that another
+hub has just created is valid at once.
 """
 
 from __future__ import annotations
@@ -46,10 +46,11 @@ class AlertConfiguration:
             version = None if self._ledger.sole else await self._ledger.item(CONFIGURED, VERSION)
             await self._profiles.refresh()
             self._planner.silences = list((await self._operations.silences.all()).values())
-            self._version = version  # it was read first: what was read after it is this version or newer
+            self._version = version  # this version was read first; anything read later is at least as new
 
     def is_sure_of_profile(self, profile: str) -> bool:
-        """Whether there is a profile for these alerts, without asking the ledger: no other hub changes it."""
+        """Return whether a profile for these alerts is known without reading the ledger, because no other hub
+        can change it."""
         return self._ledger.sole and self._profiles.get(profile) is not None
 
     async def check_profile(self, message: Message) -> None:
@@ -64,7 +65,7 @@ class AlertConfiguration:
         )
 
     async def has_profile(self, profile: str, sentinel: str) -> bool:
-        """Whether there is a profile for these alerts; the ledger is read before the answer is no."""
+        """Return whether there is a profile for these alerts; the ledger is read before the answer is no."""
         if not self._ledger.sole:
             await self.catch_up()
         if self._profiles.get(profile) is not None:

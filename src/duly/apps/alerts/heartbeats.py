@@ -1,10 +1,10 @@
-"""Heartbeats: a sentinel that promised a sign of life and falls silent causes an alert of its own.
+"""Heartbeats: a sentinel that promised heartbeats and falls silent causes an alert about itself.
 
-A promise is stored in the ledger and outlives hubs. Each of several hubs checks for itself, and the first
-one that finds a silence stores it by compare-and-set: so there is one alert per silence. The alert is
-delivered like any other, to the recipients of the sentinel's profile. When the sentinel is heard again,
-the alert is cancelled, so that its recipients learn that. A crash interrupts neither: a silence or a
-return that is stored and not reported yet is reported afterwards.
+A promise is stored in the ledger and outlives hubs. Each of several hubs checks for itself, and the first one
+that finds a silence stores it by compare-and-set: so there is one alert per silence. The alert is delivered
+like any other, to the recipients of the sentinel's profile. When the sentinel is back, the alert is
+cancelled, and its recipients are told. A crash loses neither: a silence or a return that is stored but not
+reported is reported afterwards.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from duly.storage.ledger import Ledger
 
 PROMISES: Final = "heartbeats"
 SEEN: Final = "sentinels"
-"""Buckets: the promises, by sentinel and profile; and the time at which each sentinel was last connected."""
+"""Buckets: the promises by sentinel and profile, and when each sentinel was last connected."""
 
 CHECK_SECONDS: Final = 2.0
 """How often a hub checks for silent sentinels."""
 SEEN_AFTER: Final = 30 * SECOND
-"""How often it is stored that a sentinel without a connection was heard."""
+"""How often the presence of a sentinel without a connection is stored."""
 LONGEST: Final = 86_400_000
 """The longest promise, in milliseconds."""
 
 
 class HeartbeatData(msgspec.Struct, frozen=True):
-    """The `data` of a heartbeat: its profile, and the milliseconds within which the next one comes; 0
-    takes the promise back, null promises nothing and takes nothing back. `held` is what the sentinel has held
-    back since its start, by reason, and `run` tells its starts apart."""
+    """The `data` of a heartbeat: its profile, and the milliseconds within which the next one comes. 0
+    withdraws the promise, null changes nothing. `held` counts by reason what the sentinel has held back since
+    its start; `run` identifies that start."""
 
     profile_id: str
     every: int | None = 0
@@ -51,7 +51,7 @@ class HeartbeatData(msgspec.Struct, frozen=True):
 
 
 def read_beat(body: bytes) -> HeartbeatData:
-    """Decode a heartbeat; raises `Malformed` if it is none."""
+    """Decode a heartbeat; raises `Malformed` if it is invalid."""
     try:
         beat = msgspec.json.decode(body or b"{}", type=HeartbeatData)
     except msgspec.DecodeError as problem:
@@ -64,7 +64,7 @@ def read_beat(body: bytes) -> HeartbeatData:
 
 
 class SentinelPresence(TypedDict):
-    """When sentinels were last heard (ms), which of them keep their promise of heartbeats, and which are
+    """When sentinels were last heard from (ms), which of them keep their promise of heartbeats, and which are
     silent."""
 
     heard: dict[str, int]
@@ -74,7 +74,7 @@ class SentinelPresence(TypedDict):
 
 class Heartbeats:
     """Watches the heartbeats of all sentinels, at one hub. `report` stores an alert and has it delivered,
-    `take_back` cancels one, `known` says whether a sentinel still exists."""
+    `take_back` cancels one, `known` returns whether a sentinel still exists."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class Heartbeats:
         await self._keep(name, sentinel, beat.profile_id, beat.every * MS)
 
     def owed(self, sentinel: str, profile: str) -> bool:
-        """Whether an alert of this sentinel is to be stored as a heartbeat, too: its profile demands
+        """Return whether an alert of this sentinel is also stored as a heartbeat: its profile demands
         heartbeats, and none was stored for a while."""
         found = self._profiles.get(profile)
         if found is None or not found.heartbeat:
@@ -116,7 +116,7 @@ class Heartbeats:
         return asyncio.get_running_loop().time() - last > found.heartbeat / SECOND / 4
 
     async def note(self, sentinel: str, profile: str) -> None:
-        """Store that an alert has come, which counts as a heartbeat."""
+        """Store that an alert has arrived, which counts as a heartbeat."""
         with contextlib.suppress(DulyError):
             await self._keep(f"{sentinel}/{profile}", sentinel, profile, None)
 
@@ -132,7 +132,7 @@ class Heartbeats:
             await self._returned(name, new)
 
     async def _remove_promise(self, name: str, sentinel: str) -> None:
-        """Forget a promise that the sentinel takes back, but not when the sentinel was heard."""
+        """Forget a promise that the sentinel withdraws, but not when the sentinel was last heard from."""
         while (body := await self._ledger.item(PROMISES, name)) is not None:
             promise = _decode(body)
             if promise.event:
@@ -145,7 +145,7 @@ class Heartbeats:
     # ── checking ─────────────────────────────────────────────────────────────────────────────────
 
     async def check(self) -> None:
-        """Find sentinels that have fallen silent, and report what is stored and not reported yet."""
+        """Find sentinels that have fallen silent, and report what is stored but not reported yet."""
         with contextlib.suppress(DulyError):  # the next check tries again
             await self._check()
 
@@ -202,7 +202,7 @@ class Heartbeats:
     # ── presence ─────────────────────────────────────────────────────────────────────────────────
 
     def unseen(self, sentinel: str) -> bool:
-        """Whether the presence of a sentinel is to be stored, since it was not for a while."""
+        """Return whether the presence of a sentinel should be stored, because it was not for a while."""
         last = self._seen.get(sentinel)
         return last is None or self._ledger.clock.steady() - last > SEEN_AFTER
 
@@ -214,7 +214,7 @@ class Heartbeats:
 
 
 async def presence(ledger: Ledger, sentinels: set[str]) -> SentinelPresence:
-    """What the ledger knows of the presence of these sentinels."""
+    """Return what the ledger knows of the presence of these sentinels."""
     heard = {name: int(at) for name, at in (await ledger.bucket(SEEN)).items() if name in sentinels}
     keeping: set[str] = set()
     silent: set[str] = set()
@@ -231,7 +231,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def _alert(promise: Promise) -> Message:
-    """The alert about a silence; every hub makes the same bytes."""
+    """Return the alert about a silence; every hub makes the same bytes."""
     meta = encode({"last_heard": iso(promise.heard), "promised": span_of(promise.every)})
     data = EventData(
         promise.profile, SILENT, "", "", promise.silent // MS, promise.severity, 0, device_meta=raw(meta)
@@ -242,7 +242,7 @@ def _alert(promise: Promise) -> Message:
 
 
 def span_of(every: int) -> str:
-    """How often heartbeats were promised, as a text for people."""
+    """Return the promised interval of heartbeats as text for people."""
     if not every:
         return "as the profile demands"
     return f"every {span(every)}" if every >= MINUTE else f"every {every // SECOND} s"

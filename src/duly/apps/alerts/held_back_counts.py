@@ -1,8 +1,8 @@
-"""Held back: how many signals sentinels did not report, as they say themselves.
+"""Held-back counts: how many signals sentinels did not report, by their own account.
 
-A sentinel tells totals since its start, so a lost report loses nothing. What is new since its last report is
-counted, and the last report is kept in the ledger: so nothing is counted twice after a restart of the hub, or
-at another hub.
+A sentinel reports totals since its start, so a lost report loses nothing. Only the increase since its last
+report is counted. The last report is stored in the ledger, so that nothing is counted twice after a restart
+or at another hub.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST: Final = 1 << 53
 
 
 class HeldBackReport(Struct, frozen=True):
-    """What a sentinel has held back since its start, by reason; `run` tells its starts apart."""
+    """What a sentinel has held back since its start, by reason; `run` identifies that start."""
 
     run: str
     counts: dict[str, int]
@@ -43,10 +43,10 @@ class HeldBackCounts:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.counts: Counter[str] = Counter()
-        """what was reported to this hub since its start, by reason"""
+        """held-back signals reported to this hub since its start, by reason"""
 
     async def report(self, sentinel: str, report: HeldBackReport) -> None:
-        """Count what is new in a report."""
+        """Count the increase since the last report."""
         for _ in range(TRIES):
             stored = await self._ledger.item(REPORTS, sentinel)
             known = (

@@ -1,9 +1,9 @@
-"""The limit of what a sentinel may report, and what becomes of critical alerts beyond it.
+"""The rate limit of sentinels, and what happens to critical alerts beyond it.
 
-The law: no rate refuses a critical alert without a person being told. A critical alert beyond the limit uses
-a reserve that other alerts cannot use up. When that is used up, too, the recipients of its profile are told
-that critical alerts of this sentinel are refused, at most once an hour by each hub; that is stored before the
-refusal is answered. The sentinel keeps what was refused and sends it again.
+The law: no critical alert is refused for its rate without a person being notified. A critical alert beyond
+the limit uses a reserve that other alerts cannot use up. When the reserve is used up as well, the recipients
+of its profile are notified that critical alerts of this sentinel are refused, at most once an hour by each
+hub; that is stored before the refusal is answered. The sentinel keeps refused alerts and sends them again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from duly.errors import RateLimited
 from duly.runtime.limited_repeats import LimitedRepeats
 
 RESERVE: Final = Rate(600, MINUTE)
-"""The critical alerts of one sentinel, and changes of alerts, that are taken beyond its limit."""
+"""The critical alerts of one sentinel, and changes of alerts, that are accepted beyond its limit."""
 RESERVE_BITS: Final = 14
-"""A large one counts as several: one for each 16 KiB."""
+"""A large alert counts as several: one for each 16 KiB."""
 
 
 class LimitedAlerts:
     """Counts what sentinels report to one hub. `worker` is the hub's name in the ledger; `store` stores an
-    alert of the tower's own, and returns when that is committed; `repeats` knows what was taken."""
+    alert of the tower itself and returns when it is committed; `repeats` recognises accepted alerts."""
 
     def __init__(
         self,
@@ -43,32 +43,33 @@ class LimitedAlerts:
         self._store = store
         self._reserve = Quota(RESERVE)
         self._told: dict[tuple[str, str], int] = {}
-        """the hour in which the recipients of a profile were last told of refusals, by sentinel"""
+        """by sentinel: the hour in which the recipients of a profile were last notified of refusals"""
 
     def take(self, sentinel: str, size: int, now: int) -> None:
-        """Count what a sentinel sends; raises `RateLimited` if that is too much."""
+        """Count what a sentinel sends; raises `RateLimited` if it exceeds the limit."""
         self._limit.take(sentinel, size, now)
 
     def excess(self, sentinel: str, size: int, now: int) -> RateLimited | None:
-        """Count what a sentinel sends, or return why that is too much."""
+        """Count what a sentinel sends, or return why it exceeds the limit."""
         return self._limit.excess(sentinel, size, now)
 
     async def is_refused(self, sentinel: str, id_: str | None, refusal: RateLimited) -> bool:
-        """Count the refusal of what is too much; False if it is a repeat of what was taken."""
+        """Count a refusal; returns False if it is a repeat of an accepted alert."""
         if await self._repeats.is_repeat(sentinel, id_):
             return False
         self._limit.refuse(sentinel, refusal)
         return True
 
     def take_reserve(self, sentinel: str, size: int, now: int, refusal: RateLimited) -> None:
-        """Count what the limit has refused against the reserve; raises the refusal, with the longer wait, if
-        that is used up."""
+        """Count a refused alert against the reserve; raises the refusal, with the longer wait, if that is
+        used up."""
         wait = self._reserve.take(sentinel, now, 1 + (size >> RESERVE_BITS))
         if wait:
             raise RateLimited(str(refusal), max(wait, refusal.wait))
 
     async def tell(self, sentinel: str, profile: str, why: str, now: int) -> None:
-        """Tell the recipients of a profile that critical alerts are refused, unless they know it already."""
+        """Notify the recipients of a profile that critical alerts are refused, unless they were notified
+        already."""
         hour = now // HOUR
         if self._told.get((sentinel, profile)) == hour:
             return

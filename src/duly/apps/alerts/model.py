@@ -1,7 +1,7 @@
 """The model of an alert: its fields, its status, and how people and programs see it.
 
-What a sentinel sent is never changed. What comes later (a newer location, an acknowledgement, a
-cancellation) is stored beside it as `AlertStatus`, and recipients get both put together.
+The alert that a sentinel sent is never changed. Later changes (a newer location, an acknowledgement, a
+cancellation) are stored separately as `AlertStatus`, and recipients see both combined.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
 
 FIELD_LIMIT: Final = 64 * 1024
-"""Bytes of a location, of a summary, or of what is known about a device."""
+"""The most bytes of a location, of a summary, or of the information about a device."""
 NAMED: Final = 50
-"""Alerts that a notification about many alerts names one by one for people; programs get all of them."""
+"""How many alerts a notification about many alerts lists individually for people; programs get all of
+them."""
 
 
 class AlertEvent(Struct, frozen=True, omit_defaults=True):
@@ -43,15 +44,15 @@ class AlertEvent(Struct, frozen=True, omit_defaults=True):
     summary: Raw = Raw(b"null")
     sentinel_id: str | None = None
     undated: bool = False
-    """the sentinel itself does not know what its timestamp is worth: its clock was set since"""
+    """the sentinel does not know whether its timestamp is right, because its clock was set since"""
 
 
 _decode_strictly: Final = msgspec.json.Decoder(AlertEvent).decode
 
 
 def _decode_event(body: bytes) -> AlertEvent:
-    """The alert in these bytes. A time that is no number of milliseconds is rounded, or left out: it is no
-    reason to refuse an alert."""
+    """Decode an alert. A time that is not a number of milliseconds is rounded or left out: it is no reason to
+    refuse an alert."""
     try:
         return _decode_strictly(body)
     except msgspec.ValidationError:
@@ -84,23 +85,26 @@ def read_event(body: bytes) -> AlertEvent:
 
 
 def time_of_arrival(now: int) -> int:
-    """The time of an alert that says none to be believed. It has microseconds, and no sentinel's has."""
+    """Return the time of an alert without a plausible time of its own. It has microseconds, which no
+    sentinel's time has."""
     return now // MS * MS + 1
 
 
 def is_undated(message: Message) -> bool:
-    """Whether the time of an alert is that of its arrival, since it said none that can be believed."""
+    """Return whether the time of an alert is that of its arrival, because its own was missing or
+    implausible."""
     return bool(message.time % MS)
 
 
 def set_age(message: Message, at: int) -> Message:
-    """Make a message as old as a time says, whatever its id says: that has the time of its sender's clock."""
+    """Set the age of a message to this time instead of the one in its id, which comes from its sender's
+    clock."""
     structs.force_setattr(message, "made", at)
     return message
 
 
 def said_time(message: Message) -> int:
-    """The time (ms) that an alert said itself; 0 if it said none."""
+    """Return the alert's own time (ms); 0 if it has none."""
     event = _decode_event(message.body)
     return event.timestamp and event.timestamp + (event.offset_ms or 0)
 
@@ -118,7 +122,7 @@ class AlertChange(Struct, frozen=True, omit_defaults=True):
     cancelled_at: int | None = None
     reason: str = ""
     resolved: bool = False
-    """of a cancellation: the alert was right, and is over"""
+    """of a cancellation: the alert was justified and is over"""
 
 
 _decode_change: Final = msgspec.json.Decoder(AlertChange).decode
@@ -137,7 +141,7 @@ def read_change(body: bytes) -> AlertChange:
 
 
 class AlertState(Enum):
-    """What people have decided about an alert; how its delivery went is the state of its message."""
+    """What people have decided about an alert; the state of its delivery is that of its message."""
 
     OPEN = "open"
     ACKNOWLEDGED = "acknowledged"
@@ -152,7 +156,7 @@ class AlertState(Enum):
 
 
 class AlertStatus(Struct, frozen=True, omit_defaults=True):
-    """What was changed about an alert after it was reported."""
+    """The changes to an alert after it was reported."""
 
     standing: AlertState = AlertState.OPEN
     by: str = ""
@@ -166,12 +170,15 @@ class AlertStatus(Struct, frozen=True, omit_defaults=True):
     device_meta: Raw = UNSAID
     updated_at: int = 0
     reported_over: bool = False
-    """whether the sentinel itself said that it is resolved"""
+    """whether the sentinel itself reported that it is resolved"""
+    instead: dict[str, str] = {}
+    """recipients that a person has replaced by another address, with the label of that address"""
 
     @property
     def corrects(self) -> bool:
-        """Whether recipients that were notified are notified of the end: its sentinel has taken the alert
-        back, or says that it is over. What a person resolves is no news to the others."""
+        """Return whether recipients that were notified are also notified of the end: its sentinel has
+        cancelled the alert or reported that it is over. When a person resolves it, the others are not
+        notified."""
         return self.standing is AlertState.CANCELLED or self.reported_over
 
 
@@ -185,12 +192,12 @@ def read_status(body: bytes | None) -> AlertStatus:
 
 
 def updated(status: AlertStatus, change: AlertChange, at: int) -> AlertStatus:
-    """The status after an update."""
+    """Return the status after an update."""
     return structs.replace(status, updated_at=at, **_said(change))
 
 
 def ended_by_reporter(status: AlertStatus, change: AlertChange, by: str, at: int) -> AlertStatus:
-    """The status after the sentinel of an alert has cancelled it, or said that it is resolved."""
+    """Return the status after its sentinel has cancelled an alert or reported that it is resolved."""
     standing = AlertState.RESOLVED if change.resolved else AlertState.CANCELLED
     return structs.replace(
         status, standing=standing, by=by, at=at, note=change.reason, reported_over=change.resolved
@@ -198,19 +205,20 @@ def ended_by_reporter(status: AlertStatus, change: AlertChange, by: str, at: int
 
 
 def current(event: AlertEvent, status: AlertStatus) -> AlertEvent:
-    """The alert with what was changed since it was reported."""
+    """Return the alert with all later changes."""
     fresh = _said(status)
     return structs.replace(event, **fresh) if fresh else event
 
 
 def _said(by: AlertChange | AlertStatus) -> dict[str, Raw | Severity | None]:
-    """The fields that a change or a status replaces."""
+    """Return the fields that a change or a status replaces."""
     fields = {"location": by.location, "device_meta": by.device_meta, "severity": by.severity}
     return {name: value for name, value in fields.items() if value not in (UNSAID, None)}
 
 
 def traits_of(message: Message, event: AlertEvent | None = None) -> GroupingTraits:
-    """How notifications about an alert are grouped: events of one device in one session are one episode."""
+    """Return how notifications about an alert are grouped: events of one device in one session are one
+    episode."""
     event = event or _decode_event(message.body)
     urgent = event.severity is Severity.CRITICAL
     if not event.session_id:
@@ -222,7 +230,7 @@ def traits_of(message: Message, event: AlertEvent | None = None) -> GroupingTrai
 
 
 def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None) -> dict[str, object]:
-    """An alert as a dictionary for programs."""
+    """Return an alert as a dictionary for programs."""
     event = current(_decode_event(message.body), status)
     seen: dict[str, object] = {
         "event": message.id,
@@ -249,30 +257,30 @@ def shown(message: Message, status: AlertStatus, ref: DeliveryRef | None = None)
 
 
 def line(message: Message, status: AlertStatus) -> str:
-    """An alert as one line for people."""
+    """Return an alert as one line for people."""
     event = current(_decode_event(message.body), status)
     device = f" {event.device_address}" if event.device_address else ""
     return printable(f"{event.severity.value}: {event.trigger_reason}{device} ({message.scope})")
 
 
 def text(message: Message, status: AlertStatus) -> str:
-    """An alert as a text for people."""
+    """Return an alert as text for people."""
     event = current(_decode_event(message.body), status)
     lines = [
         f"Reason: {event.trigger_reason}",
         f"Severity: {event.severity.value}",
         f"Sentinel: {message.scope}",
         f"Device: {event.device_address}" if event.device_address else "",
-        f"Location: {_plain(event.location)}" if bytes(event.location) != b"null" else "",
-        f"About the device: {_plain(event.device_meta)}" if bytes(event.device_meta) != b"null" else "",
-        f"Held back: {_plain(event.summary)}" if bytes(event.summary) != b"null" else "",
+        f"Location: {plain(event.location)}" if bytes(event.location) != b"null" else "",
+        f"About the device: {plain(event.device_meta)}" if bytes(event.device_meta) != b"null" else "",
         f"Cancelled before: {event.cancelled_count}" if event.cancelled_count else "",
         f"Event: {message.id}",
     ]
     return "\n".join(printable(one) for one in lines if one)
 
 
-def _plain(raw: Raw) -> str:
+def plain(raw: Raw) -> str:
+    """A JSON value as a text for people."""
     value = msgspec.json.decode(raw)
     if isinstance(value, dict):
         return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
@@ -284,6 +292,6 @@ def _short(value: object) -> str:
 
 
 def name_in_bucket(key: bytes) -> str:
-    """The name of an alert's items in buckets: its sentinel and its id."""
+    """Return the name of an alert's items in buckets: its sentinel and its id."""
     scope, id_ = names_in(key)
     return f"{scope}/{id_}"

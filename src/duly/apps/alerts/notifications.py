@@ -1,7 +1,7 @@
 """The texts of notifications about alerts, for people and for programs.
 
-Every notification says when the event happened, with the time zone, and how long ago that is if it is
-late; and when the event was received, if that differs. Times are shown in the zone of the profile.
+Every notification says when the event happened, with the time zone. If it is late it also says how long ago
+that was and, if different, when the event was received. Times are shown in the zone of the profile.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from hashlib import blake2b
 from typing import Final
 from zoneinfo import ZoneInfo
 
+import msgspec
 from msgspec import Struct
 
 from duly.apps.alerts.channels.channel import Notification
@@ -22,6 +23,7 @@ from duly.apps.alerts.model import (
     AlertStatus,
     is_undated,
     line,
+    plain,
     read_event,
     said_time,
     shown,
@@ -29,18 +31,19 @@ from duly.apps.alerts.model import (
 )
 from duly.core.fanout.plan import BatchItem, StartAttempt
 from duly.core.messages import Message
-from duly.core.monitor.signals import SILENT
+from duly.core.monitor.signals import SILENT, SummaryData
 from duly.core.operations import DeliveryKind, DeliveryRef
+from duly.core.printable import printable
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 
 _LAST: Final = 253_370_764_800_000
-"""Times (ms) from the year 9999 on have no date."""
+"""Times (ms) from the year 9999 on cannot be shown as a date."""
 LATE: Final = MINUTE
-"""From this delay on a notification says how long ago the event was, and when it was received."""
+"""A notification that is later than this says how long ago the event was, and when it was received."""
 
 
 class NotificationContext(Struct, frozen=True):
-    """What a notification depends on: the time, the statuses of its alerts, when each was received (if
+    """What a notification is built from: the time, the statuses of its alerts, when each was received (if
     known), the time zone of each profile, and the links of its recipient."""
 
     now: int
@@ -48,14 +51,14 @@ class NotificationContext(Struct, frozen=True):
     received: Mapping[bytes, int]
     zones: Mapping[str, str]
     links: Mapping[bytes, str] = {}
-    """by which the recipient acknowledges each alert"""
+    """the links by which the recipient acknowledges each alert"""
 
     def status(self, message: Message) -> AlertStatus:
-        """The status of an alert."""
+        """Return the status of an alert."""
         return self.statuses.get(message.key, NOTHING_SAID)
 
     def times(self, message: Message) -> list[str]:
-        """Lines with the time of the event and, if it differs, of its receipt."""
+        """Return lines with the time of the event and, if it differs, of its receipt."""
         zone = self.zones.get(message.recipient, "UTC")
         if is_undated(message):
             return [
@@ -68,9 +71,24 @@ class NotificationContext(Struct, frozen=True):
             lines.append(f"Received: {moment(received, zone)}{ago(received, self.now)}")
         return lines
 
+    def held_back(self, message: Message) -> list[str]:
+        """A line with what a summary tells of: how many signals, of which reasons, since when."""
+        raw = read_event(message.body).summary
+        if bytes(raw) == b"null":
+            return []
+        try:
+            summary = msgspec.json.decode(raw, type=SummaryData)
+        except msgspec.ValidationError:  # of a sentinel that says it in a form of its own
+            return [printable(f"Held back: {plain(raw)}")]
+        zone, dated = self.zones.get(message.recipient, "UTC"), 0 < summary.since < _LAST
+        since = f" since {moment(summary.since * MS, zone)}" if dated else ""
+        reasons = Counter(summary.reasons).most_common(10)
+        figures = ", ".join(f"{count} × {reason}" for reason, count in reasons)
+        return [printable(f"Held back: {summary.held}{since}{f': {figures}' if figures else ''}")]
+
 
 def _undated(message: Message, zone: str) -> str:
-    """Why it is not known when the event of an alert happened."""
+    """Return why the time of an alert's event is not known."""
     said = said_time(message)
     if not said:
         clock = "gives no time"
@@ -119,7 +137,7 @@ def span(length: int) -> str:
 
 
 def notification(attempt: StartAttempt, known: NotificationContext) -> Notification:
-    """The notification that an attempt sends to its recipient."""
+    """Return the notification that an attempt sends to its recipient."""
     items = attempt.items
     if len(items) > 1:
         return _digest(attempt, known)
@@ -128,7 +146,14 @@ def notification(attempt: StartAttempt, known: NotificationContext) -> Notificat
     type_, first, said = _news(item, status)
     mark = "This may be a repeat: an earlier attempt may have arrived.\n" if item.repeat else ""
     mark += f"{said}.\n" if said else ""
-    words = "\n".join([text(item.message, status), *known.times(item.message), *_link(item, known)])
+    words = "\n".join(
+        [
+            text(item.message, status),
+            *known.held_back(item.message),
+            *known.times(item.message),
+            *_link(item, known),
+        ]
+    )
     return Notification(
         delivery_id(item.ref),
         f"{'Repeat? ' if item.repeat else ''}{first}{line(item.message, status)}",
@@ -143,8 +168,8 @@ def notification(attempt: StartAttempt, known: NotificationContext) -> Notificat
 
 
 def _news(item: BatchItem, status: AlertStatus) -> tuple[str, str, str]:
-    """What a notification tells of its alert: its type for programs, and for people how its title begins and
-    what it says first."""
+    """Return the kind of news about an alert: its type for programs, and its title and first sentence for
+    people."""
     if item.ref.kind is DeliveryKind.RAISED:
         return "alert.raised", "Now ", ""
     if item.ref.kind is not DeliveryKind.CORRECTION:
@@ -157,7 +182,8 @@ def _news(item: BatchItem, status: AlertStatus) -> tuple[str, str, str]:
 
 
 def _digest(attempt: StartAttempt, known: NotificationContext) -> Notification:
-    """A notification about many alerts: people get figures and the first alerts, programs get all of them."""
+    """Return a notification about many alerts: people get numbers and the first alerts, programs get all of
+    them."""
     items = attempt.items
     reasons = Counter(read_event(item.message.body).trigger_reason for item in items)
     lines = [_line(item, known) for item in items[:NAMED]]
@@ -194,7 +220,7 @@ def _line(item: BatchItem, known: NotificationContext) -> str:
 
 
 def _link(item: BatchItem, known: NotificationContext) -> list[str]:
-    """A line with the link by which an alert is acknowledged; none for one that was taken back."""
+    """Return a line with the link that acknowledges an alert, or none if the alert was cancelled."""
     link = "" if item.ref.kind is DeliveryKind.CORRECTION else known.links.get(item.message.key, "")
     return [f"Acknowledge: {link}"] if link else []
 
@@ -214,11 +240,12 @@ def _shown(item: BatchItem, known: NotificationContext) -> dict[str, object]:
 
 
 def delivery_id(ref: DeliveryRef) -> str:
-    """The id of a delivery. It is the same in every attempt, so that a receiver recognises a repeat."""
+    """Return the id of a delivery. It is the same in every attempt, so that a receiver recognises a
+    repeat."""
     named = b"%b\0%b\0%d" % (ref.key, ref.recipient.encode(), ref.round)
     return f"alert_{blake2b(named, digest_size=12).hexdigest()}"
 
 
 def iso(micros: int) -> str:
-    """A time as ISO 8601 in UTC, for programs."""
+    """Return a time as ISO 8601 in UTC, for programs."""
     return datetime.fromtimestamp(micros / SECOND, UTC).isoformat(timespec="milliseconds")

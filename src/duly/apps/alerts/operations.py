@@ -1,7 +1,7 @@
 """The operations of people on alerts, with and without a running hub.
 
-Every operation reads the ledger and writes to it with fenced verbs, so that it can run beside a hub that
-is delivering the same alert: what the hub has claimed meanwhile stays the hub's. A running hub is asked
+Every operation reads the ledger and writes to it with fenced verbs, so that it can run beside a hub that is
+delivering the same alert: deliveries that the hub has claimed stay with the hub. A running hub is asked
 afterwards to read the alert again (`changed`). Addresses are never shown, only their labels.
 """
 
@@ -58,11 +58,11 @@ UNTOLD: Final = "untold"
 """Buckets: the statuses of alerts, and critical alerts that have reached no recipient yet."""
 PAGE: Final = 500
 DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
-"""The ends of a delivery after which it is not certain that the recipient was notified."""
+"""The ends of a delivery after which the recipient may not have been notified."""
 NO_RECIPIENT: Final = "none"
 """The recipient that is shown for an alert without deliveries."""
 SEARCHED: Final = 100_000
-"""The newest alerts that are searched for an id or a status."""
+"""How many of the newest alerts are searched for an id or a status."""
 
 
 class AlertRecord(Struct, frozen=True):
@@ -181,16 +181,20 @@ class AlertOperations:
         return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[AlertRecord, Delivery]]:
-        """The newest deliveries in a state; `open` and `dead` stand for several states. An alert that
-        failed without a delivery, since its profile was missing, is shown with one to `none`."""
+        """The newest deliveries in a state; `open` are those that have not ended, `dead` the `dead_letters`.
+        An alert that failed without a delivery, as its profile was missing, is shown with one to `none`."""
         if state not in ("", "open", "dead", *(one.word for one in State)):
             words = ", ".join(one.word for one in State)
             raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
         found: list[tuple[AlertRecord, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
             alert = await self._whole(record)
-            made = alert.deliveries or _to_no_recipient(alert)
-            found += ((alert, one) for one in made if _is(state, one.state))
+            if state == "dead":
+                made = dead_letters(alert)
+            else:
+                every = alert.deliveries or _to_no_recipient(alert)
+                made = [one for one in every if _is(state, one.state)]
+            found += ((alert, one) for one in made)
             if len(found) >= limit:
                 break
         return found[:limit]
@@ -207,9 +211,9 @@ class AlertOperations:
     async def say(
         self, alert: AlertRecord, standing: AlertState, by: str, note: str = "", claimed: str = ""
     ) -> AlertStatus:
-        """Acknowledge, resolve or cancel an alert. `by` is the authenticated account, `claimed` the name
-        that its client gave. The first change to a status wins, also among several hubs: repeating it
-        changes nothing, and an alert that is over stays so."""
+        """Acknowledge, resolve or cancel an alert. `by` is the authenticated account, `claimed` the name that
+        its client gave. The first change to a status wins, also among several hubs: a repeat changes nothing,
+        and an alert that is over stays over."""
         async with self.changing:
             while True:
                 if alert.status.standing is standing:
@@ -289,9 +293,9 @@ class AlertOperations:
         return [Deliver(_first(alert, name, DeliveryKind.CORRECTION), now, expires) for name in sorted(told)]
 
     def _raised(self, alert: AlertRecord, status: AlertStatus, now: int) -> tuple[list[Write], int]:
-        """What follows when an alert becomes critical. Recipients that were notified are notified once
-        more; deliveries that wait for quiet hours or for other alerts wait no longer. Also returns how
-        many of those are superseded."""
+        """Return what follows when an alert becomes critical. Notified recipients are notified once more;
+        deliveries that wait for quiet hours or for other alerts go out now. Also returns how many of those
+        are superseded."""
         if not self._becomes_critical(alert, status):
             return [], 0
         profile = self._profiles.get(alert.record.message.recipient)
@@ -318,9 +322,9 @@ class AlertOperations:
         return [*writes, *(Deliver(ref, now, expires) for ref in refs)], superseded
 
     def _first_deliveries(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
-        """The deliveries of an alert that becomes critical and has reached no recipient: it was silenced,
-        its profile only lists, or every address refused it. All recipients of its profile are notified
-        now; if there are none, those of the default profile."""
+        """Return the deliveries of an alert that becomes critical and has reached no recipient, because it
+        was silenced, its profile only lists, or every address refused it. All recipients of its profile are
+        notified now; if there are none, those of the default profile."""
         if not self.is_unnotified(alert, status):
             return ()
         profile = self._profiles.get(alert.record.message.recipient)
@@ -341,7 +345,7 @@ class AlertOperations:
         return tuple(told.values())
 
     def is_unnotified(self, alert: AlertRecord, status: AlertStatus) -> bool:
-        """Whether an alert becomes critical that has reached no recipient, and will reach none."""
+        """Return whether an alert that becomes critical has reached no recipient and will reach none."""
         if status.standing.over or not self._becomes_critical(alert, status):
             return False
         return all(one.state in DEAD for one in alert.deliveries)
@@ -357,9 +361,8 @@ class AlertOperations:
     # ── deliveries by hand ───────────────────────────────────────────────────────────────────────
 
     async def retry(self, alert: AlertRecord, recipient: str = "") -> list[Delivery]:
-        """Deliver again what has failed, or waits after a failed attempt. To a recipient that is named,
-        the alert is delivered again whatever the state: also if it arrived, was called off, or waits for
-        its time."""
+        """Deliver again what has failed or waits after a failed attempt. If a recipient is named, the alert
+        is delivered to it again in any state: even if it arrived, was cancelled, or waits for its time."""
         now = self._ledger.clock.now()
         writes: list[Write] = []
         latest = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda d: d.ref.round)}
@@ -418,30 +421,40 @@ class AlertOperations:
 
     async def edit(self, alert: AlertRecord, recipient: str, url: str) -> list[Delivery]:
         """Deliver an alert to another address instead of this recipient."""
-        rounds = [one for one in alert.deliveries if one.ref.recipient == recipient]
-        if not rounds:
+        if not any(one.ref.recipient == recipient for one in alert.deliveries):
             known = ", ".join(sorted({one.ref.recipient for one in alert.deliveries})) or "no recipient"
             raise Malformed(f"this alert has no delivery to {recipient!r}; it goes to {known}")
         label = await self._profiles.add_address(url)
-        now = self._ledger.clock.now()
-        ref = _next_by_hand(alert, label)
-        writes: list[Write] = [
-            Finish(one.ref, one.attempt, State.SUPERSEDED, f"sent to {label} instead")
-            for one in rounds
-            if one.state is State.ACCEPTED
-        ]
-        await self._ledger.write(*writes, Deliver(ref, now, now + self._lasts(alert)))
+        async with self.changing:
+            while not await self._ledger.apply(self._instead(alert, recipient, label)):
+                alert = await self.get(alert.key) or alert
         await self._changed(alert.key)
         return await self._ledger.deliveries(alert.key)
 
+    def _instead(self, alert: AlertRecord, recipient: str, label: str) -> PutNewItem | CheckItem:
+        """Deliver to another address and note instead of whom, if the status has not changed since the alert
+        was read."""
+        now = self._ledger.clock.now()
+        ended: list[Write] = [
+            Finish(one.ref, one.attempt, State.SUPERSEDED, f"sent to {label} instead")
+            for one in alert.deliveries
+            if one.ref.recipient == recipient and one.state is State.ACCEPTED
+        ]
+        follow: Group = (*ended, Deliver(_next_by_hand(alert, label), now, now + self._lasts(alert)))
+        noted = alert.status.instead | {recipient: label}
+        put = self._put(alert, structs.replace(alert.status, instead=noted))
+        if alert.said is None:
+            return PutNewItem(put.bucket, put.name, put.body, then=follow)
+        return CheckItem(put.bucket, put.name, alert.said, then=(put, *follow))
+
 
 def _first(alert: AlertRecord, recipient: str, kind: DeliveryKind) -> DeliveryRef:
-    """The first delivery of a kind: its name is the same at every hub, so it is made once."""
+    """Return the first delivery of a kind. Its name is the same at every hub, so it is created once."""
     return DeliveryRef(alert.key, CHANNEL, recipient, FIRST_ROUND[kind], kind)
 
 
 def _next_by_hand(alert: AlertRecord, recipient: str) -> DeliveryRef:
-    """The next delivery by hand, after those that a recipient already has."""
+    """Return the next delivery by hand, after those that a recipient already has."""
     ref = _first(alert, recipient, DeliveryKind.BY_HAND)
     mine = (one.ref for one in alert.deliveries if one.ref.recipient == recipient)
     taken = [one.round for one in mine if one.kind is ref.kind]
@@ -449,14 +462,30 @@ def _next_by_hand(alert: AlertRecord, recipient: str) -> DeliveryRef:
 
 
 def calls_off(standing: AlertState, kind: DeliveryKind) -> bool:
-    """Whether a delivery of this kind is no longer wanted; one that was made by hand always is."""
+    """Return whether a delivery of this kind is no longer wanted; one that was requested by hand always
+    is."""
     match standing:
         case AlertState.OPEN:
             return False
         case AlertState.ACKNOWLEDGED:
-            return kind in PLANNED  # that it has become critical is news even then
+            return kind in PLANNED  # becoming critical is news even then
         case AlertState.RESOLVED | AlertState.CANCELLED:
             return kind in TELLING
+
+
+def dead_letters(alert: AlertRecord) -> list[Delivery]:
+    """Deliveries of an alert that ended without having surely arrived and that still need a person: the last
+    one to each recipient, unless it was sent to another address since, or is no longer wanted."""
+    standing = alert.status.standing
+    last = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda one: one.ref.round)}
+    return [
+        one
+        for one in list(last.values()) or _to_no_recipient(alert)
+        if one.state in DEAD
+        and one.ref.recipient not in alert.status.instead
+        and not calls_off(standing, one.ref.kind)
+        and not (standing.over and one.ref.kind is DeliveryKind.BY_HAND)
+    ]
 
 
 def _to_no_recipient(alert: AlertRecord) -> list[Delivery]:
@@ -486,8 +515,6 @@ def _is(wanted: str, state: State) -> bool:
             return True
         case "open":
             return not state.terminal
-        case "dead":
-            return state in DEAD
         case _:
             return wanted == state.word
 

@@ -1,7 +1,8 @@
-"""Planner: who is to be notified of an alert, and whether that is still wanted.
+"""Planner: decides who is notified of an alert, and whether a delivery is still wanted.
 
-The laws. A critical alert is never silent: a profile without recipients fails it instead of listing it, and a
-silence covers it only if it names it. What was called off is not wanted any more, whatever is still open.
+The laws. A critical alert is never silent: with a profile without recipients it fails instead of being only
+listed, and a silence covers it only if the silence says so. Open deliveries of a cancelled alert are no
+longer wanted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from duly.apps.alerts.model import AlertEvent, AlertStatus, read_event, traits_o
 from duly.apps.alerts.operations import DEAD, calls_off
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.silences import Silence
-from duly.apps.alerts.unnotified import notes
+from duly.apps.alerts.unnotified_alerts import notes
 from duly.core.fanout.plan import DeliveryPlan, GroupingTraits
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
@@ -22,31 +23,35 @@ from duly.core.monitor.signals import Severity
 from duly.core.operations import DeliveryRef, Group
 
 READ_KEPT: Final = 1_000
-"""Decoded alerts that are kept until they are planned."""
+"""How many decoded alerts are kept until they are planned."""
 _LISTED: Final = DeliveryPlan()
-"""The plan of a profile that notifies no recipient on purpose: its alerts are only listed."""
+"""The plan of a profile that deliberately notifies no recipient: its alerts are only listed."""
 _CRITICAL: Final = Severity.CRITICAL
 
 
 class AlertPlanner:
-    """Plans the deliveries of one tower's alerts, from its profiles, its silences and what became of them."""
+    """Plans the deliveries of one tower's alerts, from its profiles, silences and the statuses of alerts."""
 
     def __init__(self, profiles: Profiles) -> None:
         self._profiles = profiles
         self.statuses: dict[bytes, AlertStatus] = {}
         """the status of alerts that were changed after they were reported"""
+        self.changes = 0
+        """how often an alert, a profile or a silence was changed, here or at another hub"""
+        self.sent_again: set[bytes] = set()
+        """alerts that had ended before a person sent them again: they do not end once more"""
         self.silences: list[Silence] = []
         self._read: dict[bytes, tuple[Message, AlertEvent]] = {}
         """alerts that were just decoded and will be planned next"""
 
     def expect(self, message: Message, event: AlertEvent) -> None:
-        """An alert was decoded and is planned next, unless it is a repeat."""
+        """Keep a decoded alert that is planned next, unless it is a repeat."""
         if len(self._read) >= READ_KEPT:
             self._read.clear()  # repeats are never planned
         self._read[message.key] = (message, event)
 
     def plan(self, message: Message, now: int) -> DeliveryPlan:
-        """The deliveries of a new alert, or how it ends without any."""
+        """Return the deliveries of a new alert, or how it ends without any."""
         known = self._read.pop(message.key, None)
         event = known[1] if known is not None and known[0] is message else read_event(message.body)
         silence = self.silence_over(message, event, now)
@@ -68,29 +73,29 @@ class AlertPlanner:
         return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
 
     def silence_over(self, message: Message, event: AlertEvent, now: int) -> Silence | None:
-        """The silence that covers an alert now."""
+        """Return the silence that covers an alert now."""
         for silence in self.silences:
             if silence.covers(message, event, now):
                 return silence
         return None
 
     def traits(self, message: Message) -> GroupingTraits:
-        """How notifications about an alert are grouped; an alert that has become critical is urgent from
-        then on."""
+        """Return how notifications about an alert are grouped; an alert that has become critical is urgent
+        from then on."""
         traits, status = traits_of(message), self.statuses.get(message.key)
         raised = status is not None and status.severity is Severity.CRITICAL
         return structs.replace(traits, urgent=True) if raised else traits
 
     def notes(self, message: Message, state: State) -> Group:
-        """What is noted with the end of an alert: that a critical one has reached no recipient."""
+        """Return what is noted with the end of an alert: that a critical one has reached no recipient."""
         return notes(message.key, state, urgent=self.traits(message).urgent) if state in DEAD else ()
 
     def is_wanted(self, ref: DeliveryRef) -> bool:
-        """Whether a delivery is still to be made."""
+        """Return whether a delivery is still to be made."""
         status = self.statuses.get(ref.key)
         return status is None or not calls_off(status.standing, ref.kind)
 
     def is_corrected(self, key: bytes) -> bool:
-        """Whether recipients that were notified of an alert are notified of its end."""
+        """Return whether recipients that were notified of an alert are notified of its end."""
         status = self.statuses.get(key)
         return status is not None and status.corrects

@@ -1,9 +1,9 @@
 """Profiles: the recipients of alerts, the order in which they are notified, and their quiet hours.
 
-A profile names addresses by their labels, and so does everything that is stored or shown of an alert: the
-addresses, which may hold passwords, are in a bucket of their own. An address is kept when the profiles
-that name it change, since deliveries to it may be under way. The step of an escalation is the round of a
-delivery, and its time is the time at which the delivery is due: nothing else waits for it.
+A profile names addresses by their labels, and so does everything that is stored or shown about an alert: the
+addresses, which may contain passwords, have a bucket of their own. An address is kept when the profiles that
+name it change, since deliveries to it may be under way. The step of an escalation is the round of a delivery,
+and its time is the due time of that delivery; no other timer is needed.
 """
 
 from __future__ import annotations
@@ -43,20 +43,22 @@ DEFAULT: Final = "default"
 
 CONFIGURED: Final = "alerts-configured"
 VERSION: Final = "version"
-"""An item that changes with every profile and silence, so that hubs on one ledger notice it with one read."""
+"""An item that changes with every profile and silence, so that hubs on one ledger notice a change with one
+read."""
 
 STEPS: Final = 20
 QUIET: Final = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
 def changed() -> PutItem:
-    """The write that belongs to every change of a profile or a silence, so that other hubs notice it."""
+    """Return the write that belongs to every change of a profile or a silence, so that other hubs notice
+    it."""
     return PutItem(CONFIGURED, VERSION, secrets.token_bytes(8))
 
 
 class EscalationStep(Struct, frozen=True):
     """The recipients of one step, and how long after the alert they are notified (µs): those of the first
-    step at once, later ones if the alert was not acknowledged by then."""
+    step at once, later ones unless the alert was acknowledged by then."""
 
     after: int
     to: tuple[str, ...]
@@ -68,12 +70,12 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     steps: tuple[EscalationStep, ...] = ()
     quiet: str = ""
-    """22:00-07:00: only critical alerts are delivered then, the others afterwards"""
+    """for example 22:00-07:00: only critical alerts are delivered then, the others afterwards"""
     zone: str = "UTC"
     lasts: int = DAY
     """how long a delivery is tried"""
     tries: int = 0
-    """attempts of a delivery at most; 0 sets no limit"""
+    """the most attempts per delivery; 0 sets no limit"""
     most: int = 10
     """messages to one recipient in a minute; further alerts are sent together; 0 sets no limit"""
     together: int = MINUTE

@@ -1,6 +1,6 @@
-"""Replies: what the tower tells a sentinel of an alert that it has reported.
+"""Replies: the tower's answers to a sentinel about its alerts.
 
-An alert that its profile only lists has ended when it is stored: its sentinel is told both at once.
+An alert that its profile only lists ends as soon as it is stored, so its sentinel gets both answers at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NOTHING: Final = Answer()
 
 
 class AlertReplies:
-    """Tells the sentinels of one tower, and notes what they were told."""
+    """Answers the sentinels of one tower, and records the answers."""
 
     def __init__(self, trail: Trail, activity: ActivityLog, ledger: Ledger) -> None:
         self._trail = trail
@@ -38,7 +38,7 @@ class AlertReplies:
         self._ledger = ledger
 
     def reply(self, reply: Reply) -> None:
-        """Tell a sentinel what became of its alert; also how it ended, if it has with that."""
+        """Answer a sentinel about its alert; also with the outcome, if the alert has ended."""
         message, verdict, state = reply.message, reply.verdict, reply.verdict.state
         origin = cast("Session | None", reply.origin)
         fresh = verdict.kind is _FRESH
@@ -62,7 +62,7 @@ class AlertReplies:
             origin.push(outgoing.ack(message.id, "tower", state, verdict.answer or _NOTHING))
 
     def see_end(self, key: bytes, state: State, answer: Answer) -> None:
-        """Show the end of an alert to those who watch."""
+        """Show the end of an alert to watchers."""
         if self._activity.watchers:
             scope, id_ = names_in(key)
             self._activity.see("ended", scope=scope, id=id_, state=state.word, code=answer.code)

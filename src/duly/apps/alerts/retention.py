@@ -1,9 +1,9 @@
 """Retention: forgets messages that have ended and cannot be repeated; alerts are archived first.
 
-It works in small steps and lets others run in between. Only messages that have ended and are outside their
-horizon are forgotten: the ledger's floor makes sure that their ids are never fresh again. Deliveries have
-a period of their own, which may be shorter than that of their alert; a mark says up to which alert they
-are gone. Those of an alert that has not ended by then stay as long as it does.
+It works in small steps and lets other work run in between. Only messages that have ended and are outside
+their horizon are forgotten: the ledger's floor ensures that their ids are never fresh again. Deliveries have
+their own period, which may be shorter than that of their alert; a mark records up to which alert they are
+gone. The deliveries of an alert that has not ended by then stay as long as the alert.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MARK: Final = "retention/deliveries"
 async def prune(
     ledger: Ledger, operations: AlertOperations, archive: Archive, deliveries_kept: int
 ) -> dict[str, object]:
-    """Forget what is due; returns how much that was."""
+    """Forget everything that is due; return how much that was."""
     now = ledger.clock.now()
     messages = alerts = 0
     await ledger.prune(keys=())  # raises the floor to trusted time, even if nothing is due
@@ -75,7 +75,7 @@ async def _aged(ledger: Ledger, before: int) -> AsyncIterator[list[AgedMessage]]
 
 
 async def would_prune(ledger: Ledger, archive: Archive, deliveries_kept: int) -> dict[str, object]:
-    """What `prune` would forget, without doing it."""
+    """Return what `prune` would forget, without doing it."""
     now = ledger.clock.now()
     old = await ledger.prunable(COUNTED)
     going = {record.message.key for record in old}

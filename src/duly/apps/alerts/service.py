@@ -1,20 +1,22 @@
-"""The tower, the service for alerts: sentinels report them, people are notified, and everyone concerned can
-see how that went.
+"""The tower, the service for alerts: sentinels report alerts, people are notified, and both can see how that
+went.
 
-`server_ack` is sent after the alert and its deliveries are committed, in one transaction. The same id is
-one alert, however often and over however many connections it comes; a repeat gets code 5 and the state.
-The reporter of an alert is the authenticated account: a sentinel cannot change the alerts of another one.
-An alert whose profile is missing is refused, since no recipient would be notified: its sentinel keeps it
-and says so. A critical alert is never silent: quiet hours do not hold for it, nor does a silence that does
-not name it; if no recipient could be notified, those of the profile `default` are, and that is recorded.
+`server_ack` is sent after the alert and its deliveries are committed, in one transaction. The same id is the
+same alert, however often and over however many connections it arrives; a repeat gets code 5 and the state.
+The reporter of an alert is the authenticated account: a sentinel cannot change the alerts of another one. An
+alert whose profile is missing is refused, since no recipient would be notified: its sentinel keeps it and
+reports that. A critical alert is never silent: quiet hours do not apply to it, nor does a silence unless it
+includes critical alerts; if no recipient could be notified, those of the profile `default` are, and that is
+recorded.
 
-`Fanout` and `Engine` do everything durable. This module says what a frame means and what follows from it;
-`planner` says who is notified, `configuration` keeps profiles and silences, `sender` sends notifications.
+`Fanout` and `Engine` do everything durable. This module puts the parts of the tower together and performs the
+effects of the fanout. `reported_alerts` and `alert_changes` handle the frames of sentinels, `planner` decides
+who is notified, `configuration` keeps profiles and silences, `alert_attempts` and `notification_sender`
+notify recipients.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from pathlib import Path
@@ -23,62 +25,40 @@ from typing import Final, cast
 from msgspec import structs
 
 from duly.apps.alerts.ack_links import AckLinks, open_ack_links
+from duly.apps.alerts.alert_attempts import AlertAttempts
+from duly.apps.alerts.alert_changes import AlertChanges
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
 from duly.apps.alerts.held_back_counts import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.limited_alerts import LimitedAlerts
-from duly.apps.alerts.model import (
-    NAMED,
-    NOTHING_SAID,
-    AlertChange,
-    AlertState,
-    current,
-    ended_by_reporter,
-    name_in_bucket,
-    read_change,
-    read_event,
-    read_status,
-    set_age,
-    time_of_arrival,
-    updated,
-)
+from duly.apps.alerts.model import NOTHING_SAID, read_status
+from duly.apps.alerts.notification_sender import NotificationSender
 from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.replies import AlertReplies
-from duly.apps.alerts.sender import NotificationSender, SendResult
+from duly.apps.alerts.reported_alerts import ReportedAlerts
 from duly.apps.alerts.settlement import AlertSettlement, settled, unsettled
-from duly.apps.alerts.unnotified import UnnotifiedAlerts, note
+from duly.apps.alerts.tower_alerts import TowerAlerts
+from duly.apps.alerts.unnotified_alerts import UnnotifiedAlerts
 from duly.core.account_limits import AccountLimits
 from duly.core.fanout.attempts import FanoutQueries
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.plan import (
     Amendment,
-    AttemptEnded,
-    AttemptResult,
     DeliveriesChanged,
     FanoutCounts,
     FanoutPolicy,
-    ItemSeen,
     MessageUnsettled,
     StartAttempt,
 )
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, key_of, names_in
-from duly.core.monitor.event_times import is_believable
-from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE, Severity
-from duly.core.operations import Deliver, DeliveryRef, OpenDelivery
-from duly.core.steps import Arrived, Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
+from duly.core.monitor.signals import CANCEL, EVENT, HEARTBEAT, UPDATE
+from duly.core.operations import DeliveryRef, OpenDelivery
+from duly.core.steps import Effect, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import MS
-from duly.errors import (
-    DulyError,
-    LedgerUnavailable,
-    Malformed,
-    NoProfile,
-    NotAllowed,
-    Overloaded,
-    RateLimited,
-)
+from duly.errors import DulyError, Malformed, NoProfile, NotAllowed
 from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine
@@ -136,21 +116,7 @@ class AlertService:
         self._unnotified = UnnotifiedAlerts(ledger, self.operations, activity)
         self._settlement = AlertSettlement(ledger, self.operations, self._settled)
         self._fanout = Fanout(
-            policy or FanoutPolicy(CHANNEL),
-            ledger.worker,
-            FanoutQueries(
-                plan=self.planner.plan,
-                traits=self.planner.traits,
-                route=self.profiles.recipient_policy,
-                doubt=self.profiles.doubt,
-                tries=self.profiles.tries,
-                wanted=self.planner.is_wanted,
-                cancelled=self.planner.is_corrected,
-                notes=self.planner.notes,
-                unsettled=unsettled,
-                settled=settled,
-            ),
-            sole=ledger.sole,
+            policy or FanoutPolicy(CHANNEL), ledger.worker, self._queries(), sole=ledger.sole
         )
         actions: dict[type, Callable[..., None]] = {
             Reply: self._replies.reply,
@@ -158,20 +124,47 @@ class AlertService:
         }
         # `receive` recalls alerts itself, before it counts them against their sender's limit.
         self.engine = Engine(self._fanout, ledger, self._perform, performers=actions, recalls=False)
-        self.heartbeats = Heartbeats(ledger, self.profiles, self._report, self._take_back, known)
+        own = TowerAlerts(self.engine, self.operations)
+        self.heartbeats = Heartbeats(ledger, self.profiles, own.report, own.take_back, known)
         self.held_back = HeldBackCounts(ledger)
         self._limited = LimitedAlerts(
-            (limits or AccountLimits()).alerts, ledger.worker, self._store, LimitedRepeats(ledger)
+            (limits or AccountLimits()).alerts, ledger.worker, own.store, LimitedRepeats(ledger)
         )
+        self._reported = ReportedAlerts(
+            ledger, self.configuration, self.planner, self._limited, self._replies, self._trail, self.engine,
+            self._fanout.counts, self._beat_with,
+        )  # fmt: skip
+        self._changes = AlertChanges(
+            ledger, self._fanout.policy, self.configuration, self.operations, self.planner, self._limited,
+            self._unnotified, self.engine,
+        )  # fmt: skip
         self._sessions: dict[str, set[Session]] = {}
         self._box = box
         self.links: AckLinks | None = None
         """the links by which recipients acknowledge; None without a key to sign them with"""
-        self._sender = NotificationSender(
-            ledger, self.profiles, self.planner.statuses, self._is_attempt_wanted, private=private, data=data
-        )
         self.tasks = Supervisor()
         self.outages = Outages()
+        self._attempts = AlertAttempts(
+            ledger, self.planner, self.engine, self._trail, activity, self.outages, self._changed
+        )
+        self._sender = NotificationSender(
+            ledger, self.profiles, self.planner.statuses, self._attempts.is_wanted, private=private, data=data
+        )
+
+    def _queries(self) -> FanoutQueries:
+        profiles, planner = self.profiles, self.planner
+        return FanoutQueries(
+            plan=planner.plan,
+            traits=planner.traits,
+            route=profiles.recipient_policy,
+            doubt=profiles.doubt,
+            tries=profiles.tries,
+            wanted=planner.is_wanted,
+            cancelled=planner.is_corrected,
+            notes=planner.notes,
+            unsettled=unsettled,
+            settled=settled,
+        )
 
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
@@ -182,7 +175,7 @@ class AlertService:
             scope, _, id_ = name.partition("/")
             self.planner.statuses[key_of(scope, id_)] = read_status(body)
         await self.engine.start()
-        await self.heartbeats.check()  # what is heard from now on is told apart from what was heard before
+        await self.heartbeats.check()  # heartbeats from now on are distinguished from earlier ones
         self._spawn(self._catch_up())
 
     async def _catch_up(self) -> None:
@@ -200,7 +193,7 @@ class AlertService:
         await self._sender.close()
 
     def state(self) -> dict[str, float]:
-        """The counts of this tower since its start, and the number of open deliveries."""
+        """Return the counts of this tower since its start, and the number of open deliveries."""
         counts = self._fanout.counts
         average = counts.retries_well / counts.retried_well if counts.retried_well else 0.0
         return {
@@ -219,14 +212,14 @@ class AlertService:
         }
 
     async def show(self, key: bytes) -> dict[str, object] | None:
-        """One alert as the API shows it; None if the ledger has none of this key. `falls_back` says that the
-        recipients of the default profile are about to be notified."""
+        """Return one alert as the API shows it, or None if the ledger has none of this key. `falls_back` says
+        that the recipients of the default profile are about to be notified."""
         alert = await self.operations.get(key)
         if alert is None or alert.record.state not in DEAD:
             return None if alert is None else show(alert)
         if await self._unnotified.is_noted(key):
             return show(alert) | {"falls_back": True}
-        # What the note asked for may have been planned after the alert was read.
+        # The deliveries that the note asks for may have been planned after the alert was read.
         return show(await self.operations.get(key) or alert)
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
@@ -247,16 +240,16 @@ class AlertService:
 
     @property
     def counts(self) -> FanoutCounts:
-        """What was counted since the start."""
+        """The counts since the start."""
         return self._fanout.counts
 
     @property
     def pending(self) -> int:
-        """The number of alerts with open deliveries here."""
+        """The number of alerts with open deliveries at this hub."""
         return self._fanout.live
 
     def is_under_way(self, key: bytes) -> bool:
-        """Whether an alert has open deliveries here."""
+        """Return whether an alert has open deliveries at this hub."""
         return self._fanout.is_live(key)
 
     @property
@@ -272,8 +265,8 @@ class AlertService:
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Handle a frame; returns whether it is or will be answered: an alert at once, if its profile is
-        known and the engine has room for it."""
+        """Handle a frame; return whether it is or will be answered. An alert is handled at once if its
+        profile is known and the engine has room for it."""
         if who.role not in _REPORTERS:
             raise NotAllowed(
                 f"{who.name} ({who.role.value}) may not report alerts; use an account of 'duly add sentinel'"
@@ -285,46 +278,8 @@ class AlertService:
         if frame.seq_id is None:
             raise Malformed(f"an {frame.type} needs a seq_id, minted once and the same in every resend")
         if frame.type != EVENT:
-            return self._change(session, who, frame)
-        now = self._ledger.clock.now()
-        message = self._message(who, frame, now)
-        if not self._repeated(message, session, now):
-            event = Arrived(message, session)
-            refusal = self._limited.excess(who.name, len(message.body), now)
-            if refusal is not None:
-                return self._take_excess(event, refusal)
-            if not self.configuration.is_sure_of_profile(message.recipient):
-                return self._take_later(event)
-            try:
-                self.engine.offer(event)
-            except Overloaded:
-                return self._take_later(event)
-        self._beat_with(message)
-        return True
-
-    async def _take_excess(self, event: Arrived, refusal: RateLimited) -> bool:
-        """Take an alert beyond the limit if it is a repeat, or critical; before a critical one is refused,
-        people are told."""
-        message = event.message
-        if not await self._limited.is_refused(message.scope, message.id, refusal):
-            return await self._take_later(event)
-        if read_event(message.body).severity is not Severity.CRITICAL:
-            raise refusal
-        await self.configuration.check_profile(message)
-        now = self._ledger.clock.now()
-        try:
-            self._limited.take_reserve(message.scope, len(message.body), now, refusal)
-        except RateLimited:
-            await self._limited.tell(message.scope, message.recipient, str(refusal), now)
-            raise
-        return await self._take_later(event)
-
-    async def _take_later(self, event: Arrived) -> bool:
-        """Take an alert in when the ledger has been asked for its profile, and there is room for it."""
-        await self.configuration.check_profile(event.message)
-        await self.engine.put(event)
-        self._beat_with(event.message)
-        return True
+            return self._changes.take(session, who, frame)
+        return self._reported.take(session, who, frame)
 
     def _beat_with(self, alert: Message) -> None:
         """Store that an alert counts as a heartbeat, if its profile demands them."""
@@ -351,81 +306,12 @@ class AlertService:
         session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))
         return True
 
-    def _repeated(self, message: Message, session: Session, now: int) -> bool:
-        """Answer a repeat of an alert that has ended, if memory knows it: it need not pass the engine."""
-        known = self._ledger.recall(message, now)
-        if known is None or known.state is None or not known.state.terminal:
-            return False
-        self._fanout.counts.duplicates += 1
-        self._replies.reply(Reply(session, message, known))
-        return True
-
-    def _message(self, who: Principal, frame: Frame, now: int) -> Message:
-        body = bytes(frame.data)
-        event = read_event(body)
-        if event.sentinel_id not in (None, who.name):
-            raise NotAllowed(f"{who.name} may not report for another sentinel")
-        offset = event.offset_ms or 0
-        at = ((event.timestamp or frame.time or 0) + offset) * MS
-        expires = (frame.exp and max(1, frame.exp + offset) * MS) or 0
-        if event.offset_ms is not None:
-            self._trail.skewed(offset / 1000)
-        if event.undated or not is_believable(at, now):
-            at, expires = time_of_arrival(now), 0
-        message = Message(who.name, str(frame.seq_id), EVENT, event.profile_id, body, at, expires)
-        self.planner.expect(set_age(message, at), event)
-        return message
-
-    async def _change(self, session: Session, who: Principal, frame: Frame) -> bool:
-        """Store an update or a cancellation; one at a time, since each depends on the status before it."""
-        body = bytes(frame.data)
-        change = read_change(body)
-        if not self._ledger.sole:
-            await self.configuration.catch_up()
-        await self._take_change(who, change, frame.seq_id, len(body))
-        async with self.operations.changing:
-            now = self._ledger.clock.now()
-            alert = await self.operations.get(key_of(who.name, change.event))
-            if alert is None:
-                # The alert may still be under way; a sentinel that sends in order succeeds soon.
-                raise LedgerUnavailable(f"{who.name} has not reported {change.event!r} (yet); try again")
-            message = Message(who.name, str(frame.seq_id), frame.type, change.event, body, now)
-            if not now - self._fanout.policy.horizon.keep < message.made <= now:
-                set_age(message, now)  # it knows no offset; as long as its alert is here, its id is, too
-            status = updated(alert.status, change, now)
-            if frame.type == CANCEL and not status.standing.over:
-                status = ended_by_reporter(status, change, who.name, now)
-            reported = alert.record.message
-            silence = self.planner.silence_over(reported, current(read_event(reported.body), status), now)
-            writes = self.operations.writes(alert, status, now, silenced=silence is not None)
-            notified = any(isinstance(one, Deliver) for one in writes)
-            missed = not notified and silence is None and self.operations.is_unnotified(alert, status)
-            writes = (*writes, note(alert.key)) if missed else writes
-            seen = ItemSeen(STATUSES, name_in_bucket(alert.key), alert.said)
-            await self._commit(Amendment(message, session, writes, seen))
-        if missed:
-            await self._unnotified.notify(alert.key)
-        return True
-
-    async def _take_change(self, who: Principal, change: AlertChange, id_: str | None, size: int) -> None:
-        """Count a change of an alert. Before one that makes an alert critical is refused, people are told."""
-        now = self._ledger.clock.now()
-        refusal = self._limited.excess(who.name, size, now)
-        if refusal is not None and await self._limited.is_refused(who.name, id_, refusal):
-            try:
-                self._limited.take_reserve(who.name, size, now, refusal)
-            except RateLimited:
-                alert = await self.operations.get(key_of(who.name, change.event))
-                if alert is not None and change.severity is Severity.CRITICAL:
-                    await self._limited.tell(who.name, alert.record.message.recipient, str(refusal), now)
-                raise
-
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _perform(self, effect: Effect) -> None:
         match effect:
             case MachineEffect(what=StartAttempt() as attempt):
-                self._spawn(self._attempt(attempt))
+                self._spawn(self._attempts.make(attempt, self._sender))
             case MachineEffect(what=MessageUnsettled(key)):
                 self._spawn(self._settlement.settle(key))
             case MachineEffect(what=Amendment() as amend):
@@ -444,9 +330,13 @@ class AlertService:
             session.push(frame)
 
     def _settled(self, key: bytes, state: State, answer: Answer, *, told: bool = False) -> None:
-        """Record how an alert has ended, and whether its sentinel was told; a critical one that reached no
-        recipient is told to others."""
-        self._trail.ended(key, state, answer.reason, told=told)
+        """Record how an alert has ended, and whether its sentinel was told; for a critical one that reached
+        no recipient, notify others."""
+        if key in self.planner.sent_again:
+            self.planner.sent_again.discard(key)
+            self._trail.note(key, state.word, detail=answer.reason, told=told)
+        else:
+            self._trail.ended(key, state, answer.reason, told=told)
         self._replies.see_end(key, state, answer)
         if state in DEAD:
             self._spawn(self._unnotified.notify(key))
@@ -455,8 +345,8 @@ class AlertService:
         self.tasks.do("background work of alerts", work)
 
     async def adopt(self, living: Collection[str]) -> None:
-        """Take over the deliveries of other hubs on the same ledger. A delivery that a living hub has
-        claimed stays its own until the lease ends; the lease of a dead hub is over."""
+        """Take over the deliveries of other hubs on the same ledger. A delivery that a live hub has claimed
+        stays with it until the lease ends; the leases of a dead hub are void."""
         await self._unnotified.catch_up()
         if self._ledger.sole:
             return
@@ -472,6 +362,7 @@ class AlertService:
 
     async def _changed(self, key: bytes) -> None:
         """Read an alert again after a change in the ledger; an empty key stands for profiles and silences."""
+        self.planner.changes += 1
         if not key:
             await self.configuration.refresh()
             return
@@ -497,85 +388,10 @@ class AlertService:
             await self._take_up(key, still)
 
     async def _take_up(self, key: bytes, still: list[OpenDelivery]) -> None:
-        """Hand the open deliveries of an alert to the fanout, when the addresses they go to are known: what a
-        broken attempt means depends on the channel."""
+        """Hand the open deliveries of an alert to the fanout once their addresses are known: what a broken
+        attempt means depends on the channel."""
+        if any(one.state.terminal for one in still):
+            self.planner.sent_again.add(key)
         for one in still:
             await self.profiles.find_address(one.delivery.ref.recipient)
         await self.engine.put(MachineEvent(DeliveriesChanged(key, tuple(still))))
-
-    async def _report(self, message: Message) -> None:
-        """Store an alert that the tower itself reports, and have it delivered."""
-        await self.engine.put(Arrived(self._made_now(message), None))
-
-    def _made_now(self, message: Message) -> Message:
-        """An alert of the tower's own, as old as its report: the clock that dated it may be another hub's."""
-        return set_age(message, self._ledger.clock.now())
-
-    async def _take_back(self, key: bytes, note: str) -> None:
-        """Cancel an alert that the tower itself has reported; its recipients are notified of that."""
-        alert = await self.operations.get(key)
-        if alert is not None and not alert.status.standing.over:
-            await self.operations.say(alert, AlertState.CANCELLED, "tower", note)
-
-    # ── attempts ─────────────────────────────────────────────────────────────────────────────────
-
-    async def _attempt(self, attempt: StartAttempt) -> None:
-        """Make one attempt and store how it went."""
-        sent = await self._sender.send(attempt)
-        why = f"{attempt.recipient}: {sent.reason}" if sent.reason else attempt.recipient
-        for item in attempt.items:
-            self._trail.note(item.message.key, sent.result.value, item.attempt, why)
-        self._note_channel(attempt.recipient, sent)
-        if self._activity.watchers:
-            for item in attempt.items:
-                self._activity.see(
-                    "told",
-                    scope=item.message.scope,
-                    id=item.message.id,
-                    to=attempt.recipient,
-                    fate=sent.result.value,
-                )
-        with contextlib.suppress(DulyError):  # the hub stops: the ledger says that the attempt was under way
-            await self._commit(AttemptEnded(attempt, sent.result, sent.reason, sent.rest))
-            # A cancellation at another hub meanwhile did not see that this recipient was notified.
-            for key in await self._catch_up_on(attempt):
-                await self._changed(key)
-
-    def _note_channel(self, recipient: str, sent: SendResult) -> None:
-        """Note whether a channel works: one line when that changes."""
-        if sent.result is AttemptResult.CALLED_OFF:
-            return
-        works = sent.result is AttemptResult.ARRIVED
-        self.outages.see({f"the channel to {recipient}": None if works else sent.reason or "no answer"})
-
-    async def _is_attempt_wanted(self, attempt: StartAttempt) -> bool:
-        with contextlib.suppress(DulyError):  # without the ledger, memory decides
-            await self._catch_up_on(attempt)
-        return any(self.planner.is_wanted(item.ref) for item in attempt.items)
-
-    async def _catch_up_on(self, attempt: StartAttempt) -> list[bytes]:
-        """Read what other hubs have changed about these alerts; returns those that were cancelled."""
-        if self._ledger.sole:
-            return []
-        names = {name_in_bucket(item.message.key): item.message.key for item in attempt.items}
-        if len(names) > NAMED:
-            stored = await self._ledger.bucket(STATUSES)
-        else:
-            found = {name: await self._ledger.item(STATUSES, name) for name in names}
-            stored = {name: body for name, body in found.items() if body is not None}
-        for name in names.keys() & stored.keys():
-            self.planner.statuses[names[name]] = read_status(stored[name])
-        return [key for key in names.values() if self.planner.is_corrected(key)]
-
-    async def _store(self, message: Message) -> None:
-        """Store an alert that the tower itself reports; returns when it is stored with its deliveries."""
-        await self._put(Arrived(self._made_now(message), None))
-
-    async def _commit(self, what: Amendment | AttemptEnded) -> None:
-        """Hand an event to the fanout; returns when what follows from it is stored."""
-        await self._put(MachineEvent(what))
-
-    async def _put(self, event: Arrived | MachineEvent) -> None:
-        stored = asyncio.Event()
-        await self.engine.put(event, stored.set)
-        await stored.wait()

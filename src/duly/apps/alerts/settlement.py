@@ -1,9 +1,9 @@
 """Settlement: ends an alert whose last deliveries were ended by several hubs.
 
-No hub knows alone that it has ended the last delivery of an alert if another hub has ended some of them. So
-the need is noted in the transaction that ends a delivery, and the ledger is asked: an alert that is noted and
-has no open delivery ends in the transaction that removes the note. A crash in between loses nothing: what is
-still noted is settled by the next check of any hub.
+If another hub has ended some deliveries of an alert, no hub alone can tell which one is the last. So the
+transaction that ends a delivery also notes that the alert may be over, and the ledger is asked: a noted alert
+without open deliveries ends in the transaction that removes the note. A crash in between loses nothing: the
+next check of any hub settles what is still noted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 
 from duly.apps.alerts.model import name_in_bucket
 from duly.apps.alerts.operations import AlertOperations, AlertRecord
-from duly.apps.alerts.unnotified import notes
+from duly.apps.alerts.unnotified_alerts import notes
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
 from duly.core.monitor.signals import Severity
@@ -25,21 +25,21 @@ from duly.storage.ledger import Ledger
 UNSETTLED: Final = "unsettled"
 """The bucket of alerts that may be over."""
 _ENDS: Final = ((State.DONE, 0), (State.UNKNOWN, 4), (State.FAILED, 1), (State.EXPIRED, 4))
-"""How an alert has ended, if one of its deliveries has ended so, and its code; the first that fits."""
+"""The ends of an alert with their codes, by the ends of its deliveries; the first that matches counts."""
 
 
 def unsettled(key: bytes) -> Group:
-    """The writes that note that an alert may be over."""
+    """Return the writes that note that an alert may be over."""
     return (PutItem(UNSETTLED, name_in_bucket(key), b""),)
 
 
 def settled(key: bytes) -> Group:
-    """The writes that remove that note."""
+    """Return the writes that remove that note."""
     return (DropItem(UNSETTLED, name_in_bucket(key)),)
 
 
 class AlertSettlement:
-    """Settles the alerts of one hub; `ended` hears how each ended."""
+    """Settles the alerts of one hub; `ended` is called with how each ended."""
 
     def __init__(
         self,
@@ -60,7 +60,8 @@ class AlertSettlement:
                 return
             if any(not one.state.terminal for one in alert.deliveries):
                 return
-            # Its state is read after its deliveries: the hub that ended the last one may have ended it, too.
+            # Its state is read after its deliveries, because the hub that ended the last one may have ended
+            # the alert as well.
             record = await self._ledger.find(key)
             if record is None or record.state.terminal:
                 await self._ledger.write(*settled(key))
@@ -85,7 +86,7 @@ class AlertSettlement:
 
 
 def end_of(deliveries: Sequence[Delivery]) -> tuple[State, Answer]:
-    """How an alert has ended whose deliveries have ended so."""
+    """Return how an alert has ended, given the ends of its deliveries."""
     for state, code in _ENDS:
         for one in deliveries:
             if one.state is state:

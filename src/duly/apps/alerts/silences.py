@@ -1,7 +1,7 @@
-"""Silences: rules of people that suppress notifications about some alerts for a while.
+"""Silences: rules made by people that suppress notifications about some alerts for a while.
 
-The laws. A critical alert is not suppressed unless the silence says so. A silence is in force at every hub
-that reads it; those that are over are removed when a new one is made.
+The laws. A critical alert is not suppressed unless the silence says so. A silence applies at every hub that
+reads it; expired silences are removed when a new one is made.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duly.core.operations import DropItem, PutNewItem
 from duly.storage.ledger import Ledger
 
 SILENCES: Final = "silences"
-"""The bucket."""
+"""The bucket of silences."""
 
 
 class Silence(Struct, frozen=True, omit_defaults=True):
@@ -67,7 +67,7 @@ class AlertSilences:
         number = max((int(name) for name in existing if name.isdecimal()), default=0) + 1
         body = msgspec.json.encode(silence)
         while not await self._ledger.apply(PutNewItem(SILENCES, str(number), body), changed(), *over):
-            number += 1  # the number was taken meanwhile
+            number += 1  # the number was used meanwhile
         await self._tell(b"")
         return str(number)
 

@@ -23,7 +23,7 @@ _SILENCED: Final = frozenset({"sentinel", "device", "reason", "profile", "note"}
 async def administer(
     operations: AlertOperations, profiles: Profiles, verb: str, wanted: dict[str, str], by: str
 ) -> object:
-    """Carry out a verb on alerts, deliveries or profiles, for the account `by`."""
+    """Carry out a verb on alerts, deliveries or profiles for the account `by`."""
     match verb:
         case "alert.list":
             alerts = await operations.alerts(
@@ -80,7 +80,7 @@ async def administer(
 
 
 def draft_of(raw: object) -> ProfileDraft:
-    """Read a draft of a profile; raises `Malformed` if it is none."""
+    """Read a draft of a profile; raises `Malformed` if it is invalid."""
     try:
         return msgspec.convert(raw, ProfileDraft)
     except msgspec.ValidationError as problem:
@@ -88,7 +88,7 @@ def draft_of(raw: object) -> ProfileDraft:
 
 
 def _claimed(wanted: dict[str, str], by: str) -> str:
-    """The name that the client gave, if it is not that of its account."""
+    """Return the name that the client gave, if it differs from that of its account."""
     claimed = wanted.get("by", "")
     return "" if claimed == by else claimed
 
@@ -98,7 +98,7 @@ async def _asked(operations: AlertOperations, wanted: dict[str, str]) -> AlertRe
 
 
 def show_profile(name: str, profile: Profile) -> dict[str, object]:
-    """A profile as the API shows it; times are in seconds."""
+    """Return a profile as the API shows it; times are in seconds."""
     return {
         "name": name,
         "steps": [{"after": step.after / SECOND, "to": list(step.to)} for step in profile.steps],

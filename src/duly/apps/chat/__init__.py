@@ -1,1 +1,1 @@
-"""Chat: people and groups, in conversations that all members see alike."""
+"""Chat: conversations between people and in groups, which all members see in the same order."""

@@ -1,12 +1,12 @@
-"""Account removal takes a person whose account was removed out of their conversations.
+"""Account removal: takes a person whose account was removed out of their conversations.
 
-The laws. The person leaves their groups, and is no friend any more; others see that in lines, as if the
-person had done it. An owner hands a group over first. A name under which a person has talked is not given
-to another: what was said to them, and by them, stays theirs.
+The laws. The person leaves their groups and their friends; others see that in lines, as if the person had
+done it. An owner hands a group over first. The name of a person who has used chat is not given to another
+person, so that old lines cannot be attributed to someone else.
 
 Removing an account leaves a note in its own transaction (`accounts.LEAVING`). Every hub that finds the note
-does the rest, as often as it takes: each step has an id of its own and happens once, at however many hubs,
-and also after a crash.
+does the rest, as often as necessary: each step has its own id and happens once, even with several hubs or
+after a crash.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from duly.wire.frames import Frame
 from duly.wire.outgoing import encode
 
 SETTLED: Final = 15 * SECOND
-"""Longer than a hub that has not heard of the removal lets the person say something."""
+"""Longer than a hub that does not know of the removal yet still accepts lines from the person."""
 
 
 async def remove_from_chat(ledger: Ledger, name: str) -> list[str]:
-    """Take a person out of their conversations, if their account was removed; those with new lines."""
+    """Take a person out of their conversations if their account was removed; return the conversations with
+    new lines."""
     note = await ledger.item(LEAVING, name)
     if note is None:
         return []
     leaving = _Removal(ledger, name, int(note))
     mine = await ledger.bucket(c.convs(name))
     if mine or (await ledger.extent(c.stream(c.notes(name)))).last:
-        await ledger.write(PutItem(FORMER, name, b""))  # first: what follows takes the traces away
+        await ledger.write(PutItem(FORMER, name, b""))  # first, since what follows removes the traces
     for group in filter(c.is_group, mine):
         await leaving.leave(group)
     for friend in await ledger.bucket(c.friends(name)):
@@ -68,13 +69,14 @@ class _Removal:
         self.news: list[str] = []
 
     async def leave(self, group: str) -> None:
-        """Leave a group; its owner hands it on first."""
+        """Leave a group; an owner hands it over first."""
         ranks = await self._ledger.bucket(c.members(group))
         if ranks.get(self._name) == Rank.OWNER.body and len(ranks) > 1:
-            # To an admin, if there is one; of several to the first by name, so that every hub picks the same.
+            # To an admin, if there is one; among several to the first by name, so that every hub picks the
+            # same one.
             ranked = sorted(ranks.keys() - {self._name}, key=lambda one: (ranks[one] != Rank.ADMIN.body, one))
             frame = self._frame("group_role", group, group=group, user=ranked[0], role=Rank.OWNER.value)
-            with suppress(NotAllowed):  # another hub has done it, or they left: tried again
+            with suppress(NotAllowed):  # another hub has done it, or they left: try again
                 await self._do(await self._groups.request(frame, self._name))
         await self._do(await self._groups.request(self._frame("group_leave", group, group=group), self._name))
 
@@ -93,7 +95,8 @@ class _Removal:
         self.news += (request.conv, *request.news)
 
     def _frame(self, type_: str, about: str, **data: str) -> Frame:
-        """A frame whose id says when the person was removed, and from what: the same at every hub."""
+        """Return a frame whose id contains when the person was removed, and from what; it is the same at
+        every hub."""
         digest = blake2b(f"{type_} {about}".encode(), digest_size=10).digest()
         id_ = uuid7(self.since, int.from_bytes(digest))
         return Frame(type_, id_, data=Raw(msgspec.json.encode(data)))

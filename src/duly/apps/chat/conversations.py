@@ -1,12 +1,12 @@
-"""Conversations: how they are named, where they are in the ledger, and what may be said in them.
+"""Conversations: their names, their place in the ledger, and the requests about them.
 
-The laws. A conversation is a stream; its numbers are the order in which all see it. `ann+bob` is between
-two people, `#…` is a group, `~ann` is what only Ann is told: that a person wants to be her friend, or has
-invited her. Each member of a group is an item, and coming and going are lines of its stream: so every
-member, at every hub, sees them at the same place.
+The laws. A conversation is a stream, and all its members see its lines in the order of their numbers.
+`ann+bob` is a conversation of two people, `#…` is a group, `~ann` contains notes for Ann alone: friend
+requests and invitations. Each member of a group is an item, and joining and leaving are lines of its stream,
+so every member at every hub sees them at the same place.
 
-What is asked for is a `Request`: the message, the line it becomes, what has to be so (`Precondition`), and
-what else is written. All of it is one transaction, so a right is judged where it is used.
+A `Request` contains the message, the line it becomes, its preconditions (`Precondition`), and further writes.
+All of it is one transaction, so a permission is checked where it is used.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from duly.wire.frames import Frame, dump
 from duly.wire.outgoing import LineFrame, encode
 
 DATA_LIMIT: Final = 64 * 1024
-"""Most bytes of one line: chat is for people."""
+"""The most bytes of one line: chat is for people."""
 MEMBERS_LIMIT: Final = 20_000
 NAMES_SHOWN: Final = 100
-"""Members whose names are told in the line that makes a group."""
+"""How many members are named in the line that creates a group."""
 HORIZON: Final = Horizon(keep=7 * DAY)
-"""How long an id is remembered: a line written on a journey is still taken a week later."""
+"""How long an id is remembered: a line written offline is still accepted a week later."""
 ALL: Final = FOREVER
-"""Past every number: a cursor that is moved there ends at the last line."""
+"""Greater than every number: a cursor that is moved there ends at the last line."""
 
 BARRED: Final = "barred"
 """pairs of whom one has blocked the other"""
@@ -46,10 +46,10 @@ GROUPS: Final = "groups"
 
 ONLINE: Final = dump({"online": True})
 OFFLINE: Final = dump({"online": False})
-"""What the hub says of a person's presence."""
+"""The presence of a person as the hub reports it."""
 
 LINES: Final = frozenset({"one_chat", "group_chat"})
-"""What can be edited and deleted."""
+"""The kinds of lines that can be edited and deleted."""
 
 
 class Rank(Enum):
@@ -66,27 +66,27 @@ class Rank(Enum):
 
 
 class HistoryPolicy(Enum):
-    """What those who join a group later may see of what was said before."""
+    """How much of the earlier lines people see who join a group later."""
 
     ALL = "all"
     JOINED = "joined"
 
 
 class GroupInfo(Struct, frozen=True):
-    """A group as it lies on its bucket."""
+    """A group as it is stored in its bucket."""
 
     name: str
     made_by: str
     history: HistoryPolicy = HistoryPolicy.ALL
     open: bool = False
-    """a person who knows its id may join"""
+    """whether a person who knows its id may join"""
 
 
 # ── names ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def direct(one: str, other: str) -> str:
-    """The conversation of two people.
+    """Return the name of the conversation of two people.
 
     >>> direct("bob", "ann")
     'ann+bob'
@@ -95,13 +95,13 @@ def direct(one: str, other: str) -> str:
 
 
 def pair_in(conv: str) -> tuple[str, ...]:
-    """The two people of a conversation; none, if it is not one of two."""
+    """Return the two people of a conversation; empty if it is not one of two."""
     names = tuple(conv.split("+"))
     return names if len(names) == 2 and all(names) else ()
 
 
 def other_in(conv: str, me: str) -> str:
-    """The one with whom a person is in a conversation of two.
+    """Return the other person in a conversation of two.
 
     >>> other_in("ann+bob", "ann")
     'bob'
@@ -114,74 +114,75 @@ _CONV: Final = re.compile(r"[#~]?[A-Za-z0-9._+-]{1,129}")
 
 
 def known_form(conv: str) -> str:
-    """The conversation if it can be one. What strangers make up is nowhere, and is not looked for."""
+    """Return the conversation if its name is well-formed. Other names cannot exist and are not looked up."""
     if not _CONV.fullmatch(conv):
         raise NotAllowed(NOT_YOURS.reason)
     return conv
 
 
 def notes(name: str) -> str:
-    """The conversation that only this person reads: requests and invitations to them."""
+    """Return the conversation with the notes for one person: requests and invitations."""
     return f"~{name}"
 
 
 def is_group(conv: str) -> bool:
-    """Whether a conversation is a group."""
+    """Return whether a conversation is a group."""
     return conv.startswith("#")
 
 
 def group_of(key: bytes) -> str:
-    """The id of the group that this message makes; the same for every repeat of it."""
+    """Return the id of the group that this message creates; the same for every repeat of it."""
     return "#" + base64.b32encode(blake2b(key, digest_size=10).digest()).decode().lower()
 
 
 def stream(conv: str) -> str:
-    """The stream with the lines of a conversation."""
+    """Return the stream with the lines of a conversation."""
     return f"chat/{conv}"
 
 
 def convs(name: str) -> str:
-    """The bucket with the conversations of a person, except their notes."""
+    """Return the bucket with the conversations of a person, except their notes."""
     return f"convs/{name}"
 
 
 def members(group: str) -> str:
-    """The bucket with the members of a group and their ranks."""
+    """Return the bucket with the members of a group and their ranks."""
     return f"members/{group}"
 
 
 def waiting(conv: str) -> str:
-    """Who was told something there and has not acknowledged it."""
+    """Return the bucket with the people who have not acknowledged lines of a conversation."""
     return f"waiting/{conv}"
 
 
 def invited(group: str) -> str:
-    """The bucket with the people who are invited to a group, each with the member who invited them."""
+    """Return the bucket with the people invited to a group, each with the member who invited them."""
     return f"invited/{group}"
 
 
 def friends(name: str) -> str:
-    """The bucket with the friends of a person."""
+    """Return the bucket with the friends of a person."""
     return f"friends/{name}"
 
 
 def asked(name: str) -> str:
-    """The bucket with the people who have asked this person to be their friend."""
+    """Return the bucket with the people who have asked this person to be their friend."""
     return f"asked/{name}"
 
 
 def blocks(name: str) -> str:
-    """The bucket with the people whom this person has blocked."""
+    """Return the bucket with the people whom this person has blocked."""
     return f"blocks/{name}"
 
 
 def read_by(name: str) -> str:
-    """The reader whose cursor is how far a person has read; how far they have it is under their name."""
+    """Return the reader whose cursor is how far a person has read; the one under the person's name is how far
+    they have received."""
     return f"r:{name}"
 
 
 def begins_for(name: str) -> str:
-    """The reader whose cursor is where a conversation begins for a person who joined it."""
+    """Return the reader whose cursor is where a conversation begins for a person who joined it."""
     return f"s:{name}"
 
 
@@ -192,7 +193,7 @@ NOT_YOURS: Final = Verdict(
     reason="there is no such conversation or person, or you may not do that there",
     cause="not_allowed",
 )
-"""The same words whether something does not exist or is not for them: nothing leaks."""
+"""The same text whether something does not exist or is not visible to the person, so that nothing leaks."""
 
 
 REVOKED: Final = Verdict(
@@ -201,7 +202,8 @@ REVOKED: Final = Verdict(
 
 
 class Precondition(Struct, frozen=True, gc=False):
-    """What has to be so: an item lies on a bucket (with this body, if one is named); or does not."""
+    """A condition of a transaction: an item exists in a bucket (with this body, if one is given), or does
+    not."""
 
     bucket: str
     name: str
@@ -211,7 +213,7 @@ class Precondition(Struct, frozen=True, gc=False):
 
 
 class Request(Struct, frozen=True, eq=False):
-    """What a frame asks the ledger to do. `line` is what becomes of it in the stream of `conv`."""
+    """A frame as a request to the ledger. `line` is the line to append to the stream of `conv`."""
 
     message: Message
     conv: str
@@ -219,25 +221,25 @@ class Request(Struct, frozen=True, eq=False):
     guards: tuple[Precondition, ...] = ()
     also: tuple[Write, ...] = ()
     joins: tuple[str, ...] = ()
-    """who is in the conversation from this line on"""
+    """people who are in the conversation from this line on"""
     parts: tuple[str, ...] = ()
-    """who is not, after it"""
+    """people who are no longer in it after this line"""
     news: tuple[str, ...] = ()
-    """other conversations in which something is new then"""
+    """other conversations that get something new"""
     live: LineFrame | None = None
-    """what those who are here are told, if it is not the line itself"""
+    """what connected people are sent, if it is not the line itself"""
     data: bytes = b""
-    """what the `server_ack` carries"""
+    """the data of the `server_ack`"""
     shown: bool = True
-    """the sender may know the conversation and the number"""
+    """whether the sender may see the conversation and the number"""
 
     def writes(self, until: int, now: int) -> tuple[Write, ...]:
-        """The one transaction that does it: look, admit, append."""
+        """Return the one transaction of this request: check, admit, append."""
         message = self.message
         append = AppendEntry(stream(self.conv), encode(self.line), now, message.key, ends=True)
         write: Write = Admit(message, until, now, then=(append, *self.also))
         for guard in reversed(self.guards):
-            # Who may no longer is still told what became of what he could.
+            # A sender who has lost the permission still gets the outcome of earlier requests.
             refused = (Recall(message, guard.refusal, now),)
             done, not_done = ((write,), refused) if guard.wanted else (refused, (write,))
             write = CheckItem(guard.bucket, guard.name, guard.body, done, not_done)
@@ -255,7 +257,7 @@ class LineNumber(Struct, frozen=True):
 
 
 def read_data(frame: Frame, as_: type[T]) -> T:
-    """What is in a frame's `data`."""
+    """Decode the `data` of a frame."""
     try:
         return msgspec.json.decode(frame.data, type=as_)
     except (msgspec.DecodeError, ValueError) as problem:
@@ -263,7 +265,8 @@ def read_data(frame: Frame, as_: type[T]) -> T:
 
 
 def message_of(frame: Frame, sender: str, recipient: str) -> Message:
-    """The message in a frame. It carries only a digest of what was said: the text is in the stream."""
+    """Return the message in a frame. It carries only a digest of the text; the text itself is in the
+    stream."""
     if frame.seq_id is None:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per message")
     data = bytes(frame.data)
@@ -278,27 +281,28 @@ def message_of(frame: Frame, sender: str, recipient: str) -> Message:
 def line_of(
     frame: Frame | LineFrame, sender: str, data: Raw | None = None, *, edited: bool = False
 ) -> LineFrame:
-    """What is stored of a line: everything but its number, time and place, which the stream knows."""
+    """Return the stored form of a line: everything but its number, time and conversation, which the stream
+    knows."""
     return LineFrame(
         frame.type, frame.seq_id, sender, frame.data if data is None else data, frame.exp, edited
     )
 
 
 class EditData(Struct, frozen=True, omit_defaults=True):
-    """The `data` of an edit: the number of the line, and what the line says now."""
+    """The `data` of an edit: the number of the line, and its new text."""
 
     n: int
     data: Raw = NOTHING
 
 
 def edit_of(line: LineFrame) -> int | None:
-    """The number of the line that this one says was edited. What was edited is in that line, so that
+    """Return the number of the line that this line edits. The new text is stored in that line, so that
     deleting it leaves nothing behind."""
     return _decode_edit(line.data).n if line.type == "edit" else None
 
 
 def edit_line(frame: Frame | LineFrame, sender: str, n: int, data: Raw) -> LineFrame:
-    """An edit with what the line says now; nothing, if it has been deleted since."""
+    """Return an edit with the present text of its line; empty if that has been deleted since."""
     return line_of(frame, sender, Raw(msgspec.json.encode(EditData(n, data))))
 
 
@@ -309,12 +313,12 @@ _decode_edit: Final = msgspec.json.Decoder(EditData).decode
 
 
 def read_line(entry: StreamEntry) -> LineFrame:
-    """The line that was stored as this entry, which must not have been deleted."""
+    """Return the line that was stored as this entry, which must not have been deleted."""
     return _decode(entry.body)
 
 
 def show(conv: str, n: int, line: LineFrame, at: int, attempt: int = 1) -> LineFrame:
-    """A line as it goes to its readers."""
+    """Return a line as it is sent to its readers."""
     return LineFrame(
         line.type, line.seq_id, line.from_, line.data, line.exp, line.edited,
         conv, n, at // MS, attempt if attempt > 1 else None,
@@ -322,7 +326,7 @@ def show(conv: str, n: int, line: LineFrame, at: int, attempt: int = 1) -> LineF
 
 
 def shown_line(entry: StreamEntry, now: int) -> LineFrame:
-    """The line of an entry as far as it may be shown: what was deleted or has expired keeps its id alone."""
+    """Return the line of an entry as far as it may be shown: a deleted or expired line keeps only its id."""
     if not entry.body:
         return _remains("deleted", entry)
     line = _decode(entry.body)
@@ -330,7 +334,7 @@ def shown_line(entry: StreamEntry, now: int) -> LineFrame:
 
 
 def is_over(line: LineFrame, now: int) -> bool:
-    """Whether a line has expired: then what it said is not shown any more."""
+    """Return whether a line has expired, so that its text is no longer shown."""
     return 0 < (line.exp or 0) * MS <= now
 
 
@@ -340,7 +344,7 @@ def _remains(type_: str, entry: StreamEntry) -> LineFrame:
 
 
 def leaver_in(line: LineFrame) -> str | None:
-    """Who is no longer in the group after this line."""
+    """Return the person who is no longer in the group after this line."""
     match line.type:
         case "group_leave":
             return line.from_

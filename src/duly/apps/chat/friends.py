@@ -1,7 +1,7 @@
-"""Friends ask, accept, remove and block each other.
+"""Friends: people ask, accept, remove and block each other.
 
-The law: what one person decides holds in the same transaction for both. A person who is blocked cannot tell
-that from a name that does not exist, and learns nothing when it happens.
+The law: a person's decision takes effect for both in one transaction. A blocked person is not told, and to
+them the other person looks like a name that does not exist.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ FRIENDS: Final = frozenset({"friend_ask", "friend_accept", "friend_remove", "blo
 
 
 class FriendRequest(Struct, frozen=True):
-    """The `data` of these frames."""
+    """The `data` of friend frames."""
 
     user: str
 
 
 class Friends:
-    """What friend frames ask for. `knows(name)` says whether there is a person of this name."""
+    """Turns friend frames into requests. `knows(name)` returns whether there is a person of this name."""
 
     def __init__(self, ledger: Ledger, knows: Callable[[str], Awaitable[bool]]) -> None:
         self._ledger = ledger
         self._knows = knows
 
     async def request(self, frame: Frame, me: str) -> Request:
-        """What a friend frame asks the ledger to do."""
+        """Return the request to the ledger for a friend frame."""
         other = c.read_data(frame, FriendRequest).user
         if other == me or not await self._knows(other):
             raise NotAllowed(NOT_YOURS.reason)
@@ -74,12 +74,13 @@ class Friends:
                 also = (PutItem(c.blocks(me), other, b""), PutItem(c.BARRED, conv, b""), *apart)
                 return Request(message, mine, line, (), also)
             case _:
-                # The other may have blocked us as well; then the two stay apart.
+                # The other person may have blocked this one as well; then the two stay apart.
                 free = CheckItem(c.blocks(other), me, otherwise=(DropItem(c.BARRED, conv),))
                 return Request(message, mine, line, (), (DropItem(c.blocks(me), other), free))
 
     async def of(self, me: str) -> dict[str, list[str]]:
-        """Friends, those who ask to be (and are still there), and those who are blocked."""
+        """Return the friends of a person, those who have asked to be (and still exist), and those who are
+        blocked."""
         asking = await self._ledger.bucket(c.asked(me))
         return {
             "friends": list(await self._ledger.bucket(c.friends(me))),

@@ -1,11 +1,11 @@
-"""Groups are made, joined and left; members have ranks, invite others and are removed.
+"""Groups: creating, joining and leaving them, ranks, invitations and removals.
 
-The laws. A right is judged in the transaction that uses it, by the rank in the ledger then. Coming
-and going are lines of the group, so its members see them where they happened; a person who joins sees what
-the group's setting allows, from the line on with which they joined; one who is removed sees nothing after it.
+The laws. A permission is checked in the transaction that uses it, by the rank in the ledger at that moment.
+Joining and leaving are lines of the group, so its members see them where they happened. A person who joins
+sees earlier lines only if the group allows it; a person who is removed sees nothing after that line.
 
 An owner may do everything, an admin may remove members, every member may invite. A group always has one
-owner: an owner who wants to leave makes another member the owner first, or is the last.
+owner: an owner who wants to leave makes another member the owner first, unless they are the last.
 """
 
 from __future__ import annotations
@@ -68,14 +68,15 @@ class RankRequest(Struct, frozen=True):
 
 
 class Groups:
-    """What group frames ask for. `may_add(one, other)`: whether one may bring the other into a group."""
+    """Turns group frames into requests. `may_add(one, other)` returns whether one may bring the other into a
+    group."""
 
     def __init__(self, ledger: Ledger, may_add: Callable[[str, str], Awaitable[bool]]) -> None:
         self._ledger = ledger
         self._may_add = may_add
 
     async def request(self, frame: Frame, me: str) -> Request:
-        """Returns the request that carries out a group frame of the person `me`."""
+        """Return the request for a group frame of the person `me`."""
         match frame.type:
             case "group_create":
                 return await self._create(frame, me)
@@ -196,7 +197,7 @@ class Groups:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
     async def show(self, frame: Frame, me: str) -> dict[str, object]:
-        """A group as its members see it."""
+        """Return a group as its members see it."""
         group = c.known_form(c.read_data(frame, GroupRequest).group)
         info, ranks = await self._info(group), await self._ledger.bucket(c.members(group))
         if info is None or me not in ranks:
@@ -205,7 +206,7 @@ class Groups:
         return shown | {"group": group, "members": {name: rank.decode() for name, rank in ranks.items()}}
 
     async def name_of(self, group: str) -> str:
-        """Returns the name of a group; empty if there is no such group."""
+        """Return the name of a group; empty if there is no such group."""
         info = await self._info(group)
         return "" if info is None else info.name
 

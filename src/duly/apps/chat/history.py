@@ -1,7 +1,7 @@
 """History: the lines of a conversation as their readers see them, page by page.
 
-The law: a page fits into a frame, and an edit is shown with what its line says now, so that a line that was
-deleted since is not shown by an older edit of it.
+The law: a page fits into a frame. An edit is shown with the present text of its line, so that an older edit
+does not reveal a line that was deleted since.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from duly.wire.fields import NOTHING
 from duly.wire.outgoing import LineFrame, encode
 
 PAGE_BYTES: Final = 192 * 1024
-"""A page fits into a frame."""
+"""The most bytes of a page, so that it fits into a frame."""
 
 
 async def show_page(
     ledger: Ledger, conv: str, page: list[StreamEntry], now: int, attempt: int = 1
 ) -> list[LineFrame]:
-    """The lines of a page as they go to their readers."""
+    """Return the lines of a page as they are sent to readers."""
     shown: list[LineFrame] = []
     for entry in page:
         line = c.shown_line(entry, now)
@@ -39,7 +39,7 @@ async def show_page(
 
 
 def encode_page(lines: list[LineFrame], first: int, last: int) -> bytes:
-    """A page as it is answered: the newest of these lines that fit, oldest first."""
+    """Return a page as it is answered: the newest of these lines that fit, oldest first."""
     shown = [encode(line) for line in lines]
     size = 0
     for i, line in enumerate(reversed(shown)):

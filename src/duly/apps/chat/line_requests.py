@@ -1,7 +1,7 @@
-"""Line requests: what `one_chat`, `group_chat`, `edit` and `delete` ask to be stored.
+"""Line requests: turns `one_chat`, `group_chat`, `edit` and `delete` frames into requests to the ledger.
 
-The law: a line is one row, however many read it. Only its sender edits it; its sender, or an admin of its
-group, deletes it; a line that a person cannot see is refused as if it were not there.
+The law: a line is one row, however many people read it. Only its sender may edit it; its sender or an admin
+of its group may delete it. A line that a person cannot see is treated as if it did not exist.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class LineRequests:
         self._ledger = ledger
         self._permissions = permissions
         self._begun: dict[str, None] = {}
-        """pairs that have talked before: their conversation is in the buckets of both"""
+        """pairs that have talked before, so that their conversation is in the buckets of both"""
 
     def request_at_once(self, frame: Frame, me: str) -> Request | None:
-        """What a new line asks to be stored; None for any other frame, and if the ledger has to be read
+        """Return the request for a new line; None for any other frame, or if the ledger has to be read
         first."""
         match frame.type:
             case "one_chat" if frame.to and self._permissions.is_known(frame.to):
@@ -53,7 +53,7 @@ class LineRequests:
                 return None
 
     async def request(self, frame: Frame, me: str) -> Request:
-        """What this frame asks to be stored."""
+        """Return the request for this frame."""
         match frame.type:
             case "one_chat":
                 if not frame.to:
@@ -70,7 +70,7 @@ class LineRequests:
                 return await self._delete(frame, me)
 
     def stored(self, kind: str, conv: str) -> None:
-        """A line was stored: if it was said by one person to another, those two have talked."""
+        """Note that a line was stored; if it was from one person to another, those two have talked."""
         if kind == "one_chat" and len(self._begun) < BEGUN_KEPT:
             self._begun[conv] = None
 
@@ -120,7 +120,7 @@ class LineRequests:
         )
 
     async def _line(self, conv: str, n: int, me: str) -> LineFrame:
-        """A line of a conversation that `me` can see."""
+        """Return a line of a conversation that `me` can see."""
         begins = await self._permissions.first_visible(conv, me)
         found = await self._ledger.entries(c.stream(conv), n - 1, 1) if n >= max(begins, 1) else []
         if not found or found[0].n != n or not found[0].body:

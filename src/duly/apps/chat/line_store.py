@@ -1,11 +1,10 @@
-"""The line store: the machine that stores lines of chat, each with its number.
+"""The line store: the state machine that stores chat lines, each with its number.
 
-The law: a request is one step, and its end is in the step: the message is admitted, its line has a number,
-and what comes with it is written, or none of it. So nothing is ever under way, a crash leaves nothing
-half done, and there is nothing to restore. A repeat gets the number of the first.
+The law: a request is one step that also ends it: the message is admitted, its line gets a number, and the
+further writes are made, or none of it happens. So nothing is ever under way, a crash leaves nothing half
+done, and there is nothing to restore. A repeat gets the number of the first line.
 
-The engine's one timer is also that of the subscriptions: what was not acknowledged is told again when its
-time has come.
+The engine's timer also drives the subscriptions, which send unacknowledged lines again.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _FRESH: Final = VerdictKind.FRESH
 
 
 class RequestOrigin(Struct, frozen=True, eq=False):
-    """Who asked for what: the origin of a request."""
+    """The origin of a request: who asked for what."""
 
     session: Session
     request: Request
@@ -40,22 +39,23 @@ class RequestOrigin(Struct, frozen=True, eq=False):
 
 
 class ChatTimers(Protocol):
-    """What the subscriptions have to do in time."""
+    """The timed work of the subscriptions."""
 
     def wake(self, now: int) -> None:
         """Do what is due."""
         ...
 
     def next_wake(self) -> int | None:
-        """Return when something is due next; None if nothing is."""
+        """Return when something is due next, or None."""
         ...
 
     def shift(self, by: int) -> None:
-        """Move all timers: the wall clock was set."""
+        """Move all timers because the wall clock was set."""
         ...
 
     def restored(self) -> None:
-        """Catch up after a failure of the ledger: lines may have been stored that no subscriber was sent."""
+        """Catch up after a failure of the ledger: lines may have been stored that were not sent to
+        subscribers."""
         ...
 
 
@@ -70,7 +70,7 @@ class LineStore:
     def handle(self, event: Event, now: int) -> list[Todo]:
         """Return the one step that stores a request, or refuses it if its id is too old."""
         if not isinstance(event, Arrived):
-            return []  # a session came or went: only the timers are looked at
+            return []  # a session came or went: only the timers are checked
         message, origin = event.message, cast("RequestOrigin", event.origin)
         refusal = horizons.judge(message, HORIZON, now)
         if refusal is not None:
@@ -85,7 +85,7 @@ class LineStore:
         return [Step(writes, done, (Reply(origin, message, UNABLE),))]
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
-        """Return the reply to the repeat of a stored request: the verdict on the first."""
+        """Return the reply to a repeat of a stored request: the verdict on the first one."""
         return [Reply(origin, message, verdict)]
 
     def unable(self, event: Event) -> list[Effect]:
@@ -114,18 +114,18 @@ class LineStore:
         return []
 
     def next_wake(self) -> int | None:
-        """Return when a timer is due next; None if there is no timer."""
+        """Return when the next timer is due, or None."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        """Move all timers: the wall clock was set."""
+        """Move all timers because the wall clock was set."""
         self._timers.shift(by)
 
 
 def _verdict(results: Results) -> Verdict:
-    """Return what was said of the message, with the number of its line if it is new.
+    """Return the verdict on the message, with the number of its line if it is new.
 
-    It was admitted, or only recalled: because it is too old, or because a guard did not let it pass.
+    The message was either admitted or, if it is too old or a precondition failed, only looked up.
     """
     verdict: Verdict | None = None
     for operation, result in zip(results.operations, results.values, strict=True):

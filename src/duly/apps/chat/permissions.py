@@ -1,7 +1,7 @@
-"""Permissions: who may talk to whom, and from which line on a person sees a conversation.
+"""Permissions: who may talk to whom, and the first line that a person sees of a conversation.
 
-The law: a person sees no conversation they are not in, nor whether it exists. What must still hold when a
-request is stored is a precondition of its transaction, not a question asked before it.
+The law: a person cannot see a conversation they are not in, nor whether it exists. A condition that must hold
+when a request is stored is a precondition of its transaction, not a check before it.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from duly.storage.ledger import Ledger
 
 
 class ChatPermissions:
-    """Says what people may do. With `friends_only`, only friends may talk to each other, or bring each other
-    into groups."""
+    """Decides what people may do. With `friends_only`, only friends may talk to each other or bring each
+    other into groups."""
 
     def __init__(self, ledger: Ledger, accounts: Accounts, *, friends_only: bool) -> None:
         self._ledger = ledger
@@ -23,15 +23,15 @@ class ChatPermissions:
         self._friends_only = friends_only
 
     def is_known(self, name: str) -> bool:
-        """Whether memory knows a person of this name; if not, the ledger may."""
+        """Return whether memory knows a person of this name; if not, the ledger may."""
         return self._accounts.role_of(name) is Role.USER
 
     async def knows(self, name: str, asker: str = "") -> bool:
-        """Whether there is a person of this name."""
+        """Return whether there is a person of this name."""
         return await self._accounts.find_role(name, asker) is Role.USER
 
     async def may_add(self, me: str, other: str) -> bool:
-        """Whether a person may bring another into a group."""
+        """Return whether a person may bring another into a group."""
         if not await self.knows(other, me):
             return False
         if await self._ledger.item(c.BARRED, c.direct(me, other)) is not None:
@@ -39,20 +39,21 @@ class ChatPermissions:
         return not self._friends_only or await self._ledger.item(c.friends(me), other) is not None
 
     def to_talk(self, conv: str, me: str, other: str) -> tuple[Precondition, ...]:
-        """What must hold for a line of one person to another."""
+        """Return the preconditions of a line from one person to another."""
         guards: tuple[Precondition, ...] = (Precondition(c.BARRED, conv, wanted=False),)
         if self._friends_only and me != other:
             guards = (*guards, Precondition(c.friends(me), other))
         return guards
 
     def to_write(self, conv: str, me: str) -> tuple[Precondition, ...]:
-        """What must hold for a person to change a line of a conversation."""
+        """Return the preconditions for a person to change a line of a conversation."""
         if c.is_group(conv):
             return (Precondition(c.members(conv), me),)
         return self.to_talk(conv, me, c.other_in(conv, me))
 
     async def first_visible(self, conv: str, me: str) -> int:
-        """The first line that a person may see of a conversation; raises if they are not in it."""
+        """Return the first line that a person may see of a conversation; raises an error if they are not in
+        it."""
         c.known_form(conv)
         if c.is_group(conv):
             if await self._ledger.item(c.members(conv), me) is not None:

@@ -1,6 +1,7 @@
-"""Queries: what people ask of chat and is not stored: history, receipts, conversations, groups and friends.
+"""Queries: requests that only read: history, receipts, conversations, groups and friends.
 
-The law: a person is shown nothing of a conversation they are not in, and no line from before they joined.
+The law: a person sees nothing of a conversation they are not in, and no line before the first one they may
+see.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame
 
 PAGE_LIMIT: Final = 200
-"""Most lines on one page of history."""
+"""The most lines on one page of history."""
 QUERIES: Final = frozenset({"history", "receipts", "conversations", "group_info", "friends"})
 
 
@@ -37,7 +38,7 @@ class HistoryPage(Struct, frozen=True):
 
 
 class ChatQueries:
-    """Answers what people ask, from the ledger."""
+    """Answers queries from the ledger."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class ChatQueries:
         self._friends = friends
 
     async def answer(self, frame: Frame, me: str) -> bytes:
-        """The answer, as JSON."""
+        """Return the answer as JSON."""
         match frame.type:
             case "history":
                 return await self._history(frame, me)
@@ -68,7 +69,8 @@ class ChatQueries:
                 return msgspec.json.encode(await self._friends.of(me))
 
     async def _history(self, frame: Frame, me: str) -> bytes:
-        """A page of lines before a number, oldest first; `first` is the first one they may see."""
+        """Return a page of lines before a number, oldest first; `first` is the first line the person may
+        see."""
         wanted = c.read_data(frame, HistoryPage)
         if not 1 <= wanted.limit <= PAGE_LIMIT or wanted.before < 1:
             raise Malformed(f"a page has 1 to {PAGE_LIMIT} lines, before a number from 1")
@@ -76,14 +78,14 @@ class ChatQueries:
         extent = await self._ledger.extent(stream)
         before = min(wanted.before, extent.last + 1)
         page = await self._ledger.entries(stream, max(0, before - 1 - wanted.limit), wanted.limit)
-        # Asked after reading: a member who was removed meanwhile sees nothing.
+        # Checked after reading, so that a member who was removed meanwhile sees nothing.
         first = max(await self._permissions.first_visible(wanted.conv, me), 1)
         page = [entry for entry in page if first <= entry.n < before]
         lines = await show_page(self._ledger, wanted.conv, page, self._ledger.clock.now())
         return encode_page(lines, first, extent.last)
 
     async def _receipts(self, frame: Frame, me: str) -> dict[str, object]:
-        """How far a line has come: delivered to k of n, read by m of n."""
+        """Return the receipts of a line: delivered to k of n, read by m of n."""
         wanted = c.read_data(frame, c.LineNumber)
         begins = await self._permissions.first_visible(wanted.conv, me)
         found = await self._ledger.entries(c.stream(wanted.conv), wanted.n - 1, 1) if wanted.n >= 1 else []
@@ -96,7 +98,7 @@ class ChatQueries:
         shown: dict[str, object] = {
             "conv": wanted.conv, "n": wanted.n, "state": "accepted", "of": len(others),
             "delivered": len(have), "read": len(read),
-            # What is known of connections here is newer than what the ledger has heard of them.
+            # Connections here may have acknowledged more than the ledger knows yet.
             "attempts": max(self._connections.attempts(wanted.conv, wanted.n), *attempts, 0),
         }  # fmt: skip
         if others and len(have) == len(others):
@@ -106,8 +108,8 @@ class ChatQueries:
         return shown
 
     async def _conversations(self, me: str) -> dict[str, object]:
-        """The conversations of a person: how many lines each has, how far they have read, and how many lines
-        of others are new to them."""
+        """Return the conversations of a person: how many lines each has, how far they have read, and how many
+        lines of others are unread."""
         known = list(await self._ledger.bucket(c.convs(me)))
         found = await self._ledger.standing(
             [(c.stream(conv), reader) for conv in known for reader in (me, c.read_by(me))]

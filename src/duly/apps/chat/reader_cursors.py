@@ -1,7 +1,7 @@
-"""Reader cursors: stores how far readers have come, and who does not acknowledge.
+"""Reader cursors: stores how far readers have read, and who does not acknowledge.
 
-The law: what gathers while the ledger flushes goes with the next flush, the newest of each reader; what could
-not be stored stays here until the ledger is back.
+The law: moves that arrive while the ledger flushes go out with the next flush, only the newest of each
+reader; moves that could not be stored stay here until the ledger is back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duly.storage.ledger import Ledger
 
 
 class ReaderCursors:
-    """Writes the cursors of one hub's readers. `moved` is called when it is stored how far one has come."""
+    """Writes the cursors of one hub's readers. `moved` is called when a new position is stored."""
 
     def __init__(self, ledger: Ledger, tasks: Supervisor, moved: Callable[[str, str, int], None]) -> None:
         self._ledger = ledger
@@ -28,19 +28,20 @@ class ReaderCursors:
         self._saving = False
 
     def move(self, conv: str, reader: str, n: int) -> None:
-        """Notes how far a reader has come."""
+        """Note a reader's new position."""
         key = (conv, reader)
         if n > self._moves.get(key, 0):
             self._moves[key] = n
         self.save()
 
     def note_waiting(self, conv: str, name: str, waiting: AwaitedReceipt | None) -> None:
-        """Notes for how long, and after how many attempts, a person has not acknowledged; None: no longer."""
+        """Note for how long, and after how many attempts, a person has not acknowledged; None removes the
+        note."""
         self._waits[conv, name] = waiting
         self.save()
 
     def save(self) -> None:
-        """Begins to store what is noted, unless that is under way."""
+        """Start to store what is noted, unless that is under way."""
         if not self._saving and (self._moves or self._waits):
             self._saving = True
             self._tasks.do("a note of chat's readers", self._save(), expected=(DulyError,))

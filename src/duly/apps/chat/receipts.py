@@ -1,10 +1,10 @@
-"""Receipts: how far a line has come with each of its recipients, and how many lines a reader has not read.
+"""Receipts: who has received and read a line, and how many lines a reader has not read.
 
-The law: everything here is read from the ledger, so every hub says the same, also after a restart. Readers
-have cursors: how far they have acknowledged, and how far they have read. A reader who was sent a line and
-does not acknowledge it is noted by their hub (`AwaitedReceipt`), a second after it was sent and at every
-further attempt; most acknowledge sooner and are never noted. A note that the reader's cursor has passed is
-old, and counts for nothing.
+The law: everything here is read from the ledger, so every hub gives the same answer, also after a restart.
+Each reader has two cursors: how far they have acknowledged, and how far they have read. If a reader does not
+acknowledge a line, their hub stores a note (`AwaitedReceipt`) a second after it was sent, and updates it at
+every further attempt; most readers acknowledge sooner and get no note. A note that the reader's cursor has
+passed is ignored.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from duly.runtime.trail import Hop, Trail, begin_of
 from duly.storage.ledger import Ledger, Record, StreamEntry
 
 SHOWN: Final = 1_000
-"""Recipients that a trace names; of more it shows the figures."""
+"""How many recipients a trace names; beyond that it shows numbers."""
 UNREAD_COUNTED: Final = 1_000
-"""Unread lines are counted up to here."""
+"""Unread lines are counted up to this number."""
 PAGE: Final = 200
 DELIVERED, READ, AGAIN = "delivered", "read", "sent again"
 
 
 class AwaitedReceipt(Struct, frozen=True, array_like=True):
-    """Lines that a reader was sent and has not acknowledged: after which, up to which, how often, since when
+    """Unacknowledged lines of a reader: after which, up to which, how often sent, since when
     (milliseconds)."""
 
     acked: int
@@ -40,8 +40,8 @@ class AwaitedReceipt(Struct, frozen=True, array_like=True):
 
 
 class Recipient(Struct, frozen=True, omit_defaults=True):
-    """How far a line has come with one recipient. `state` is `read`, `delivered`, `sent` (and not
-    acknowledged) or `waiting` (not sent yet: the recipient was not connected). Times in milliseconds."""
+    """The receipt of one recipient of a line. `state` is `read`, `delivered`, `sent` (not acknowledged) or
+    `waiting` (not sent yet, because the recipient was not connected). Times are in milliseconds."""
 
     name: str
     state: str
@@ -58,18 +58,18 @@ _decode: Final = msgspec.json.Decoder(AwaitedReceipt).decode
 
 
 def note_waiting(conv: str, name: str, waiting: AwaitedReceipt | None) -> Write:
-    """The operation that notes a reader who does not acknowledge; None removes the note."""
+    """Return the operation that notes a reader who does not acknowledge; None removes the note."""
     bucket = c.waiting(conv)
     return DropItem(bucket, name) if waiting is None else PutItem(bucket, name, msgspec.json.encode(waiting))
 
 
 def author_of(entry: StreamEntry) -> str:
-    """The sender of a line."""
+    """Return the sender of a line."""
     return names_in(entry.key)[0] if entry.key else ""
 
 
 async def recipients(ledger: Ledger, conv: str, entry: StreamEntry) -> list[Recipient]:
-    """How far an entry of a conversation has come with each of its recipients."""
+    """Return the receipts of an entry of a conversation, one for each recipient."""
     if c.is_group(conv):
         names = set(await ledger.bucket(c.members(conv)))
     else:
@@ -98,8 +98,8 @@ def _recipient(
 
 
 async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict[str, object] | None:
-    """Where a message of chat is stored, and how far it has come with its recipients, those without it
-    first. None for any other message, and if `for_` is a person who is not in the conversation."""
+    """Return where a chat message is stored, and the receipts of its recipients, those without it first.
+    Returns None for any other message, or if `for_` is a person who is not in the conversation."""
     conv = conversation_of(record.message)
     answer = record.answer
     if conv is None or answer is None or not answer.data.isdigit():
@@ -124,7 +124,7 @@ async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict
 
 
 async def hops(trail: Trail, record: Record) -> list[Hop]:
-    """When recipients were sent a line again, and when they first had it and had read it."""
+    """Return when a line was sent to recipients again, and when they first received and read it."""
     conv, answer = conversation_of(record.message), record.answer
     if conv is None or answer is None or not answer.data.isdigit():
         return []
@@ -142,7 +142,7 @@ async def hops(trail: Trail, record: Record) -> list[Hop]:
 
 
 def note_receipt(trail: Trail, conv: str, reader: str, n: int) -> None:
-    """Note that a reader has come as far as line `n`."""
+    """Note that a reader has reached line `n`."""
     kind, colon, name = reader.partition(":")
     if not colon:
         trail.note(trail_key(conv), DELIVERED, n, reader)
@@ -156,12 +156,13 @@ def note_again(trail: Trail, conv: str, name: str, attempt: int, acked: int) -> 
 
 
 def trail_key(conv: str) -> bytes:
-    """Under which key the trail holds what readers do in a conversation; no message has such a key."""
+    """Return the key under which the trail records what readers do in a conversation; no message has such a
+    key."""
     return b"\0\0\0\0\0\0\0chat\0" + conv.encode()
 
 
 def conversation_of(message: Message) -> str | None:
-    """The conversation of a line, by what its message says."""
+    """Return the conversation of a line, from its message."""
     match message.kind:
         case "one_chat":
             return c.direct(message.scope, message.recipient)
@@ -172,7 +173,7 @@ def conversation_of(message: Message) -> str | None:
 
 
 async def unread(ledger: Ledger, conv: str, me: str, read: int, last: int) -> int:
-    """How many lines of others follow, up to `UNREAD_COUNTED`. What was deleted or has expired does not
+    """Return the number of later lines by others, up to `UNREAD_COUNTED`. Deleted and expired lines do not
     count."""
     count, now = 0, ledger.clock.now()
     while read < last and count < UNREAD_COUNTED:

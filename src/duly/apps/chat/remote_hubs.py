@@ -1,12 +1,12 @@
-"""What a chat says to the other hubs on its ledger, where the people it talks to may be connected.
+"""The chat's view of the other hubs on its ledger, where its people may be connected.
 
-The laws. A line is stored, then hinted; a hub that gets the hint looks into the ledger, and would have looked
-there anyway a second later, or five for a conversation that is new (a few more, where there are very many).
-What is kept nowhere, typing and presence, travels with the hint itself and is lost with it. Receipts are in
-between: the hint says whose, the ledger how far.
+The laws. A line is stored first, then hinted; a hub that gets the hint reads the ledger. Without the hint it
+would read it a second later, or five seconds later for a new conversation (a little more if there are very
+many). Typing and presence, which are not stored, travel within the hint and are lost with it. For receipts
+the hint names the reader, and the ledger has the position.
 
-`ChatRemote` names the verbs. `SingleHubChat` answers them where this hub has its ledger alone,
-`ChatRemoteHubs` where it shares it.
+`ChatRemote` is the interface. `SingleHubChat` implements it for a hub with a ledger of its own,
+`ChatRemoteHubs` for hubs that share a ledger.
 """
 
 from __future__ import annotations
@@ -33,36 +33,36 @@ LINE: Final = "line"
 PERSON: Final = "person"
 """The hint that this person may be in more conversations than before."""
 READER: Final = "reader"
-"""The hint that a reader has come further: [conversation, reader]."""
+"""The hint that a reader has read further: [conversation, reader]."""
 TYPING: Final = "typing"
 """The hint that carries a typing frame: [conversation, frame]."""
 PRESENCE: Final = "presence"
 """The hint that carries a `PersonPresence`."""
 PASSING_BYTES: Final = 1_000
-"""Typing and presence that are longer are told at this hub only."""
+"""Longer typing and presence frames are sent at this hub only."""
 PEOPLE_EVERY: Final = 5
-"""Every so many refreshes, conversations that are new to a person are looked for."""
+"""After this many refreshes, conversations that are new to a person are looked up."""
 CONVS_PER_REFRESH: Final = 20_000
-"""Conversations that one refresh asks for; where there are more, they take turns."""
+"""How many conversations one refresh asks for; if there are more, they take turns."""
 
 
 class PersonPresence(msgspec.Struct, frozen=True, array_like=True):
-    """How a person is present: `data` is what a presence frame says."""
+    """A person's presence: `data` is the content of a presence frame."""
 
     name: str
     data: str
     answered: bool = False
-    """it answers another presence, and is not answered itself"""
+    """whether it answers another presence, and gets no answer itself"""
 
 
 class PresenceData(msgspec.Struct, frozen=True):
-    """What a person's presence says: of its fields only whether they are online means something here."""
+    """The content of a presence frame; only its field `online` has a meaning here."""
 
     online: bool | None = None
 
 
 def online_in(data: Raw) -> bool | None:
-    """Whether a presence says that the person is online; None if it does not say.
+    """Return whether a presence says that the person is online; None if it does not say.
 
     >>> online_in(Raw(b'{"online":true,"note":"false"}')), online_in(Raw(b'"false"'))
     (True, None)
@@ -82,14 +82,14 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class ChatRemote(RemoteHubs, Protocol):
-    """What a chat says to the other hubs; also where there are none."""
+    """The interface of a chat to the other hubs; also used where there are none."""
 
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
         """Hint that lines were stored in conversations, and that people are in more of them than before."""
         ...
 
     def read(self, conv: str, reader: str) -> None:
-        """Hint that a reader has come further in a conversation."""
+        """Hint that a reader has read further in a conversation."""
         ...
 
     def typing(self, frame: TypingFrame) -> None:
@@ -97,31 +97,32 @@ class ChatRemote(RemoteHubs, Protocol):
         ...
 
     def presence(self, name: str, data: Raw) -> None:
-        """Pass on how a person is present."""
+        """Pass on a person's presence."""
         ...
 
 
 class SingleHubChat(NoRemoteHubs):
-    """The chat's remote side where this hub has its ledger alone: all people who are connected are here."""
+    """The chat's remote side for a hub with a ledger of its own: everyone who is connected is connected
+    here."""
 
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
-        """Do nothing: the chat tells those who are here."""
+        """Do nothing: the chat serves its own connections."""
 
     def read(self, conv: str, reader: str) -> None:
-        """Do nothing: the chat tells those who are here."""
+        """Do nothing: the chat serves its own connections."""
 
     def typing(self, frame: TypingFrame) -> None:
-        """Do nothing: the chat tells those who are here."""
+        """Do nothing: the chat serves its own connections."""
 
     def presence(self, name: str, data: Raw) -> None:
-        """Do nothing: the chat tells those who are here."""
+        """Do nothing: the chat serves its own connections."""
 
 
 class ChatRemoteHubs(PolledRemoteHubs):
     """The chat's remote side where several hubs share a ledger.
 
-    `reached` tells people here of a reader's progress, `typed` of a frame in a conversation, `present` tells
-    friends here of a person's presence.
+    `reached` sends a reader's progress to the people here, `typed` a typing frame, and `present` a person's
+    presence to the friends here.
     """
 
     def __init__(
@@ -159,15 +160,15 @@ class ChatRemoteHubs(PolledRemoteHubs):
             self._notifier.hint(PERSON, name)
 
     def read(self, conv: str, reader: str) -> None:
-        """Hint that a reader has come further in a conversation."""
+        """Hint that a reader has read further in a conversation."""
         self._notifier.hint(READER, _encode((conv, reader)).decode())
 
     def typing(self, frame: TypingFrame) -> None:
-        """Pass on that a person is typing, with the hint itself."""
+        """Pass on that a person is typing, within the hint."""
         self._pass(TYPING, _encode((frame.conv, _encode(frame).decode())))
 
     def presence(self, name: str, data: Raw, *, answered: bool = False) -> None:
-        """Pass on how a person is present, with the hint itself."""
+        """Pass on a person's presence, within the hint."""
         self._pass(PRESENCE, _encode(PersonPresence(name, bytes(data).decode(), answered)))
 
     def _pass(self, about: str, what: bytes) -> None:
@@ -206,7 +207,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
         name, data = presence.name, Raw(presence.data.encode())
         online = online_in(data)
         if not presence.answered and self._connections.of_person(name) and online is False:
-            # The person left there and is here as well.
+            # The person left there but is connected here as well.
             self.presence(name, c.ONLINE, answered=True)
             return
         friends = await self._present(name, data)
@@ -220,7 +221,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
     # ── refreshing ───────────────────────────────────────────────────────────────────────────────
 
     async def _refresh(self) -> None:
-        """Two queries, however many people are here: ten thousand must not cost ten thousand."""
+        """Look for new lines with two queries, however many people are connected here."""
         if not self._unseen:
             self._unseen = self._connections.conversations()
         some, self._unseen = self._unseen[:CONVS_PER_REFRESH], self._unseen[CONVS_PER_REFRESH:]
@@ -231,7 +232,8 @@ class ChatRemoteHubs(PolledRemoteHubs):
                 self._subscriptions.refresh(conv)
         self._refreshes += 1
         if self._refreshes % PEOPLE_EVERY == 0:
-            # A person in as many as are known here is in the same ones; that they left one, its lines say.
+            # A person with as many conversations as are known here is in the same ones; that they left one is
+            # in its lines.
             known = self._connections.counts()
             found = await self._ledger.counts([c.convs(name) for name in known])
             for name, count in known.items():

@@ -1,12 +1,13 @@
-"""Chat lets people and groups talk, in conversations whose members all see the same lines in the same order.
+"""The chat service: conversations of people and groups, whose members all see the same lines in the same
+order.
 
-The laws. The client mints the id; `server_ack` goes out after the line is stored, with its conversation and
-its number, and a repeat gets the same. A line is one row, however many read it: readers have cursors. A
-person sees no conversation they are not in, nor whether it exists. Typing and presence are told to those
-who are connected, and kept nowhere.
+The laws. The client creates the id; `server_ack` is sent after the line is stored, with its conversation and
+its number, and a repeat gets the same answer. A line is one row, however many people read it: readers have
+cursors. A person cannot see a conversation they are not in, nor whether it exists. Typing and presence are
+sent to connected people and not stored.
 
-What a frame means is in `line_requests`, `groups`, `friends` and `queries`; storing is `store`, telling is
-`subscriptions`; what is kept nowhere is told by `broadcast`.
+`line_requests`, `groups`, `friends` and `queries` define what a frame means; `line_store` stores lines,
+`subscriptions` sends them, and `broadcast` sends what is not stored.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from duly.wire.session import Session
 
 PASSING: Final = frozenset({"ack", "read", "typing", "presence"})
 UNLIMITED: Final = frozenset({"ack", "read"})
-"""The types that are not counted against the limit of an account: they end work."""
+"""The types that are not counted against the limit of an account, because they finish work."""
 
 
 class ChatPolicy(Struct, frozen=True):
@@ -128,7 +129,7 @@ class ChatService:
         )
 
     async def start(self) -> None:
-        """Start the engine, and finish removals that a crash has cut off."""
+        """Start the engine, and finish removals that a crash has interrupted."""
         await self.engine.start()
         await self.remove_from_chat()
 
@@ -139,7 +140,7 @@ class ChatService:
         self.engine.nudge()
 
     async def stop(self) -> None:
-        """Stop storing, then telling; what was acknowledged is noted before."""
+        """Stop storing, then sending; acknowledgements are stored before."""
         await self.engine.stop()
         await self.tasks.finish()
         await self.tasks.stop()
@@ -153,8 +154,8 @@ class ChatService:
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
     ) -> None:
-        """Welcome a person, and tell them what they missed. `cursors` in the welcome say after which line of
-        each conversation that begins."""
+        """Welcome a person, and send what they missed. `cursors` in the welcome contains the line of each
+        conversation after which that begins."""
         subscriber = self.connections.add(session, who)
         told = await self.subscriptions.load_subscriptions(subscriber, cursors)
         now = self._ledger.clock.now() // MS
@@ -163,19 +164,19 @@ class ChatService:
         await self._come_or_go(subscriber, online=True)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
-        """Forget a session that has ended, and tell friends if it was the last."""
+        """Forget a session that has ended, and tell friends if it was the person's last."""
         subscriber = self.subscriptions.end(session)
         if subscriber is not None:
             await self._come_or_go(subscriber, online=False)
 
     def dismiss(self, name: str, device: str = "") -> None:
-        """Close the sessions of a person; with `device`, of that login only."""
+        """Close the sessions of a person; with `device`, only those of that login."""
         for subscriber in list(self.connections.of_person(name)):
             if device in ("", subscriber.who.device):
                 subscriber.session.close("your token is no longer valid")
 
     async def _come_or_go(self, subscriber: Subscriber, *, online: bool) -> None:
-        """Friends see each other come with the first device and go with the last."""
+        """Tell friends when a person's first device connects or their last one disconnects."""
         name = subscriber.who.name
         friends = list(await self._ledger.bucket(c.friends(name)))
         if online:
@@ -192,10 +193,10 @@ class ChatService:
     # ── what they say ────────────────────────────────────────────────────────────────────────────
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Take a frame of a person; whether it is answered. Most are taken at once: an acknowledgement, and
-        a new line if memory knows whom it is for and the engine has room for it."""
+        """Handle a frame of a person; return whether it is answered. Most are handled at once:
+        acknowledgements, and new lines if their recipient is in memory and the engine has room."""
         if frame.type == "ack" and frame.conv is not None and frame.n is not None and frame.n >= 0:
-            # Half of all frames: a subscriber may acknowledge what it was told.
+            # Half of all frames: a subscriber acknowledges lines.
             subscriber = self.connections.of_session(session)
             if subscriber is not None and self.subscriptions.acknowledge(subscriber, frame.conv, frame.n):
                 return False
@@ -218,7 +219,7 @@ class ChatService:
     async def _take_repeat(
         self, session: Session, who: Principal, frame: Frame, refusal: RateLimited
     ) -> bool:
-        """Take a frame beyond its sender's limit if it is a repeat, which is answered and nothing more."""
+        """Handle a frame beyond its sender's limit if it is a repeat, which is only answered."""
         if not await self._repeats.is_repeat(who.name, frame.seq_id):
             raise self._limit.refuse(who.name, refusal)
         return await self._receive_later(session, who, frame)
@@ -228,7 +229,8 @@ class ChatService:
         return True
 
     def _event(self, session: Session, who: Principal, request: Request) -> Arrived:
-        """The event of a request; where others write the ledger, with the proof that its sender may send."""
+        """Return the event of a request; where other processes write to the ledger, with the condition that
+        its sender may send."""
         proof = self._accounts.proof(who)
         if proof:
             needed = tuple(Precondition(one.bucket, one.name, one.body, refusal=c.REVOKED) for one in proof)
@@ -236,7 +238,7 @@ class ChatService:
         return Arrived(request.message, RequestOrigin(session, request))
 
     async def _receive_later(self, session: Session, who: Principal, frame: Frame) -> bool:
-        """Take a frame for which the ledger may have to be read."""
+        """Handle a frame for which the ledger may have to be read."""
         type_, me = frame.type, who.name
         if type_ == "ack":
             await self._reached(session, who, frame, read=False)
@@ -292,7 +294,7 @@ class ChatService:
             self._cursors.move(conv, c.read_by(who.name), n)
 
     def _moved(self, conv: str, reader: str, n: int) -> None:
-        """Tell the others that a reader has come further, once that is stored."""
+        """Tell the others that a reader has read further, once that is stored."""
         if "/" in reader:
             return
         note_receipt(self._trail, conv, reader, n)
@@ -302,7 +304,7 @@ class ChatService:
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
     def _reply(self, effect: Reply) -> None:
-        """Acknowledge a request; a line that is stored is sent to those who are here."""
+        """Acknowledge a request, and send a stored line to the people connected here."""
         asked, message, verdict = effect.origin, effect.message, effect.verdict
         assert isinstance(asked, RequestOrigin)
         request = asked.request
@@ -344,7 +346,7 @@ _FRESH: Final = VerdictKind.FRESH
 
 
 def _ack(seq_id: str, request: Request, n: int, *, repeated: bool) -> ServerAck:
-    """It is stored, now or before: where."""
+    """Return the `server_ack` of a stored line: where it is stored."""
     return ServerAck(
         seq_id,
         code=_DUPLICATE if repeated else _ACCEPTED,

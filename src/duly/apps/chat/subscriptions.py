@@ -1,15 +1,14 @@
-"""Subscriptions: sends every connection the lines of its conversations, and again what is not acknowledged.
+"""Subscriptions: sends every connection the lines of its conversations, and resends unacknowledged ones.
 
-The laws. Every connection is sent every line of its conversations, each once, in order. A line that is not
-acknowledged is sent again, ever more slowly, until it is; and only so many lines go ahead of what was
-acknowledged, so that ten thousand waiting lines do not drown a connection. The stream is the truth: a
-connection that is behind reads on from the ledger, and a member who was removed reads no further than the
-line that says so.
+The laws. Every connection gets every line of its conversations once, in order. An unacknowledged line is sent
+again, more and more slowly, until it is acknowledged. The number of unacknowledged lines is limited, so that
+ten thousand waiting lines do not flood a connection. A connection that is behind is served from the stream in
+the ledger, and a removed member gets no line after the one that says so.
 
-Timers are set when a line is sent, which is often between two steps of the engine: setting one takes the
-engine's time, and tells the engine that there is a new one.
+Timers are set when a line is sent, often between two steps of the engine, so setting one uses the engine's
+clock and notifies the engine.
 
-Memory here is only a cache. `refresh` is called by a hint: something may be new in a conversation.
+The memory here is only a cache. A hint that a conversation may have something new calls `refresh`.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from duly.wire.outgoing import LineFrame
 from duly.wire.session import Session
 
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
-"""When a line that was not acknowledged is sent again."""
+"""When an unacknowledged line is sent again."""
 PAGE: Final = 500
 NOTED_AFTER: Final = SECOND
-"""How long a line that was sent waits for its acknowledgement until that is noted in the ledger, for requests
-at other hubs, or after a restart. Most lines are acknowledged sooner, and cost nothing."""
+"""How long after it was sent an unacknowledged line is noted in the ledger, for queries at other hubs or
+after a restart. Most lines are acknowledged sooner and cost nothing."""
 
 
 class Subscriptions:
-    """Feeds the connections to one hub's chat. `cursors` stores what they acknowledge; `now` and `nudge` are
-    those of the engine that wakes them."""
+    """Feeds the connections of one hub's chat. `cursors` stores their acknowledgements; `now` and `nudge`
+    belong to the engine that wakes them."""
 
     def __init__(
         self,
@@ -72,8 +71,8 @@ class Subscriptions:
     async def load_subscriptions(
         self, subscriber: Subscriber, cursors: dict[str, int] | None
     ) -> dict[str, int]:
-        """Reads how far a connection has come in each conversation: by its own word, else as this device has
-        acknowledged, else as any device of the person. Returns after which lines it is sent on."""
+        """Read how far a connection has come in each conversation: by its own account, else as this device
+        has acknowledged, else as any device of the person has. Returns the lines after which it is served."""
         name = subscriber.who.name
         await self._load(subscriber, [*await self._ledger.bucket(c.convs(name)), c.notes(name)], cursors)
         return {conv: subscription.told for conv, subscription in subscriber.subscriptions.items()}
@@ -93,7 +92,7 @@ class Subscriptions:
                 self._connections.subscribe(subscriber, conv, told, own.last, here or 0)
 
     def begin(self, subscriber: Subscriber) -> None:
-        """The welcome is sent: what the connection missed follows."""
+        """Send a connection what it missed, after the welcome."""
         subscriber.greeted()
         if subscriber.missed:
             self.refresh_person(subscriber.who.name)
@@ -101,17 +100,17 @@ class Subscriptions:
             self._read_on(subscription)
 
     def end(self, session: Session) -> Subscriber | None:
-        """A connection has ended; returns what it was, if it was one of chat."""
+        """Remove a connection that has ended; return it if it was one of chat."""
         subscriber = self._connections.remove(session)
         if subscriber is not None:
             for conv, subscription in list(subscriber.subscriptions.items()):
-                # A person has their own lines; that needs to be known only when they come back.
+                # People have their own lines anyway; that matters only when they reconnect.
                 self._note(subscription, subscription.has)
                 self._unsubscribe(subscriber, conv)
         return subscriber
 
     def join(self, name: str, conv: str, told: int = 0) -> None:
-        """A person is in this conversation from now on."""
+        """Subscribe a person to a conversation they have joined."""
         for subscriber in self._connections.of_person(name):
             if subscriber.loading:
                 subscriber.missed.add(conv)
@@ -131,9 +130,9 @@ class Subscriptions:
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def tell(self, conv: str, n: int, frame: LineFrame, by: Session, now: int) -> bool:
-        """A line was stored: it is sent to the subscriptions that have everything before it; the others read
-        on to it. The connection it came `by` knows it from its `server_ack`. Returns whether it was sent to
-        any other."""
+        """Send a stored line to the subscriptions that have everything before it; the others read up to it.
+        The connection that sent it (`by`) knows it from its `server_ack`. Returns whether it was sent to any
+        other one."""
         sent = False
         for name in c.pair_in(conv) if n == 1 else ():
             self.join(name, conv)
@@ -156,11 +155,11 @@ class Subscriptions:
         return sent
 
     def refresh(self, conv: str) -> None:
-        """Something may be new in this conversation."""
+        """Look for new lines in this conversation."""
         self._do(self._refresh(conv))
 
     def refresh_person(self, name: str) -> None:
-        """A person may be in more conversations than before."""
+        """Look for new conversations of a person."""
         self._do(self.load_new(name))
 
     async def _refresh(self, conv: str) -> None:
@@ -172,8 +171,8 @@ class Subscriptions:
             self._read_on(subscription)
 
     async def load_new(self, name: str) -> None:
-        """Subscribes a person to conversations that they are in by now. (That they left one, its own lines
-        say.)"""
+        """Subscribe a person to conversations that they have joined. (That they left one is in its own
+        lines.)"""
         now = await self._ledger.bucket(c.convs(name))
         for subscriber in list(self._connections.of_person(name)):
             await self._load(subscriber, sorted(now.keys() - subscriber.subscriptions.keys()), None)
@@ -190,7 +189,7 @@ class Subscriptions:
             self._do(self._catch_up(subscription))
 
     async def _catch_up(self, subscription: Subscription) -> None:
-        """Reads on to what is new. A ledger that fails is asked again when the timer of the acknowledgement
+        """Read and send new lines. If the ledger fails it is read again when the timer of the acknowledgement
         is due."""
         try:
             count = size = 0
@@ -229,7 +228,7 @@ class Subscriptions:
     # ── acknowledging ────────────────────────────────────────────────────────────────────────────
 
     def acknowledge(self, subscriber: Subscriber, conv: str, n: int) -> bool:
-        """A connection has everything up to `n`. Returns whether it is in this conversation."""
+        """Note that a connection has everything up to `n`. Returns whether it is in this conversation."""
         subscription = subscriber.subscriptions.get(conv)
         if subscription is None:
             return False
@@ -259,7 +258,8 @@ class Subscriptions:
             self._cursors.move(conv, f"{name}/{device}", n)
 
     def _others(self, subscription: Subscription) -> list[Subscription]:
-        """The subscriptions of the same person's other connections to the same conversation; mostly none."""
+        """Return the subscriptions of the same person's other connections to this conversation; usually
+        none."""
         subscriber, conv = subscription.subscriber, subscription.conv
         theirs = self._connections.of_person(subscriber.who.name)
         if len(theirs) == 1 and theirs[0] is subscriber:
@@ -273,8 +273,8 @@ class Subscriptions:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def _watch(self, subscription: Subscription, since: int) -> None:
-        """Sets the timer of a subscription. Timers are set only here, and the engine may be asleep: it is
-        told."""
+        """Set the timer of a subscription. Timers are set only here, and the engine is told, since it may be
+        asleep."""
         lasts = self._patience(subscription)
         if subscription.acked < subscription.told and not subscription.waiting:
             lasts = min(lasts, NOTED_AFTER)
@@ -286,7 +286,7 @@ class Subscriptions:
         return self._again.delay(subscription.attempt, subscription.conv.encode()) or 0
 
     def wake(self, now: int) -> None:
-        """Handles the timers that are due: what is not acknowledged is noted, and sent again."""
+        """Handle the timers that are due: note missing acknowledgements, and send the lines again."""
         for subscription in self._timers.due(now):
             if subscription.acked >= subscription.head:
                 continue
@@ -294,7 +294,7 @@ class Subscriptions:
             if subscription.acked >= subscription.told or subscription.busy:
                 self._read_on(subscription)
             elif subscription.since + self._patience(subscription) > now:
-                since = subscription.since  # they have come further since we began to wait
+                since = subscription.since  # the connection has acknowledged more since the timer was set
                 if since + NOTED_AFTER <= now:
                     self._note_unacknowledged(subscription)
             else:
@@ -314,7 +314,7 @@ class Subscriptions:
 
     async def _tell_again(self, subscription: Subscription) -> None:
         if subscription.subscriber.session.congested:
-            return  # what it was told is still on its way
+            return  # what it was sent is still under way
         after, last = subscription.acked, min(subscription.told, subscription.acked + PAGE)
         count = size = 0
         while after < last and not subscription.over:
@@ -328,18 +328,18 @@ class Subscriptions:
             )
 
     def next_wake(self) -> int | None:
-        """When the next timer is due."""
+        """Return when the next timer is due."""
         return self._timers.next_wake()
 
     def shift(self, by: int) -> None:
-        """The wall clock was set; timers go on as if it had not been."""
+        """Adjust to a wall clock that was set: timers keep their length."""
         self._timers.shift(by)
         for subscription in self._timers:
             subscription.since += by
 
     def restored(self) -> None:
-        """The ledger is back after a failure: a line may have been stored all the same and sent to no
-        connection, and it may have begun a conversation."""
+        """Catch up after a failure of the ledger: a line may have been stored without being sent, and may
+        have started a conversation."""
         self._cursors.save()
         for name in self._connections.people():
             self.refresh_person(name)
@@ -347,6 +347,6 @@ class Subscriptions:
             self.refresh(conv)
 
     def _do(self, work: Coroutine[object, None, None]) -> None:
-        """Runs a job in the background. A ledger that fails, or is closed, is no bug: what was not sent is
+        """Run a job in the background. A ledger that fails or is closed is not a bug: what was not sent is
         sent later."""
         self._tasks.do("a job of chat", work, expected=(DulyError,))

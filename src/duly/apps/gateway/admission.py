@@ -1,8 +1,9 @@
-"""Whether a gateway takes a command: its form and age, its device, its sender's right, and how much waits.
+"""Admission of commands: checks the form and age of a command, its device, its sender's permission, and the
+backlog.
 
-The law: a refusal does not burn the id. A command for a device that is offline is refused (code 1) unless it
-may wait (`queue`). While too much waits of one sender, or for one device, more is refused. A right is judged
-twice: at admission, and again when the command is handed over.
+The law: a refused command may be sent again under the same id. A command for a device that is offline is
+refused (code 1) unless it may wait (`queue`). Commands are refused while the backlog of their sender or their
+device is full. Permission is checked twice: at admission, and again when the command is handed over.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ from duly.wire.frames import Frame
 
 CHUNK: Final = "media_download_chunk"
 CHUNK_HORIZON: Final = Horizon(keep=10 * MINUTE)
-"""Chunks are read, not done: a class of their own, remembered briefly and without their data, so that a
-download of ten thousand pushes nothing else out of anything."""
+"""How long requests for chunks are remembered. They only read, so they are remembered briefly and without
+their data: a download of ten thousand chunks does not displace other messages."""
 TRY_AGAIN: Final = 5 * SECOND
-"""When a sender of whom too much waits may try again."""
+"""When a sender whose backlog is full may try again."""
 
 
 class CommandAdmission:
-    """The judge of one gateway's commands.
+    """Decides which commands one gateway accepts.
 
-    `here` are the devices whose sessions are here; `online` also knows those at other hubs; `has_room` says
-    whether a device that is here can be handed another command at once.
+    `here` contains the devices connected to this hub; `online` also knows those at other hubs; `has_room`
+    returns whether a device at this hub can take another command at once.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class CommandAdmission:
     ) -> None:
         control = policy.control
         self.refused_waiting = 0
-        """commands that were refused since too many waited"""
+        """commands refused because of a full backlog"""
         self.backlog = Backlog(policy.backlog)
         self._accounts = accounts
         self._ledger = ledger
@@ -63,14 +64,14 @@ class CommandAdmission:
         self._max_exp = policy.max_exp
 
     def horizon(self, kind: str) -> Horizon:
-        """How long the ids of a kind are remembered."""
+        """Return how long the ids of a kind are remembered."""
         return CHUNK_HORIZON if kind == CHUNK else self._horizon
 
     def expiry_of(self, frame: Frame, now: int) -> int:
-        """The expiry of a command without `exp`: a day for one that may wait, else half a minute.
+        """Return the expiry of a command without `exp`: a day if it may wait, else half a minute.
 
-        An expiry that is set here must not make an old command young again. So what may wait has its day from
-        the time in its id; and where the id has none, no expiry is set, and the ledger remembers it for ever.
+        This expiry must not make an old command fresh again. So the day of a command that may wait starts at
+        the time in its id; if the id has no time, no expiry is set, and the ledger remembers the id for ever.
         """
         if frame.seq_id is None or frame.exp is not None:
             return 0
@@ -80,7 +81,7 @@ class CommandAdmission:
         return made + DAY if frame.queue else now + self._lasts
 
     def check(self, who: Principal, frame: Frame, message: Message) -> Message:
-        """The message to be admitted. Raises if a command of this form cannot be taken."""
+        """Return the message to admit. Raises an error if a command of this form cannot be accepted."""
         if message.made and message.made <= self._accounts.freed_at(who.name):
             raise Stale(
                 f"this id is older than the account {who.name}, whose name was another's before; "
@@ -98,7 +99,7 @@ class CommandAdmission:
         return message
 
     def refuse(self, event: Arrived, now: int) -> Verdict | None:
-        """Why a new command is refused at this moment; None if it is taken."""
+        """Return why a new command is refused at the moment, or None."""
         message, recipient = event.message, event.message.recipient
         if message.made and message.made + self._max_age <= now and not event.patient:
             return Verdict(
@@ -114,17 +115,17 @@ class CommandAdmission:
         return Verdict(VerdictKind.REFUSED, reason=offline, cause="offline")
 
     def excess(self, event: Arrived) -> str | None:
-        """Why a command may not wait here, too; None if it may, or need not."""
+        """Return why one more command may not wait here; None if it may, or need not wait."""
         recipient = event.message.recipient
         here = recipient in self._here
         if here and self._has_room(recipient):
             return None
-        # A command for a device at another hub is on its way at once, whatever else waits of its sender.
+        # A command for a device at another hub leaves at once, even if other commands of its sender wait.
         at_other_hub = not here and self._online(recipient)
         return self.backlog.excess(event.message.scope, recipient, of_sender=not at_other_hub)
 
     def forbidden(self, message: Message) -> str | None:
-        """Why a command that was taken may not be handed over any more; None if it may."""
+        """Return why an accepted command may no longer be handed over, or None."""
         sender, device, accounts = message.scope, message.recipient, self._accounts
         if accounts.allows(sender, device):
             return None
@@ -134,13 +135,14 @@ class CommandAdmission:
         return f"{sender} may no longer command {device}"
 
     def may_repeat(self, message: Message) -> bool:
-        """Whether a command may be handed over again: it is allowed, and neither name is another's by now."""
+        """Return whether a command may be handed over again: it is allowed, and sender and device are still
+        the same accounts."""
         removed = max(map(self._accounts.freed_at, (message.scope, message.recipient)))
         return self.forbidden(message) is None and (not removed or message.made > removed)
 
 
 def not_granted(app: str, device: str) -> NotAllowed:
-    """The refusal of a command to a device that its sender may not command."""
+    """Return the refusal of a command to a device that its sender may not control."""
     return NotAllowed(f"{app} may not command {device}; ask for a grant")
 
 

@@ -1,8 +1,8 @@
-"""Command effects: what follows from a command's progress for those who are connected.
+"""Command effects: sends commands to connected devices, and progress and outcomes to connected apps.
 
-The laws. An effect is performed after what it tells of is committed. An app is told how its command ended
-where it asked, and at every other session of that app; a device that is not connected is sent nothing, and
-gets the command when it comes back.
+The laws. An effect is performed only after the change that it reports is committed. The outcome of a command
+goes to the session that sent it and to every other session of that app. A device that is not connected gets
+its commands when it reconnects.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from duly.wire.frames import ServerCode
 from duly.wire.session import Session
 
 ELSEWHERE: Final = "heard from another hub"
-"""How a hub knows of an end that it has not stored itself."""
+"""The detail shown when another hub has stored the outcome."""
 
 
 class CommandEffects:
-    """Tells apps and devices what the inbox has decided."""
+    """Performs the effects of the inbox: sends commands to devices, and verdicts and outcomes to apps."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class CommandEffects:
         remote.hear_progress(self.show_progress)
 
     def reply(self, reply: Reply) -> None:
-        """Tell a sender what was said of its command."""
+        """Send the verdict on a command to its sender."""
         message, verdict = reply.message, reply.verdict
         self._trail.said(message, verdict)
         if self._traces.open:
@@ -82,7 +82,8 @@ class CommandEffects:
         self._answer(session, message, verdict)
 
     def tell_outcome(self, session: Session, scope: str, seq_id: str, record: Record | None) -> None:
-        """Answer the question of an app how its command ended as a repeat of the command is answered."""
+        """Answer an app that asks for the outcome of its command, in the same way as a repeat of the
+        command."""
         if record is None or not self._asked(scope, record.message.key):
             reason = "the hub has not taken it, or has forgotten it; this question does not run it"
             session.push(outgoing.trouble(seq_id, ServerCode.BAD_PARAMETERS, NotFound.word, reason))
@@ -98,13 +99,13 @@ class CommandEffects:
         self._remote.follow(message, verdict, session)
 
     def transmit(self, transmit: Transmit) -> None:
-        """Send a command to its device, if it is connected here."""
+        """Send a command to its device if it is connected to this hub."""
         message, attempt = transmit.message, transmit.attempt
         device = self._sessions.devices.get(message.recipient)
         if device is None:
             return
         if transmit.again and ((attempt > 1 and device.congested) or not self._admission.may_repeat(message)):
-            return  # it still waits in the socket's queue; or it may not be sent again
+            return  # the command is still in the socket's queue, or may not be sent again
         self._trail.sent(message, attempt)
         trace = self._traces.sent(message.key, attempt) if self._traces.open else ""
         device.push(outgoing.command(message, transmit.after, trace))
@@ -116,7 +117,7 @@ class CommandEffects:
             )
 
     def report(self, report: ReportOutcome) -> None:
-        """Tell apps here how a command has ended."""
+        """Send the outcome of a command to the apps at this hub."""
         origins = report.origins
         if self._backlog.waiting:
             self._backlog.remove(report.key)
@@ -127,7 +128,8 @@ class CommandEffects:
         self._trail.ended(report.key, report.state, report.answer.reason, told=told)
 
     def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
-        """Tell apps here how a command has ended, and by what `how`: at another hub, or by hand."""
+        """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
+        or by hand."""
         message, answer = record.message, record.answer or Answer()
         self._backlog.remove(message.key)
         told = self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
@@ -136,7 +138,7 @@ class CommandEffects:
     def _tell_end(
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]
     ) -> bool:
-        """Tell the sessions of a command's app how it ended; returns whether one is there to hear it."""
+        """Send the outcome of a command to its app's sessions; return whether there was one."""
         scope, id_ = names_in(key)
         if self._traces.open:
             self._traces.ended(key, state.word)
@@ -151,7 +153,7 @@ class CommandEffects:
             if session is not None:
                 told = told or session.listening
                 session.push(frame)
-        # An app that has reconnected meanwhile is not where it asked; it still wants to know.
+        # An app that has reconnected has a different session, and still needs the outcome.
         for session in self._sessions.apps.get(scope, ()):
             if session not in origins and self._asked(scope, key):
                 told = told or session.listening
@@ -159,19 +161,20 @@ class CommandEffects:
         return told
 
     def _asked(self, scope: str, key: bytes) -> bool:
-        """Whether the app that has this name now asked for a command, not an earlier one of the name."""
+        """Return whether the account that has this name now sent the command, not an earlier account of that
+        name."""
         before = self._accounts.freed_at(scope)
         return not before or int.from_bytes(key[:6], "big") * MS > before
 
     def tell_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
-        """Tell an app how far a device here is, wherever the app is; those that wait over HTTP wait for the
-        end."""
+        """Report the progress of a device at this hub to the app, wherever it is. Callers that wait over HTTP
+        only get the outcome."""
         self._trail.note(key, "at work")
         self.show_progress(key, device, progress, more)
         self._remote.progressed(key, device, progress, more)
 
     def show_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
-        """Tell the sessions of an app here how far a device is."""
+        """Report the progress of a device to the app's sessions at this hub."""
         scope, id_ = names_in(key)
         sessions = self._sessions.apps.get(scope, ())
         if sessions and self._asked(scope, key):

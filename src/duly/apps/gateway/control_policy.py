@@ -1,11 +1,12 @@
-"""The settings of ordered control, validated: a lamp ends in the state that its remote control meant.
+"""The settings of ordered control, validated: a lamp ends in the state that its remote control asked for
+last.
 
-The law: per device and order key a sender's commands take effect in its order. Only a gap waits, at most
-the window; what comes later than that is superseded and its sender told. A command older than `max_age`
-when it first arrives is refused as stale: a late "unlock" is dangerous.
+The law: per device and order key a sender's commands take effect in its order. Only a gap makes commands
+wait, for at most the window; a command that arrives later is superseded, and its sender is told. A command
+older than `max_age` when it first arrives is refused as stale: a late "unlock" is dangerous.
 
-The mechanism is `duly.core.ordering`. Here its numbers are validated once, also that ids are remembered
-longer than anything could still be repeated.
+`duly.core.ordering` implements the ordering. This module validates its settings once, including that ids are
+remembered longer than a command can be repeated.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from duly.errors import Malformed
 
 
 class ControlPolicy(Struct, frozen=True):
-    """How long commands are waited for, resent, answered and remembered."""
+    """How long commands wait, are resent, are answered and are remembered."""
 
     window: int = 300 * MS
     """how long a gap is waited for"""
     max_age: int = 10 * MINUTE
     """how old a command may be when it first arrives, by its own seq_id"""
     drift: int = 2 * SECOND
-    """how far ahead a sender's clock is believed where it has no counter"""
+    """how far ahead a sender's clock may be where it has no counter"""
     remember: int = DAY
     """how long ids and answers are remembered"""
     skew: int = 5 * MINUTE
     """how wrong a sender's clock may be"""
     lasts: int = 30 * SECOND
-    """how long an accepted command without `exp` may take to reach its device"""
+    """how long a command without `exp` may take to reach its device"""
     patience: int = 10 * SECOND
-    """how long a device that has a command may take to answer before the outcome is called unknown"""
+    """how long a device may take to answer before the outcome is unknown"""
     resend: RetryPolicy = COMMAND
 
     def __post_init__(self) -> None:

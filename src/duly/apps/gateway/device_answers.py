@@ -1,9 +1,9 @@
 """Answers of devices: which command an `ack` belongs to, and what it means for the command.
 
-The laws. An answer counts only if it comes from the device that the command was handed to. One for a command
-that is under way goes to the engine at once; a late one is looked up in the ledger, and may settle a command
-whose outcome is unknown. An answer to a command that the device never got is recorded as a refusal, and so is
-one to a command for an earlier account of its name.
+The laws. An answer counts only if it comes from the device that the command was handed to. An answer to a
+command under way goes to the engine at once; a late answer is looked up in the ledger and may settle a
+command whose outcome is unknown. An answer is refused, and the refusal recorded, if the device never got the
+command or if the command was for an earlier account of the same name.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TellProgress: TypeAlias = Callable[[bytes, str, msgspec.Raw, Fields], None]
 
 
 async def put_later(engine: Engine, event: Event, answered: bool) -> bool:
-    """Hand an event to the engine as soon as it has room. Returns `answered`."""
+    """Hand an event to the engine as soon as it has room; return `answered`."""
     await engine.put(event)
     return answered
 
@@ -55,12 +55,12 @@ class DeviceAnswers:
         self._was_another = was_another
         self._remote = remote
         self.tell_progress = tell_progress
-        """tells an app how far a device is with its command"""
+        """reports the progress of a device to the app"""
         self._unaddressed = unaddressed
         self._under_way = inbox.outbox.transmissions.get
 
     def take(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Take the `ack` of a device; it is not answered itself."""
+        """Process the `ack` of a device, which itself gets no answer."""
         device, seq_id = who.name, frame.seq_id
         if seq_id is None:
             raise Malformed("an ack needs seq_id: the command it answers")
@@ -83,7 +83,7 @@ class DeviceAnswers:
         return False
 
     def _sender_of(self, device: str, seq_id: str) -> str:
-        """The app that an ack without `to` is for."""
+        """Return the app that an ack without `to` answers."""
         if not self._unaddressed.knows(device):
             under_way = self._inbox.outbox.transmissions.to(device)
             self._unaddressed.learn(device, (one.message for one in under_way))
@@ -94,12 +94,14 @@ class DeviceAnswers:
         return scopes[0]
 
     async def _note_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:
-        """Note that a device is at work: no resends, a new deadline; its app is told once that is stored."""
+        """Record that a device is working on a command: no resends, a new deadline; the app is told once that
+        is stored."""
         await self._engine.put(Received(key), lambda: self.tell_progress(key, device, progress, more))
         return False
 
     async def _take_late(self, end: Answered) -> bool:
-        """Take an answer to a command that is not under way here, if it was this device's by the ledger."""
+        """Process an answer to a command that is not under way here, if the ledger says that this device had
+        it."""
         record = (
             None if self._inbox.outbox.transmissions.message(end.key) else await self._ledger.find(end.key)
         )
@@ -112,16 +114,17 @@ class DeviceAnswers:
         return False
 
     def is_under_way(self, key: bytes) -> bool:
-        """Whether a command is under way here."""
+        """Return whether a command is under way from this hub."""
         return self._inbox.is_live(key)
 
     def under_way_to(self, key: bytes) -> str | None:
-        """The device that a command is under way to from here."""
+        """Return the device that a command is under way to from this hub."""
         message = self._inbox.outbox.transmissions.message(key)
         return None if message is None else message.recipient
 
     async def handed_to(self, key: bytes) -> str | None:
-        """The device that a command was handed to; None if it was not yet, or is not known."""
+        """Return the device that a command was handed to; None if it was not handed over yet or is not
+        known."""
         recipient = self.under_way_to(key)
         if recipient is not None:
             return recipient
@@ -131,5 +134,5 @@ class DeviceAnswers:
         return None if self._is_strangers(record) else record.message.recipient
 
     def _is_strangers(self, record: Record) -> bool:
-        """Whether a command was for an earlier account of its device's name."""
+        """Return whether a command was for an earlier account of its device's name."""
         return self._was_another(record.message.recipient, record.accepted_at)

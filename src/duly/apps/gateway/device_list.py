@@ -1,8 +1,8 @@
-"""The devices as apps see them: which are online, and when each was last heard.
+"""The devices as apps see them: which are online, and when each was last heard from.
 
-A device is heard when it comes, goes, tells something or answers a command. What a hub heard itself it
-remembers; what others heard, or a hub before a restart, is the time of the newest entry in the device's
-stream.
+A device is heard from when it connects, disconnects, pushes or answers a command. A hub remembers what it has
+heard itself; for other hubs, and for the time before a restart, the time of the newest entry in the device's
+stream is used.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from duly.storage.ledger import Ledger
 
 
 class DeviceList:
-    """The devices of one gateway, as the apps see them that may command them."""
+    """The devices of one gateway as shown to the apps that may control them."""
 
     def __init__(self, ledger: Ledger, accounts: Accounts, online: Callable[[str], bool]) -> None:
         self._ledger = ledger
@@ -28,22 +28,23 @@ class DeviceList:
         self._heard: dict[str, int] = {}
 
     def heard(self, device: str) -> None:
-        """A device has said something here."""
+        """Note that a device was heard from here."""
         self._heard[device] = self._ledger.clock.now()
 
     def heard_here(self, device: str) -> int | None:
-        """When a device was last heard at this hub since it started (ms); None if it was not."""
+        """Return when a device was last heard from at this hub since its start (ms), or None."""
         at = self._heard.get(device)
         return None if at is None else at // MS
 
     def online_of(self, app: str, awaited: Callable[[str], bool]) -> list[str]:
-        """The devices of an app that are online, or are `awaited`: the app hears of those that do not come
-        back, and hears nothing of those that do."""
+        """Return the devices of an app that are online or `awaited`. An app hears about an awaited device
+        only if it does not come back."""
         granted = sorted(self._accounts.granted(app))
         return [device for device in granted if self._online(device) or awaited(device)]
 
     async def page(self, who: Principal, after: str, limit: int) -> tuple[list[dict[str, Any]], str | None]:
-        """The devices that a principal may see, by name, and after which name the next page begins."""
+        """Return the devices that a principal may see, by name, and the name after which the next page
+        begins."""
         names = self._seen_by(who)
         start = bisect_right(names, after)
         page = names[start : start + limit]
@@ -54,13 +55,14 @@ class DeviceList:
         return devices, page[-1] if start + limit < len(names) else None
 
     async def last_heard(self, devices: Iterable[str]) -> dict[str, int]:
-        """When each device was last heard (ms); without those never heard of."""
+        """Return when each device was last heard from (ms), without those that never were."""
         names = list(devices)
         heard = await last_heard(self._ledger, names)
         for name in names:
             if name in self._heard:
-                heard[name] = max(heard.get(name, 0), self._heard[name] // MS)
-        return {name: at for name, at in heard.items() if at >= self._accounts.created_at(name) // MS}
+                heard[name] = max(heard.get(name, 0), self._heard[name])
+        # In microseconds: a predecessor may have left in the millisecond in which its successor was added.
+        return {name: at // MS for name, at in heard.items() if at > self._accounts.created_at(name)}
 
     def _seen_by(self, who: Principal) -> list[str]:
         match who.role:

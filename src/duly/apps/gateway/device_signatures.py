@@ -1,6 +1,6 @@
 """Checks the signatures of MQTT devices that have a key.
 
-The law: from a device with a key only what it has signed counts; from a device without one, everything.
+The law: from a device with a key only signed messages are accepted; from a device without one, all are.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from duly.wire.fd_signatures import FdSignatures
 
 
 class DeviceSignatures:
-    """The keys of the devices, and what checks a signature with each."""
+    """The keys of the devices and the verifier for each."""
 
     def __init__(self, accounts: Accounts, prefix: str) -> None:
         self._accounts = accounts
@@ -21,7 +21,7 @@ class DeviceSignatures:
         self._checks: dict[tuple[str, str], FdSignatures] = {}
 
     def check(self, message: fd.Fd, device: str) -> None:
-        """Refuse what a device with a key has not signed."""
+        """Refuse a message that its device should have signed and has not."""
         key = self._accounts.key_of(device)
         if not key:
             return

@@ -1,9 +1,9 @@
-"""The commands whose apps are here and whose outcome may happen at another hub.
+"""The commands of apps at this hub that may end at another hub.
 
-The laws. An app that was told that its command was taken is owed the outcome: the command is followed until
-then, at whichever hub that happens. A hint says that a command has ended; one that is lost is made up for by
-looking at what has been followed for a while. A command of unknown outcome is looked at on, since a late
-answer may settle it.
+The laws. An app whose command was accepted gets its outcome, whichever hub the command ends at; until then
+the command is followed. A hint reports that a command has ended; if a hint is lost, a regular check of the
+followed commands finds it. A command whose outcome is unknown is checked further, since a late answer may
+settle it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 
 END: Final = "end"
-"""The hint that this command has ended: scope/id."""
+"""The hint that a command has ended: scope/id."""
 DOUBTS: Final = 200
-"""Commands of unknown outcome whose late answer is still looked for."""
+"""The most commands of unknown outcome that are checked for a late answer."""
 
 
 class FollowedCommands:
@@ -37,7 +37,7 @@ class FollowedCommands:
         self._notifier = notifier
         self._local = local
         self._followed: dict[bytes, list[Origin]] = {}
-        """the origins here that wait for the outcome of each command"""
+        """the origins at this hub that wait for the outcome, by command"""
         self._before: set[bytes] = set()
         """the commands that were followed at the last refresh"""
         self._doubts: OrderedDict[bytes, None] = OrderedDict()
@@ -45,7 +45,8 @@ class FollowedCommands:
         notifier.listen(END, self._heard)
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> bool:
-        """Note that an app was told that its command was taken, or is under way; whether it is followed."""
+        """Note that an app was told that its command is accepted or under way; return whether it is
+        followed."""
         if verdict.kind not in (VerdictKind.FRESH, VerdictKind.DUPLICATE):
             return False
         if verdict.state is not None and verdict.state.terminal:
@@ -56,13 +57,13 @@ class FollowedCommands:
         return True
 
     def ended(self, key: bytes, state: State) -> list[Origin]:
-        """Hint to the other hubs that a command ended here; the origins here that followed it."""
+        """Hint to the other hubs that a command ended here, and return the origins here that followed it."""
         scope, id_ = names_in(key)
         self._notifier.hint(END, f"{scope}/{id_}")
         return self._close(key, state)
 
     async def refresh(self) -> None:
-        """Look at what has been followed since the last refresh, and at what is in doubt."""
+        """Check the commands that were followed before the last refresh, and those of unknown outcome."""
         still = [key for key in self._followed if key in self._before]
         self._before = set(self._followed)
         apps = self._local.sessions.apps
@@ -88,7 +89,7 @@ class FollowedCommands:
     async def _learn(self, keys: Collection[bytes]) -> None:
         for record in await self._ledger.find_all(keys):
             key, state = record.message.key, record.state
-            # What is in doubt was told; but not to those who have followed it since.
+            # An unknown outcome was reported, but not to origins that have followed it since.
             told = state is State.UNKNOWN and key in self._doubts and key not in self._followed
             if state.terminal and not told:
                 self._local.tell_end(record, self._close(key, state))

@@ -1,7 +1,8 @@
 """Ends the subscriptions that another client has planted in the hub's MQTT sessions.
 
-The law: a topic that the hub did not subscribe to is unsubscribed, by every filter that could have matched
-it. If the connection breaks meanwhile, the next message on that topic has it ended.
+The law: when a message arrives on a topic that the hub did not subscribe to, the hub unsubscribes every
+filter that could match it. If the connection breaks meanwhile, the next message on that topic starts this
+again.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from duly.errors import DulyError
 from duly.runtime.tasks import Supervisor
 
 AT_ONCE: Final = 100
-"""Topics that are unsubscribed at the same time, at most."""
+"""The most topics that are unsubscribed at the same time."""
 
 
 class ForeignSubscriptions:
-    """The foreign subscriptions in these links' sessions; `ours` are the filters that stay."""
+    """The foreign subscriptions in the sessions of these links; `ours` are the filters to keep."""
 
     def __init__(
         self, links: Callable[[], Collection[DeviceLink]], ours: Collection[str], tasks: Supervisor
@@ -31,7 +32,7 @@ class ForeignSubscriptions:
         self._ending: set[str] = set()
 
     def end(self, topic: str) -> None:
-        """Begin to end the subscriptions by which this topic was heard."""
+        """Start to end the subscriptions that this topic arrived by."""
         if topic not in self._ending and len(self._ending) < AT_ONCE:
             self._ending.add(topic)
             self._tasks.do("mqtt unsubscription", self._unsubscribe(topic))
@@ -47,7 +48,7 @@ class ForeignSubscriptions:
 
 
 def _filters(topic: str) -> list[str]:
-    """The filters by which a topic may have been subscribed to.
+    """Return the filters that may have matched a topic.
 
     >>> _filters("a/b")
     ['a/b', 'a/+', '+/b', '+/+', '#', 'a/#', '+/#', 'a/b/#', 'a/+/#', '+/b/#', '+/+/#']

@@ -1,4 +1,4 @@
-"""What the parts that deal with other hubs need of the gateway that they belong to."""
+"""The protocol by which the code for other hubs uses its own gateway."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duly.storage.ledger import Record
 
 
 class LocalGateway(Protocol):
-    """What the remote side needs of the gateway that it belongs to."""
+    """The parts of a gateway that its remote side uses."""
 
     engine: Engine
     pushes: PushService
@@ -25,15 +25,15 @@ class LocalGateway(Protocol):
     kept_traces: KeptTraces
 
     def waiting(self) -> Iterable[Message]:
-        """The commands that wait here for their devices."""
+        """Return the commands that wait here for their devices."""
         ...
 
     async def learn_senders(self, messages: Sequence[Message]) -> None:
-        """Look up the senders and grants of commands of other hubs, as far as they are not known here."""
+        """Look up the senders and grants of other hubs' commands that are not known here yet."""
         ...
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
-        """Tell apps here how a command has ended at another hub."""
+        """Send the outcome of a command that ended at another hub to the apps here."""
         ...
 
     async def replaced(self, device: str) -> None:

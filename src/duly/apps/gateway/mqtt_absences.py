@@ -1,13 +1,14 @@
-"""What each MQTT device had said when it was found to be offline: a broker keeps it, and it is no news.
+"""The last statuses of MQTT devices that are offline: a broker keeps them, and they must not bring a device
+online again.
 
-The laws. A broker hands out what it has kept whenever the hub subscribes, so after every start of the hub. If
-that is what the device had said before it was found to be offline, it stays offline, until it says something
-itself. Anything else was said while the hub was away, and counts: a new session; a later time; without
-either, other content. What a removed device had said is no news of another device of its name, either: a
-broker keeps it all the same, and only what comes from the device itself can be the new one's word.
+The laws. A broker sends retained statuses whenever the hub subscribes, so after every start of the hub. If a
+retained status is the one that the device had sent before it went offline, the device stays offline until it
+sends something itself. Anything else was sent while the hub was away, and counts: a new session, a later time
+or, without either, different content. A status of a removed device says nothing about a new device of the
+same name; for that one only messages from the device itself count.
 
-What the hub had not acknowledged when it died comes again, and not always marked: a status with a session and
-a time of its own is never said twice, so the same bytes are the same message.
+Messages that the hub had not acknowledged when it died are sent again, not always marked as repeats. A status
+with its own session and time is never sent twice by a device, so equal bytes are the same message.
 """
 
 from __future__ import annotations
@@ -26,22 +27,23 @@ from duly.storage.ledger import Ledger
 from duly.wire.fd import FdStatus
 
 ABSENT: Final = "mqtt_absent"
-"""The bucket of the devices that are offline, with what each had said before."""
+"""The bucket of the offline devices with their last statuses."""
 
 
 class LastWords(Struct, frozen=True, omit_defaults=True):
-    """The statuses by which a device last said that it is online."""
+    """The statuses in which a device last said that it is online."""
 
     session: str
     time: int
     first: str
-    """the digest of the first one since it came: that one is kept by the broker, if later ones are not"""
+    """the digest of the first one since the device connected; the broker retains that one if it does not
+    retain later ones"""
     last: str
     at: int = 0
     """when the device was found to be offline"""
 
     def is_kept(self, status: FdStatus, digest: str) -> bool:
-        """Whether a status that the broker has kept is what the device had said before."""
+        """Return whether a retained status is one that the device had sent before."""
         if status.session != self.session:
             return False
         if status.time or self.time:
@@ -49,13 +51,13 @@ class LastWords(Struct, frozen=True, omit_defaults=True):
         return digest in (self.first, self.last)
 
     def is_repeat(self, status: FdStatus, digest: str) -> bool:
-        """Whether a status that seems new has come before."""
+        """Return whether a status that looks new was received before."""
         return bool(status.session and status.time) and digest in (self.first, self.last)
 
 
 class MqttAbsences:
-    """What the MQTT devices of one hub had said when they were found to be offline. `born` tells when the
-    account of that name was made: a device may say itself what its predecessor had said."""
+    """The last statuses of one hub's offline MQTT devices. `born` returns when the account of a name was
+    created: a device may send the same status as its predecessor."""
 
     def __init__(self, ledger: Ledger, born: Callable[[str], int]) -> None:
         self._ledger = ledger
@@ -66,12 +68,11 @@ class MqttAbsences:
     async def load(self) -> None:
         """Read what was stored before this start."""
         for name, stored in (await self._ledger.bucket(ABSENT)).items():
-            with suppress(msgspec.DecodeError):  # then what the broker has kept counts as news
+            with suppress(msgspec.DecodeError):  # then a retained status counts as new
                 self._absent[name] = msgspec.json.decode(stored, type=LastWords)
 
     def is_no_news(self, name: str, status: FdStatus, payload: bytes, *, kept: bool) -> bool:
-        """Whether a device that is offline had said this before; `kept` if it comes from the broker's
-        memory."""
+        """Return whether an offline device had sent this status before; `kept` if the broker retained it."""
         words = self._absent.get(name)
         if words is None:
             return False
@@ -79,24 +80,24 @@ class MqttAbsences:
         if kept:
             return words.is_kept(status, digest)
         repeat = words.at >= self._born(name) and words.is_repeat(status, digest)
-        if repeat:  # once: a device whose clock stands still says the same again
+        if repeat:  # only once: a device whose clock stands still sends the same status again
             self._absent[name] = msgspec.structs.replace(words, first="", last="")
         return repeat
 
     def note(self, name: str, status: FdStatus, payload: bytes) -> None:
-        """Remember by which status a device says that it is online."""
+        """Remember the status in which a device says that it is online."""
         before, digest = self._said.get(name), _digest(payload)
         first = before.first if before is not None and before.session == status.session else digest
         self._said[name] = LastWords(status.session, status.time, first, digest)
 
     async def came(self, name: str) -> None:
-        """A device is online again."""
+        """Note that a device is online again."""
         if self._absent.pop(name, None) is not None:
             await self._ledger.write(DropItem(ABSENT, name))
 
     async def went(self, name: str) -> None:
-        """A device is found to be offline. A ledger that fails does not keep it online: at worst the hub
-        believes the broker after its next start."""
+        """Note that a device is offline. If the ledger fails the device goes offline anyway; at worst the hub
+        trusts the retained status after its next start."""
         words = self._said.pop(name, None)
         if words is not None:
             self._absent[name] = words = msgspec.structs.replace(words, at=self._ledger.clock.now())

@@ -1,9 +1,8 @@
 """Answers of MQTT devices to their commands: `ack` means delivered, `complete` is code 0, `failed` its code.
 
-The laws. An answer counts only with the tag under which its device was given the task
-(`duly.wire.task_ids`), and only if the task was handed over; from a device with a key, only with its
-signature. One for a command that is under way needs no look into the ledger; the others are looked up, and
-only so often.
+The laws. An answer counts only if it carries the tag of the task given to its device (`duly.wire.task_ids`),
+if the task was handed over and, for a device with a key, if it is signed. An answer to a command under way
+needs no lookup in the ledger; the others are looked up, at a limited rate.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from duly.wire.frames import DeviceCode
 from duly.wire.task_ids import TaskId, TaskIds, answered_id, read_task_id
 
 LATE: Final = Rate(1, SECOND, burst=10)
-"""How often a command may be answered that is no longer under way: each costs a look into the ledger."""
+"""The rate of answers to commands that are no longer under way: each costs a lookup in the ledger."""
 
 
 class _TaggedAnswer(Struct, frozen=True):
-    """An answer with a tag of ours, and the key of its command."""
+    """An answer with a tag of this hub, and the key of its command."""
 
     said: fd.FdAck | fd.FdComplete | fd.FdFailed
     task: TaskId
@@ -42,8 +41,9 @@ class _TaggedAnswer(Struct, frozen=True):
 
 
 class MqttAnswers:
-    """The answers to the tasks of one hub. `heard` is called with the device of each that is new, and
-    `is_at_another_hub` says whether a device belongs to another hub, which hears its answers as well."""
+    """The answers to the tasks of one hub. `heard` is called with the device of each new answer;
+    `is_at_another_hub` returns whether a device belongs to another hub, which receives its answers as
+    well."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class MqttAnswers:
         self._late = Quota(LATE)
 
     def sort(self, heard: HeardMessage) -> None:
-        """Hand an answer to a command that is under way to the engine; any other waits for its turn."""
+        """Hand an answer to a command under way to the engine; other answers wait for their turn."""
         task = self._task(heard)
         device = self._gateway.answers.under_way_to(key_of(task.app, task.seq_id))
         if device is None:
@@ -93,8 +93,8 @@ class MqttAnswers:
             await self._gateway.engine.put(event, heard.ack)
 
     def named_in(self, payload: bytes) -> tuple[str, str] | None:
-        """The app and the id of the command that a refused answer names, if there is such a command under
-        way: who forged the answer is not known, but whose command it was meant for."""
+        """Return the app and the id of the command that a refused answer names, if that command is under way:
+        the forger is not known, but the command it was meant for is."""
         with suppress(DulyError):
             task = read_task_id(answered_id(payload))
             if self._gateway.answers.under_way_to(key_of(task.app, task.seq_id)) is not None:
@@ -102,7 +102,8 @@ class MqttAnswers:
         return None
 
     def _task(self, heard: HeardMessage) -> TaskId:
-        """The task that an answer names, if a hub has given it: all that is read of a forged one."""
+        """Return the task that an answer names, if a hub has assigned it. Nothing else of a forged answer is
+        read."""
         msg_id = answered_id(heard.payload)
         task = read_task_id(msg_id)
         if not self._ids.known(task):
@@ -116,7 +117,7 @@ class MqttAnswers:
         return _TaggedAnswer(said, task, key_of(task.app, task.seq_id))
 
     def _end(self, heard: HeardMessage, answer: _TaggedAnswer, device: str) -> Received | Answered:
-        """What an answer means, if it is this device's."""
+        """Return what an answer means, if it comes from this device."""
         if not self._ids.fits(answer.task, device):
             raise Forged(
                 f"{answer.task.app}:{answer.task.seq_id} was given to {device}, under another msg_id"

@@ -1,7 +1,7 @@
 """The session of one MQTT device: commands leave it as FD tasks.
 
 The law: a task is made from the command's value, under a msg_id that only this device can answer. A task that
-cannot be written is refused and recorded; one that is lost on the way is repeated by the outbox.
+cannot be encoded is refused and recorded; the outbox repeats a task that is lost.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from duly.wire.task_ids import TaskIds
 
 
 class DeviceLink(Protocol):
-    """What is needed of `duly.transports.mqtt.link.MqttLink`."""
+    """The part of `duly.transports.mqtt.link.MqttLink` that is used here."""
 
     def post(
         self,
@@ -35,20 +35,21 @@ class DeviceLink(Protocol):
         done: Callable[[DulyError | None], None] | None = None,
         properties: PublishProperties | None = None,
     ) -> None:
-        """Publishes without waiting for the broker; `done` hears when it has confirmed, or why not."""
+        """Publish without waiting for the broker; `done` is called when it has confirmed, or with the
+        error."""
         ...
 
     async def subscribe(self, *filters: str) -> None:
-        """Subscribes; the broker answers with what it retains."""
+        """Subscribe; the broker answers with the retained messages."""
         ...
 
     async def unsubscribe(self, *filters: str) -> None:
-        """Ends subscriptions."""
+        """End subscriptions."""
         ...
 
 
 class MqttDevice(UncongestedSession):
-    """The session of one MQTT device. `given` is called with the device's name for every task it is sent."""
+    """The session of one MQTT device. `given` is called with the device's name for every task sent to it."""
 
     def __init__(
         self,
@@ -66,14 +67,14 @@ class MqttDevice(UncongestedSession):
         self._refusals = refusals
         self._given = given
         self.session = session
-        """which of the device's connections this is, by its own word"""
+        """the id of this connection, as given by the device"""
         self._link = link
         self._prefix = prefix
         self._answers = fd.topic_of(prefix, HUB, FdKind.COMPLETE)
         self._clock = clock
 
     def push(self, frame: OutgoingFrame) -> None:
-        """Sends a command as an FD task; a node has no use for any other frame."""
+        """Send a command as an FD task; other frames mean nothing to a node and are dropped."""
         command, fields = _command_in(frame)
         if command is None:
             return
@@ -107,18 +108,18 @@ class MqttDevice(UncongestedSession):
             self._confirmed(command, problem)
 
     def _confirmed(self, command: CommandFrame, problem: DulyError | None) -> None:
-        """Records what was wrong with a command, if it was not the connection."""
+        """Record why the broker refused a command, unless the connection was lost."""
         if problem is not None and not isinstance(problem, ConnectionLost):
             self._refusals.note(
                 command.from_, command.seq_id, problem.word, f"not sent to {self.name}: {problem}"
             )
 
     def close(self, reason: str) -> None:
-        """Does nothing: the device's connection is with the broker."""
+        """Do nothing: the device's connection is with the broker."""
 
 
 def _command_in(frame: OutgoingFrame) -> tuple[CommandFrame | None, Fields]:
-    """The command in a frame with its own fields; None if it is another frame."""
+    """Return the command in a frame with its own fields, or None for another kind of frame."""
     if type(frame) is CommandFrame:
         return frame, {}
     if isinstance(frame, FrameWithFields) and isinstance(frame.frame, CommandFrame):
@@ -127,8 +128,8 @@ def _command_in(frame: OutgoingFrame) -> tuple[CommandFrame | None, Fields]:
 
 
 def _trace_in(command: CommandFrame, fields: Fields) -> tuple[tuple[str, str], ...]:
-    """The trace of a command as properties of MQTT 5: its `traceparent`, and the `tracestate` that its app
-    has put beside it."""
+    """Return the trace of a command as MQTT 5 properties: its `traceparent`, and the `tracestate` that its
+    app has added."""
     if not command.traceparent:
         return ()
     trace = ("traceparent", command.traceparent)

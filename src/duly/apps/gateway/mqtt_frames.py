@@ -1,6 +1,7 @@
-"""Translates what MQTT devices say into frames, and the hub's answers to their pushes into FD messages.
+"""Translates messages of MQTT devices into frames, and the hub's answers to their pushes into FD messages.
 
-The law: a device's own words reach the apps as they are; what has no field in a frame goes into its detail.
+The law: the content of a device's message reaches the apps unchanged; values without a field in a frame go
+into its detail.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from duly.wire.outgoing import ServerAck
 
 
 class HeardMessage(Struct, frozen=True):
-    """A message from the broker; `old` if it may have been said before the broker started, `again` if the
-    broker had kept it or may have sent it before. `connection` is that of the link for reports."""
+    """A message from the broker. `old`: it may have been sent before the broker started. `again`: the broker
+    had retained it or may have sent it before. `connection` is that of the link for reports. `dropped` has
+    the ids of the pushes of its sender that were dropped just before it."""
 
     topic: str
     kind: FdKind
@@ -30,6 +32,7 @@ class HeardMessage(Struct, frozen=True):
     again: bool
     connection: int
     ack: Callable[[], None]
+    dropped: tuple[str, ...] = ()
 
 
 class MqttPush(NamedTuple):
@@ -40,11 +43,11 @@ class MqttPush(NamedTuple):
     seq_id: str | None
     more: Fields
     said: bytes = b""
-    """the status that it came with, as it was sent"""
+    """the status that contained it, as it was sent"""
 
 
 def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
-    """The push in a status message, if there is one: a device has no other topic of its own for it."""
+    """Return the push in a status message, or None: a device has no separate topic for pushes."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
             data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
@@ -57,7 +60,7 @@ def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
 
 
 def answer_to_push(seq_id: str, said: ServerAck) -> tuple[FdKind, bytes]:
-    """The answer to a device's push, and on which of its topics it goes out."""
+    """Return the answer to a device's push and the topic for it."""
     if said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE):
         return FdKind.ACK, fd.encode(fd.FdAck(seq_id))
     why: dict[str, object] = {"code": said.code, "error": said.error, "detail": said.detail}
@@ -67,12 +70,12 @@ def answer_to_push(seq_id: str, said: ServerAck) -> tuple[FdKind, bytes]:
 
 
 def data_of(content: fd.Content) -> bytes:
-    """A node's bytes as the JSON data of an ack."""
+    """Return a node's bytes as the JSON data of an ack."""
     return b"" if content.value is None else msgspec.json.encode(content.value)
 
 
 def failure_of(content: fd.Content) -> Frame:
-    """A failure as the ack it stands for: with its code, if it says one, and its words."""
+    """Return the ack for a failure, with its code, if it has one, and its text."""
     match content.value:
         case {"code": int(code), **rest} if 1 <= code <= 0xFFFF and code is not True:
             said = rest.get("state")

@@ -1,17 +1,18 @@
-"""Which MQTT devices are online, by their own word and by their silence.
+"""Presence of MQTT devices: which are online, by their status messages and by their silence.
 
-The laws. A will tells when a device is gone, unless the broker dies with it. So a device that says how often
-it reports is given up after three times that in silence; and one that is not heard of again after the broker
-has forgotten its sessions, or was started anew by the hub, after a while. Of the others the hub knows only
-what the broker says. A will belongs to its own connection: the will of an older one says nothing of a newer.
+The laws. A will reports that a device is gone, unless the broker dies as well. So a device that announces how
+often it reports is given up after three intervals of silence. A device that does not report again after the
+broker lost its sessions, or was restarted by the hub, is given up after a while. About the others the hub
+knows only what the broker reports. A will belongs to one connection: the will of an older connection says
+nothing about a newer one.
 
-The embedded broker says who connects. What it hands out of an account that has not connected since the broker
-was started was said before: it waited in the hub's session while the broker died, and it is not marked. It
-does not bring a device online, and does not keep it online. What the broker retains of a device counts once
-the device connects.
+The embedded broker reports which accounts connect. A message from an account that has not connected since the
+broker started was sent before that: it waited in the hub's session while the broker was down, and is not
+marked as old. It neither brings a device online nor keeps it online. A retained status counts once the device
+connects.
 
-A retained status says nothing of a device that has reported since the link was connected: the embedded broker
-may pass a status on and then, as the answer to the subscription, the one before it.
+A retained status is ignored for a device that has reported since the link connected: the embedded broker may
+forward a status and then, in answer to the subscription, the one before it.
 """
 
 from __future__ import annotations
@@ -27,26 +28,26 @@ from duly.core.units import SECOND
 from duly.wire.fd import FdStatus
 
 GRACE: Final = 30.0
-"""Seconds that a device has to come back after the broker was started anew."""
+"""Seconds that a device has to reconnect after the broker was restarted."""
 
 MISSED: Final = 3
-"""Heartbeats that may be missed."""
+"""How many heartbeats may be missed."""
 
 SESSIONS: Final = 20
-"""The latest sessions of a device that are remembered."""
+"""How many of a device's latest sessions are remembered."""
 
 
 class _OnlineDevice(Struct):
-    """A device that is online, by its own word. Times are the loop's."""
+    """A device that has reported that it is online. Times are the loop's."""
 
     session: str
-    """which of its connections this is"""
+    """the id of its connection"""
     silence: float
-    """seconds of silence after which it is given up; infinite, if it does not say how often it reports"""
+    """seconds of silence after which it is given up; infinite if it does not announce how often it reports"""
     heard: float
     until: float
     doubted: bool = False
-    """its broker died: only a new connection of the device is news of it"""
+    """its broker died, so that only a new connection of the device counts"""
 
 
 class MqttPresence:
@@ -55,21 +56,21 @@ class MqttPresence:
     def __init__(self) -> None:
         self._online: dict[str, _OnlineDevice] = {}
         self._connected: set[str] | None = None
-        """accounts that have a connection to the embedded broker; None if there is none that tells"""
+        """accounts connected to the embedded broker; None if the broker does not report them"""
         self._returned: set[str] = set()
-        """accounts that have connected to the embedded broker since it was started"""
+        """accounts that have connected to the embedded broker since it started"""
         self._lives = 0
-        """how often the broker was started anew"""
+        """how often the broker was restarted"""
         self._sessions: dict[str, dict[str, int]] = {}
-        """the sessions of each device, and in which life of the broker each was heard of first"""
+        """by device: its sessions, and the run of the broker in which each first appeared"""
         self._new = False
-        """the broker is a new one: what it keeps was said since it started"""
+        """the broker is a new one: what it retains was sent since it started"""
         self._lost = -inf
-        """when the broker was lost"""
+        """when the connection to the broker was lost"""
         self.connection = 0
-        """which connection of the link for reports this is"""
+        """the number of the present connection of the link for reports"""
         self._reported: dict[str, int] = {}
-        """the connection on which each device has last reported, as far as the broker had not kept that"""
+        """by device: the connection on which it last reported, not counting retained reports"""
 
     @property
     def online(self) -> list[str]:
@@ -77,26 +78,27 @@ class MqttPresence:
         return list(self._online)
 
     def session_of(self, name: str) -> str | None:
-        """The session of a device that is online; None if it is not."""
+        """Return the session of an online device, or None."""
         device = self._online.get(name)
         return None if device is None else device.session
 
     # ── what devices say ─────────────────────────────────────────────────────────────────────────
 
     def heard(self, name: str) -> None:
-        """A device has said something, whatever it was."""
+        """Note that a device has sent something."""
         device = self._online.get(name)
         if device is not None and not device.doubted and self.has_returned(name):
             device.heard = asyncio.get_running_loop().time()
             device.until = self._silent_at(name, device.silence)
 
     def came(self, name: str, status: FdStatus, old: bool) -> None:
-        """A device says that it is online; `old` if that may have been said before the broker started."""
+        """Note that a device reports that it is online; `old` if it may have been sent before the broker
+        started."""
         now, before = asyncio.get_running_loop().time(), self._online.get(name)
         silence = MISSED * status.heartbeat / SECOND or inf
         if not old or self._new or (self._connected is not None and name in self._connected):
             until = self._silent_at(name, silence)
-        elif before is None:  # it may be from before the broker died, and the device with it
+        elif before is None:  # it may be from before the death of the broker, and of the device
             until = now + GRACE
         else:
             until = before.until
@@ -104,53 +106,55 @@ class MqttPresence:
         self._online[name] = _OnlineDevice(status.session, silence, now, until, doubted)
 
     def went(self, name: str) -> None:
-        """A device is offline."""
+        """Note that a device is offline."""
         self._online.pop(name, None)
 
     def reported(self, name: str, connection: int) -> None:
-        """A device has reported its status on this connection; the broker had not kept it."""
+        """Note that a device has reported its status on this connection; the report was not a retained
+        one."""
         self._reported[name] = connection
 
     def is_overtaken(self, name: str, connection: int) -> bool:
-        """Whether a status that the broker had kept, and sent on this connection, is older than what the
-        device has reported on it."""
+        """Return whether a retained status that came on this connection is older than a report of the device
+        on it."""
         return self._reported.get(name) == connection
 
     def ends(self, name: str, session: str) -> bool:
-        """Whether the end of this session means that the device is gone: the will of an older connection may
-        land after the news of a newer one."""
+        """Return whether the end of this session means that the device is gone: the will of an older
+        connection may arrive after the status of a newer one."""
         return self.session_of(name) in (None, session) or not session
 
     def note_session(self, name: str, session: str) -> None:
-        """Remember a session of a device that was heard of, and in which life of the broker."""
+        """Remember a session of a device, and the broker's run in which it appeared."""
         sessions = self._sessions.setdefault(name, {})
         sessions.setdefault(session, self._lives)
         if len(sessions) > SESSIONS:
             del sessions[next(iter(sessions))]
 
     def is_repeat(self, name: str, session: str) -> bool:
-        """Whether a session is from before the broker died, and no news. What the hub had not acknowledged by
-        then comes again, and the embedded broker does not always mark it as a repeat."""
+        """Return whether a session is from before the broker died. Messages that the hub had not acknowledged
+        are sent again, and the embedded broker does not always mark them as repeats."""
         return session != "" and self._sessions.get(name, {}).get(session, self._lives) < self._lives
 
     def is_former(self, name: str, session: str) -> bool:
-        """Whether a session is from before the broker died, and not even the device's last one."""
+        """Return whether a session is from before the broker died and is not even the device's last one."""
         return self.is_repeat(name, session) and self.session_of(name) != session
 
     # ── what the broker does ─────────────────────────────────────────────────────────────────────
 
     def watch_connections(self) -> None:
-        """The broker is the embedded one: `connections` is called for every account that connects."""
+        """Note that the broker is the embedded one, so that `connections` is called for every account that
+        connects."""
         self._connected = set()
 
     def has_returned(self, name: str) -> bool:
-        """Whether an account can have said something since the broker was started: it has connected since, or
-        the broker does not tell."""
+        """Return whether an account can have sent something since the broker started: it has connected since,
+        or the broker does not report connections."""
         return self._connected is None or name in self._returned
 
     def broker_restarted(self) -> None:
-        """Note that every connection to the broker is gone, with the wills. A device that lives comes back
-        and says so; until then all count as online."""
+        """Note that every connection to the broker is gone, together with the wills. A device that is alive
+        reconnects and reports; until then all count as online."""
         if self._connected is not None:
             self._connected.clear()
         self._returned.clear()
@@ -161,16 +165,16 @@ class MqttPresence:
             device.doubted = True
 
     async def link_connects(self) -> None:
-        """A connection of the link for reports begins."""
+        """Note that a connection of the link for reports begins."""
         self.connection += 1
 
     def link_lost(self) -> None:
-        """The link for reports has broken."""
+        """Note that the link for reports has broken."""
         self._lost = asyncio.get_running_loop().time()
 
     def session_began(self) -> None:
-        """The broker did not know the hub's session: a device that was here before is known only by what was
-        kept of it."""
+        """Note that the broker did not know the hub's session, so that only retained statuses tell about
+        devices that were online."""
         self._new = True
         for device in self._online.values():
             if not device.doubted:
@@ -183,9 +187,9 @@ class MqttPresence:
             device.until = min(device.until, until)
 
     def connections(self, name: str, connected: bool) -> None:
-        """The broker says that an account has a connection, or none any more. A device that promises no
-        heartbeat is then given up, unless it comes back: it may have no will either. One that does may
-        sleep."""
+        """Note that an account has connected to the broker or has no connection left. In the latter case a
+        device that promises no heartbeat is given up unless it reconnects, since it may have no will either.
+        A device with a heartbeat may be asleep."""
         assert self._connected is not None
         if connected:
             self._connected.add(name)
@@ -194,22 +198,22 @@ class MqttPresence:
             self._connected.discard(name)
         device = self._online.get(name)
         if device is not None and device.silence == inf and (connected or not device.doubted):
-            device.doubted = False  # it is back: firmware may say only at its start that it is online
+            device.doubted = False  # it is back: firmware may report that it is online only at its start
             device.until = self._silent_at(name, inf)
 
     # ── silence ──────────────────────────────────────────────────────────────────────────────────
 
     def waited_for(self, name: str) -> bool:
-        """Whether a device counts as online and is given up soon unless it is heard."""
+        """Return whether a device counts as online but is given up soon unless it sends something."""
         return name in self._online and self._online[name].until < inf
 
     def _silent_at(self, name: str, silence: float) -> float:
-        """When a device that has just been heard is given up, if it says nothing more."""
+        """Return when a device that was just heard from is given up if it stays silent."""
         gone = self._connected is not None and name not in self._connected
         wait = GRACE if silence == inf and gone else silence
         return asyncio.get_running_loop().time() + wait
 
     def silent(self) -> list[str]:
-        """The devices that have been silent for too long."""
+        """Return the devices that have been silent for too long."""
         now = asyncio.get_running_loop().time()
         return [name for name, device in self._online.items() if device.until <= now]

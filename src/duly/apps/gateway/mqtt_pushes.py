@@ -1,6 +1,6 @@
 """Stores the pushes of MQTT devices, and answers those that have an id.
 
-The law: the answer goes out on the device's own `ack` or `failed`, after the push is committed.
+The law: the answer is published to the device's own `ack` or `failed` topic after the push is committed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duly.wire.outgoing import ServerAck
 
 
 class MqttPushes:
-    """The pushes of all MQTT devices of a hub; `link` returns the link on which they are answered."""
+    """The pushes of all MQTT devices of a hub; `link` returns the link to answer on."""
 
     def __init__(self, pushes: PushService, prefix: str, link: Callable[[], DeviceLink | None]) -> None:
         self._pushes = pushes

@@ -1,8 +1,9 @@
-"""Pushes that this hub heard over a shared broker although another hub stores them.
+"""Pushes that this hub received over a shared broker although another hub stores them.
 
-The law: a push is stored once, by the hub that holds its device. Every hub on the broker hears it; the hub
-that takes a device over after its holder has died stores what the holder no longer could. What the holder
-did store is in the ledger: the same id or, of pushes without one, the same words at about the same time.
+The law: a push is stored once, by the hub that holds its device. Every hub on the broker receives it; the hub
+that takes a device over after its holder has died stores what the holder could not. Pushes that the holder
+did store are found in the ledger: by the same id or, without an id, by the same content at about the same
+time.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from duly.wire import frames
 from duly.wire.fields import Fields
 
 OVERHEARD: Final = 500
-"""Pushes of one device that are kept in case its holder has died."""
+"""How many pushes of one device are kept in case its holder has died."""
 TAKEOVER: Final = 20 * SECOND
-"""Within so long another hub has taken over what a dead hub held."""
+"""The longest time until another hub has taken over the devices of a dead hub."""
 ABOUT: Final = 3 * SECOND
-"""So far apart two hubs may say that they heard the same."""
+"""How far the times may differ at which two hubs received the same push."""
 
 OverheardPush: TypeAlias = tuple[str, object, str | None, Fields]
 """Type, data, id and own fields of a push."""
@@ -39,13 +40,13 @@ class OverheardPushes:
         now = self._ledger.clock.now()
         heard = self._heard.setdefault(device, deque(maxlen=OVERHEARD))
         if seq_id is not None and any(one[3] == seq_id for one in heard):
-            return  # sent again, since its holder does not acknowledge it
+            return  # sent again because its holder does not acknowledge it
         while heard and heard[0][3] is None and heard[0][0] < now - TAKEOVER:
             heard.popleft()
         heard.append((now, kind, data, seq_id, more))
 
     async def take_unstored(self, device: str) -> list[OverheardPush]:
-        """What no hub has stored, in the order it was told; it is not kept any longer."""
+        """Remove and return the pushes that no hub has stored, in order of arrival."""
         heard = self._heard.pop(device, None)
         if not heard:
             return []
@@ -55,7 +56,7 @@ class OverheardPushes:
         stored = [(entry.at, frames.decode(entry.body)) for entry in entries]
         unstored: list[OverheardPush] = []
         for at, kind, data, seq_id, more in heard:
-            for one in stored if seq_id is None else ():  # the ledger knows an id anyway
+            for one in stored if seq_id is None else ():  # the ledger recognises an id anyway
                 if (one[1].type, frames.load(one[1].data)) == (kind, data) and abs(one[0] - at) < ABOUT:
                     stored.remove(one)
                     break

@@ -1,4 +1,4 @@
-"""The settings of a gateway: what it takes, how much may wait, and for how long."""
+"""The settings of a gateway: what it accepts, how much may wait, and for how long."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class GatewayPolicy(Struct, frozen=True):
     commands: frozenset[str] = frames.COMMANDS
     pushes: frozenset[str] = frames.PUSHES
     ahead: FlowWindow = FlowWindow(frames=256, bytes=512 * 1024)
-    """what may be on its way to a device before it acknowledges"""
+    """how much may be under way to a device before it acknowledges"""
     backlog: BacklogPolicy = BacklogPolicy()
-    """what may wait of one app, or for one device"""
+    """how much may wait from one app, or for one device"""
     max_exp: int = 7 * DAY
-    """how far away the `exp` of a command may be"""
+    """the furthest `exp` that a command may have"""

@@ -1,10 +1,11 @@
-"""Presence keeps which devices apps believe to be online, where a hub has its ledger alone.
+"""Presence stores which devices apps have been told are online, for a hub that does not share its ledger.
 
-The law: apps are told of every change once, in the same commit that notes it. So a hub that dies leaves
-behind which devices were online; after its next start each of them has `GRACE` to come back, and is reported
-offline if it does not.
+The law: apps are told of every change once, in the commit that stores it. So after a crash the ledger still
+knows which devices were online; after the next start each of them has `GRACE` seconds to reconnect, and is
+reported offline if it does not.
 
-(Where hubs share a ledger, `cluster.registry` knows which hub holds each device, and what a dead hub held.)
+(Where hubs share a ledger, `cluster.registry` knows which hub holds each device, including those of a dead
+hub.)
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from duly.storage.ledger import Ledger
 from duly.wire.frames import DEVICE_STATUS, dump
 
 PRESENT: Final = "present"
-"""The bucket of the devices that apps believe to be online."""
+"""The bucket of the devices that apps have been told are online."""
 GRACE: Final = 30.0
-"""Seconds that a device has to come back after its hub has started."""
+"""Seconds that a device has to reconnect after its hub has started."""
 RETRY_SECONDS: Final = 5.0
-"""Seconds until a ledger that failed is asked again."""
+"""Seconds until a failed ledger is tried again."""
 RETRY: Final = RetryPolicy.fixed(round(RETRY_SECONDS * SECOND), tries=None)
 ONLINE: Final = dump({"online": True})
 OFFLINE: Final = dump({"online": False})
@@ -39,10 +40,10 @@ class DevicePresence:
         self._ledger = ledger
         self._pushes = pushes
         self._missing: set[str] = set()
-        """devices that are gone, of which apps have not been told: they were online when the hub died, or the
-        ledger failed when they went"""
+        """devices that are gone although apps have not been told: they were online when the hub died, or the
+        ledger failed when they disconnected"""
         self._given_up: set[str] = set()
-        """devices that were online when the hub died and have not come back in time"""
+        """devices that were online when the hub died and did not reconnect in time"""
         self.tasks = Supervisor()
         self._reporting = False
 
@@ -53,26 +54,27 @@ class DevicePresence:
             self._report_after(GRACE)
 
     async def stop(self) -> None:
-        """Stop waiting for devices that have not come back."""
+        """Stop waiting for devices to reconnect."""
         await self.tasks.stop()
 
     def is_awaited(self, device: str) -> bool:
-        """Whether a device is not here, and apps still believe that it is online."""
+        """Return whether a device is not connected although apps have been told that it is online."""
         return device in self._missing
 
     def has_given_up(self, device: str) -> bool:
-        """Whether a device did not come back after the hub had started, and apps were told so."""
+        """Return whether a device did not reconnect after the hub's start, and apps were told so."""
         return device in self._given_up
 
     async def came(self, device: str) -> None:
-        """Tell apps that a device is connected, unless they believe so already."""
+        """Tell apps that a device is online, unless they know."""
         self._missing.discard(device)
         self._given_up.discard(device)
         entry = self._pushes.entry(device, DEVICE_STATUS, ONLINE)
         await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
 
     async def went(self, device: str) -> None:
-        """Tell apps that a device is gone, unless they know; later, if the ledger cannot note it now."""
+        """Tell apps that a device is gone, unless they know; if the ledger cannot store that now, tell them
+        later."""
         try:
             await self._tell_gone(device)
         except LedgerError:
@@ -94,7 +96,7 @@ class DevicePresence:
             self.tasks.after("report of devices that are gone", seconds, self._report_missing)
 
     async def _report_missing(self) -> None:
-        """Report the devices that are gone and have not come back."""
+        """Report the devices that are gone and have not reconnected."""
         backoff = Backoff(RETRY)
         while self._missing:
             device = next(iter(self._missing))

@@ -1,9 +1,9 @@
-"""Pushes: what devices report to apps, stored in a stream per device and sent from there.
+"""Pushes: reports from devices to apps, stored in a stream per device and sent from there.
 
 The laws. A push has a number in its device's stream before any app sees it. A push with an id is stored once:
-a repeat is answered, other content under the same id is a conflict. Every connection of an app is sent every
-push of its devices once, in order. A connection that is behind, or whose socket is slow, reads on from the
-ledger, page by page, as fast as its socket drains: so what was missed never fills memory.
+a repeat is answered, and different content under the same id is a conflict. Every connection of an app gets
+every push of its devices once, in order. A connection that is behind, or whose socket is slow, is served from
+the ledger page by page as its socket drains, so missed pushes never fill memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from duly.core import horizon as horizons
 from duly.core.account_limits import AccountLimit, AccountLimits
 from duly.core.flow_control import next_page
 from duly.core.horizon import Horizon
-from duly.core.messages import Message, Verdict
+from duly.core.messages import Message, Verdict, key_of
 from duly.core.operations import Admit, AppendEntry, PutItem, Recall
 from duly.core.units import DAY, MINUTE, MS, SECOND
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, RateLimited
@@ -35,30 +35,30 @@ from duly.wire.outgoing import FrameWithFields, GapFrame, OutgoingFrame, PushFra
 from duly.wire.session import Session
 
 KEPT: Final = 10_000
-"""Pushes of one device that an app which was away can catch up on."""
+"""How many pushes of one device an app can catch up on."""
 TRIM_EVERY: Final = 1_000
 PAGE: Final = 100
 LAST: Final = "last_push"
-"""The bucket of the digests of each device's last push without an id."""
+"""The bucket with a digest of each device's last push without an id."""
 SHOWN_BYTES: Final = 500
-"""The data of a push is shown to watchers, unless it is longer."""
+"""The data of a push is shown to watchers unless it is longer than this."""
 COMES_AGAIN: Final = 2 * MINUTE
-"""How long a push that was refused by a limit is waited for before later ones are taken: a device that still
-has it sends it again before."""
+"""How long later pushes are refused after one that exceeded a limit: the device sends that one again within
+this time."""
 HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
-"""How old a push with an id may be when it comes: a device that was away for weeks still reports. What is
-remembered is its id and a digest, not what it said."""
+"""How old a push with an id may be: a device that was away for weeks still reports. Only the id and a digest
+are remembered, not the content."""
 
 
 def stream_of(device: str) -> str:
-    """The stream of a device's pushes."""
+    """Return the stream of a device's pushes."""
     return f"push/{device}"
 
 
 class PushService:
-    """Stores and sends the pushes of one hub. `listeners(device)` are the connections that may see a device's
-    pushes; `stored(device)` is called for every new one; what is older than `born(device)` is another
-    device's. Types that are `reserved` are none of a push."""
+    """Stores and sends the pushes of one hub. `listeners(device)` returns the connections that may see a
+    device's pushes; `stored(device)` is called for every new one; entries older than `born(device)` belong to
+    an earlier device of that name. A push cannot have a `reserved` type."""
 
     def __init__(
         self,
@@ -80,23 +80,24 @@ class PushService:
         self._limit = limit or AccountLimits().pushes
         self._repeats = LimitedRepeats(ledger)
         self._refused: dict[str, tuple[str, int]] = {}
-        """the push of each device that was refused by its limit and comes first, and until when that holds"""
+        """by device: the push that exceeded a limit and must be stored first, and until when"""
         self._told: dict[Session, dict[str, int]] = {}
-        """the number of the last push of each device that each connection has been sent"""
+        """by connection: the number of the last push sent, by device"""
         self._behind: dict[Session, dict[str, None]] = {}
-        """the devices of which a connection is just being sent what it missed"""
+        """by connection: the devices whose missed pushes are being sent"""
         self.tasks = Supervisor()
         self._turns: dict[str, asyncio.Lock] = {}
-        """one push of a device after the other"""
+        """locks that keep the pushes of a device in order"""
         self._cut: WeakSet[Session] = WeakSet()
-        """connections by which a push came that could not be stored"""
+        """connections that sent a push which could not be stored"""
 
     # ── storing ──────────────────────────────────────────────────────────────────────────────────
 
     def entry(
         self, device: str, kind: str, data: msgspec.Raw, key: bytes = b"", more: Fields | None = None
     ) -> AppendEntry:
-        """The operation that stores a push and its own fields; with a `key`, as the end of that message."""
+        """Return the operation that stores a push and its own fields; with a `key`, as the end of that
+        message."""
         now = self._ledger.clock.now()
         frame = PushFrame(kind, device, data, now // MS)
         push = FrameWithFields(frame, more) if more else frame
@@ -111,8 +112,8 @@ class PushService:
         said: bytes = b"",
         old: bool = False,
     ) -> None:
-        """Stores a push without an id, and sends it to the apps. Of the last one that came over a broker a
-        digest is kept: the same bytes (`said`) that a broker keeps (`old`) and sends again at every
+        """Store a push without an id and send it to the apps. A digest of the last one that came over a
+        broker is kept: the same bytes (`said`) that a broker retains (`old`) and sends again at every
         connection are not new."""
         entry = self.entry(device, kind, data, more=more)
         mark = blake2b(said, digest_size=16).digest()
@@ -122,8 +123,8 @@ class PushService:
         await self.tell(device, n, entry.body)
 
     async def receive(self, session: Session, device: str, frame: Frame) -> Verdict:
-        """Stores a push with an id that came by this connection; returns what to answer. After one that could
-        not be stored nothing more is taken from that connection: the device comes back and sends both, in
+        """Store a push with an id that came over this connection, and return the answer. If it cannot be
+        stored, nothing more is accepted from that connection: the device reconnects and sends both in
         order."""
         assert frame.seq_id is not None
         async with self._turns.setdefault(device, asyncio.Lock()):
@@ -139,15 +140,15 @@ class PushService:
                 raise
 
     async def receive_without_id(self, device: str, frame: Frame) -> None:
-        """Stores a push that came by a connection without an id; raises `RateLimited` if it is one too
+        """Store a push without an id that came over a connection; raises `RateLimited` if there are too
         many."""
         await self._take(device, None, len(frame.data))
         await self.store(device, frame.type, frame.data, frames.more_in_push(frame))
 
     async def _take(self, device: str, seq_id: str | None, size: int) -> None:
-        """Counts a push against the limit of its device. One with an id that is refused is sent again: until
-        then later ones are refused, too, so that they are stored in the order in which they were sent. A
-        repeat of one that is stored is not refused."""
+        """Count a push against the limit of its device. If one with an id is refused it will be sent again;
+        until then later pushes are refused as well, so that they are stored in the order in which they were
+        sent. A repeat of a stored push is not refused."""
         now = self._ledger.clock.now()
         first, until = self._refused.get(device, ("", 0))
         overtakes = until > now and seq_id not in (None, first)
@@ -163,10 +164,23 @@ class PushService:
                 self._refused[device] = (seq_id, now + refusal.wait + COMES_AGAIN)
             raise self._limit.refuse(device, refusal)
 
+    async def note_dropped(self, device: str, ids: Collection[str]) -> None:
+        """Note that pushes with these ids were dropped unread, in this order. Later pushes are refused until
+        the first of them that is not stored has been sent again."""
+        now = self._ledger.clock.now()
+        first: str | None
+        first, until = self._refused.get(device, (None, 0))
+        if until <= now:
+            records = await self._ledger.find_all([key_of(device, seq_id) for seq_id in ids])
+            stored = {record.message.id for record in records}
+            first = next((seq_id for seq_id in ids if seq_id not in stored), None)
+        if first is not None and first in ids:
+            self._refused[device] = (first, now + COMES_AGAIN)
+
     async def store_once(
         self, device: str, seq_id: str, kind: str, data: msgspec.Raw, more: Fields | None = None
     ) -> Verdict:
-        """Stores a push under its id, unless it is stored already; returns what to answer."""
+        """Store a push under its id unless it is stored already, and return the answer."""
         now = self._ledger.clock.now()
         message = Message(device, seq_id, kind, device, _digest(data, more))
         known = self._ledger.recall(message, now)
@@ -185,30 +199,31 @@ class PushService:
     async def store_from_broker(
         self, device: str, kind: str, data: object, id_: str | None, more: Fields, said: bytes, old: bool
     ) -> Verdict | None:
-        """Stores a push of a device behind a broker; the verdict to answer it with, if it has an id."""
-        self.check_type(kind)
+        """Store a push of a device behind a broker, and return the verdict to answer it with if it has an
+        id."""
         await self._take(device, id_, len(said))
+        self.check_type(kind)  # only now: a push that other ones wait for may be refused for good
         if id_ is not None:
             return await self.store_once(device, id_, kind, frames.dump(data), more)
         await self.store(device, kind, frames.dump(data), more, said, old)
         return None
 
     def check_type(self, kind: str) -> None:
-        """Raises `Malformed` if this cannot be the type of a push."""
+        """Raise `Malformed` if this cannot be the type of a push."""
         if kind in self._reserved or not frames.is_own_type(kind):
             raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
     def enter(self, session: Session, told: dict[str, int]) -> None:
-        """A connection has been greeted: it is sent what it missed, and what comes."""
+        """Start to send a new connection the pushes that it missed and those to come."""
         self._told[session] = told
         for device in told:
             self._read_on(session, device)
 
     async def introduce(self, session: Session, device: str, online: Callable[[str], bool]) -> None:
-        """A connection that has been greeted may see one more device: it is sent whether that is online, and
-        what comes. The status has the number of the device's last push: nothing before it is missing."""
+        """Let a connection see one more device: it gets the device's status and its future pushes. The status
+        has the number of the device's last push, so that nothing before it seems missing."""
         last = (await self._ledger.extent(stream_of(device))).last
         told = self._told.get(session)
         if told is not None and told.setdefault(device, last) == last > 0:
@@ -217,8 +232,8 @@ class PushService:
             session.push(outgoing.numbered(PushFrame(frames.DEVICE_STATUS, device, status, now), last))
 
     def withdraw(self, session: Session, granted: Collection[str], exists: Callable[[str], bool]) -> None:
-        """A connection may no longer see some devices: it is sent that each is gone, and why. The status has
-        the number of the device's last push, as that of `introduce`."""
+        """Stop sending a connection the pushes of some devices, and tell it why. The status has the number of
+        the device's last push, as in `introduce`."""
         told = self._told.get(session, {})
         now = self._ledger.clock.now() // MS
         for device in [one for one in told if one not in granted]:
@@ -228,16 +243,16 @@ class PushService:
             session.push(outgoing.numbered(frame, told.pop(device)))
 
     def knows(self, session: Session, device: str) -> bool:
-        """Whether a connection is sent what comes of this device, or is none that is sent pushes."""
+        """Return whether a connection gets the pushes of this device, or gets no pushes at all."""
         told = self._told.get(session)
         return told is None or device in told
 
     def leave(self, session: Session) -> None:
-        """A connection has ended."""
+        """Forget a connection that has ended."""
         self._told.pop(session, None)
 
     async def tell(self, device: str, n: int, body: bytes) -> None:
-        """Sends a push that was stored to the apps that are connected here."""
+        """Send a stored push to the apps connected to this hub."""
         push = outgoing.read_push(body)
         if self._activity.watchers:
             said = push.frame if isinstance(push, FrameWithFields) else push
@@ -251,7 +266,7 @@ class PushService:
             await self._ledger.trim(stream_of(device), n - KEPT)
 
     def _tell(self, session: Session, device: str, n: int, frame: OutgoingFrame) -> None:
-        """Sends a connection the next push; one that is behind, or slow, reads it from the ledger."""
+        """Send a connection the next push; one that is behind, or slow, gets it from the ledger."""
         told = self._told.get(session)
         if told is None:
             return
@@ -262,7 +277,8 @@ class PushService:
             self._read_on(session, device)
 
     def heads(self) -> dict[str, int]:
-        """The devices that connections here listen to, and how far the one furthest behind has been sent."""
+        """Return the devices that connections here listen to, with the number up to which all of them are
+        served."""
         heads: dict[str, int] = {}
         for told in self._told.values():
             for device, n in told.items():
@@ -270,7 +286,7 @@ class PushService:
         return heads
 
     def refresh(self, device: str) -> None:
-        """Look for new pushes of this device, for every session that listens to it."""
+        """Look for new pushes of this device for every session that listens to it."""
         for session in self._listeners(device):
             self._read_on(session, device)
 
@@ -317,31 +333,31 @@ class PushService:
                 return
             count, size = len(entries), sum(len(entry.body) for entry in entries)
             for entry in entries:
-                if entry.n > told[device]:  # it may have been sent while we read
+                if entry.n > told[device]:  # it may have been sent while the ledger was read
                     told[device] = entry.n
-                    if entry.at >= self._born(device):  # else it is of another device of that name
+                    if entry.at >= self._born(device):  # otherwise it belongs to another device of that name
                         session.push(outgoing.numbered(outgoing.read_push(entry.body), entry.n))
 
     def _may_see(self, session: Session, device: str) -> bool:
-        """Whether a connection may still see what a device pushes: a grant may be taken back while the ledger
-        is read."""
+        """Return whether a connection may still see a device's pushes: a grant may be revoked while the
+        ledger is read."""
         return session in self._listeners(device)
 
     async def stop(self) -> None:
-        """Ends what is being read for connections."""
+        """Stop reading for connections."""
         await self.tasks.stop()
 
 
 def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
-    """The digest of a push that is remembered, so that other content under its id is noticed."""
+    """Return the digest that is remembered of a push, to detect different content under its id."""
     return msgspec.json.encode(blake2b(pack(data, more or {}), digest_size=16).hexdigest())
 
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
-    """When each device last pushed, connected or left (ms); without those never heard of."""
+    """Return when each device last pushed, connected or left (µs), without those that never did."""
     heard: dict[str, int] = {}
     for device in devices:
         extent = await ledger.extent(stream_of(device))
         for entry in await ledger.entries(stream_of(device), extent.last - 1, 1):
-            heard[device] = entry.at // MS
+            heard[device] = entry.at
     return heard

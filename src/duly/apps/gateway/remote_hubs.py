@@ -1,10 +1,11 @@
-"""What a gateway says to the other hubs on its ledger, and asks of them.
+"""The gateway's view of the other hubs on its ledger.
 
-The law: everything is stored in the ledger first, and hinted then. Commands on their way are the matter of
-`duly.apps.gateway.shared_deliveries`, their outcomes that of `duly.apps.gateway.followed_commands`.
+The law: everything is stored in the ledger first, and then hinted to the other hubs.
+`duly.apps.gateway.shared_deliveries` handles commands under way, `duly.apps.gateway.followed_commands` their
+outcomes.
 
-`GatewayRemote` names the verbs. `SingleHub` answers them where this hub has its ledger alone,
-`GatewayRemoteHubs` where it shares it.
+`GatewayRemote` is the interface. `SingleHub` implements it for a hub with a ledger of its own,
+`GatewayRemoteHubs` for hubs that share a ledger.
 """
 
 from __future__ import annotations
@@ -36,37 +37,37 @@ from duly.wire.fields import Fields
 from duly.wire.frames import DEVICE_STATUS
 
 PUSH: Final = "push"
-"""The hint that this device has told something."""
+"""The hint that this device has pushed something."""
 
 
 class GatewayRemote(RemoteHubs, Protocol):
-    """What a gateway says to the other hubs, and asks of them; also where there are none."""
+    """The interface of a gateway to the other hubs; also used where there are none."""
 
     @property
     def hubs(self) -> frozenset[str]:
-        """The hubs that are alive on this ledger, this one among them."""
+        """The live hubs on this ledger, including this one."""
         ...
 
     async def start(self) -> None:
-        """Read what the ledger knows of devices and hubs."""
+        """Read the devices and hubs in the ledger."""
         ...
 
     async def stop(self) -> None:
-        """End what runs in the background, and leave the ledger to the other hubs."""
+        """Stop background work, and leave the ledger to the other hubs."""
         ...
 
     # devices
 
     async def register(self, device: str) -> bool:
-        """Note that a device's session is here; whether no hub held it before."""
+        """Note that a device's session is here; return whether no hub held it before."""
         ...
 
     async def fetch_for(self, device: str) -> None:
-        """Hand everything to the engine that other hubs have stored for a device that is here now."""
+        """Hand the engine everything that other hubs have stored for a device that is here now."""
         ...
 
     async def tell_online(self, device: str, *, new: bool) -> None:
-        """Tell apps that a device is online; `new` is what `register` said."""
+        """Tell apps that a device is online; `new` is the result of `register`."""
         ...
 
     async def unregister(self, device: str) -> None:
@@ -74,33 +75,33 @@ class GatewayRemote(RemoteHubs, Protocol):
         ...
 
     def holds(self, device: str) -> bool:
-        """Whether another hub holds a device, as far as is known here."""
+        """Return whether another hub holds a device, as far as this hub knows."""
         ...
 
     def is_awaited(self, device: str) -> bool:
-        """Whether a device was online when its hub died, and may still come back: apps have not been told
-        that it is gone."""
+        """Return whether a device was online when its hub died and may still reconnect; apps have not been
+        told that it is gone."""
         ...
 
     def has_given_up(self, device: str) -> bool:
-        """Whether a device was online when its hub died and did not come back in time, so that apps were told
-        that it is gone."""
+        """Return whether a device was online when its hub died and did not reconnect in time, so that apps
+        were told that it is gone."""
         ...
 
     def search(self, device: str) -> Awaitable[bool] | None:
-        """Ask the ledger whether a hub holds a device; None where no other hub can."""
+        """Ask the ledger whether a hub holds a device; None where there is no other hub."""
         ...
 
     def is_at_another_hub(self, device: str) -> bool:
-        """Whether another hub than this one holds a device, as far as is known here."""
+        """Return whether another hub holds a device, as far as this hub knows."""
         ...
 
     async def claim(self, device: str) -> bool:
-        """Become the hub that serves a device behind a shared broker; whether this hub is it."""
+        """Claim a device behind a shared broker for this hub; return whether that succeeded."""
         ...
 
     def end_claim(self, device: str) -> None:
-        """The claimed device is connected now, or will not be."""
+        """End a claim, because the device is connected now or will not be."""
         ...
 
     def online_devices(self) -> list[str]:
@@ -110,21 +111,21 @@ class GatewayRemote(RemoteHubs, Protocol):
     # what devices tell
 
     def pushed(self, device: str) -> None:
-        """Hint to the other hubs that a device has told something here."""
+        """Hint to the other hubs that a device has pushed something here."""
         ...
 
     def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
-        """Keep a push of a device that is not held here; False if only this hub can store it."""
+        """Keep a push of a device that is not held here; return False if only this hub can store it."""
         ...
 
     async def take_unstored(self, device: str) -> list[OverheardPush]:
-        """The pushes of a device just claimed that its former hub did not store."""
+        """Return the pushes of a newly claimed device that its former hub did not store."""
         ...
 
     # commands
 
     async def open_deliveries(self) -> list[OpenDelivery]:
-        """What the engine goes on with after a start."""
+        """Return the deliveries that the engine resumes after a start."""
         ...
 
     async def waiting_commands(self) -> Iterable[Message]:
@@ -132,28 +133,28 @@ class GatewayRemote(RemoteHubs, Protocol):
         ...
 
     def handed_over(self, record: Record) -> bool:
-        """Whether another hub may have handed a command to its device."""
+        """Return whether another hub may have handed a command to its device."""
         ...
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
-        """Note that an app was told that its command was taken: it is owed the outcome."""
+        """Note that an app was told that its command is accepted, so that it gets the outcome."""
         ...
 
     def hear_progress(self, show: ShowProgress) -> None:
-        """Have `show` called with the progress of commands whose device is at another hub."""
+        """Call `show` with the progress of commands whose device is at another hub."""
         ...
 
     def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
-        """Pass on how far a device here is with a command."""
+        """Pass on the progress of a device here."""
         ...
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
-        """Hint that a command ended here; the origins here that followed it."""
+        """Hint that a command ended here, and return the origins here that followed it."""
         ...
 
 
 class SingleHub(NoRemoteHubs):
-    """The gateway's remote side where this hub has its ledger alone: every device is here, or offline."""
+    """The gateway's remote side for a hub with a ledger of its own: every device is here or offline."""
 
     def __init__(self, ledger: Ledger, channel: str, local: LocalGateway) -> None:
         self._ledger = ledger
@@ -164,26 +165,26 @@ class SingleHub(NoRemoteHubs):
 
     @property
     def hubs(self) -> frozenset[str]:
-        """This hub."""
+        """This hub alone."""
         return frozenset({self._ledger.worker})
 
     async def start(self) -> None:
-        """Read which devices apps believe to be online."""
+        """Read which devices apps have been told are online."""
         await self._presence.start()
 
     async def stop(self) -> None:
-        """Stop waiting for devices that have not come back."""
+        """Stop waiting for devices to reconnect."""
         await self._presence.stop()
 
     async def register(self, device: str) -> bool:
-        """Do nothing: the session itself says that the device is here."""
+        """Do nothing: the session itself shows that the device is here."""
         return True
 
     async def fetch_for(self, device: str) -> None:
         """Do nothing: the engine has everything."""
 
     async def tell_online(self, device: str, *, new: bool) -> None:
-        """Tell apps that a device is online, unless they believe so already."""
+        """Tell apps that a device is online, unless they know."""
         await self._presence.came(device)
 
     async def unregister(self, device: str) -> None:
@@ -191,27 +192,27 @@ class SingleHub(NoRemoteHubs):
         await self._presence.went(device)
 
     def holds(self, device: str) -> bool:
-        """No other hub holds a device."""
+        """Return False: there is no other hub."""
         return False
 
     def is_awaited(self, device: str) -> bool:
-        """Whether a device was online when this hub last ended, and may still come back."""
+        """Return whether a device was online when this hub last ended and may still reconnect."""
         return self._presence.is_awaited(device)
 
     def has_given_up(self, device: str) -> bool:
-        """Whether a device was online when this hub last ended, and did not come back in time."""
+        """Return whether a device was online when this hub last ended and did not reconnect in time."""
         return self._presence.has_given_up(device)
 
     def search(self, device: str) -> Awaitable[bool] | None:
-        """There is no other hub to find a device at."""
+        """Return None: there is no other hub to ask about."""
         return None
 
     def is_at_another_hub(self, device: str) -> bool:
-        """There is no other hub."""
+        """Return False: there is no other hub."""
         return False
 
     async def claim(self, device: str) -> bool:
-        """Every device is this hub's."""
+        """Succeed: every device is this hub's."""
         return True
 
     def end_claim(self, device: str) -> None:
@@ -225,15 +226,15 @@ class SingleHub(NoRemoteHubs):
         """Do nothing: the gateway tells its own apps."""
 
     def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
-        """Only this hub can store a push."""
+        """Return False: only this hub can store a push."""
         return False
 
     async def take_unstored(self, device: str) -> list[OverheardPush]:
-        """No other hub left a push unstored."""
+        """Return nothing: no other hub left a push unstored."""
         return []
 
     async def open_deliveries(self) -> list[OpenDelivery]:
-        """Everything that is open."""
+        """Return all open deliveries."""
         return await self._ledger.open_deliveries(self._channel)
 
     async def waiting_commands(self) -> Iterable[Message]:
@@ -241,7 +242,7 @@ class SingleHub(NoRemoteHubs):
         return self._local.waiting()
 
     def handed_over(self, record: Record) -> bool:
-        """No other hub hands over commands."""
+        """Return False: no other hub hands over commands."""
         return False
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
@@ -254,7 +255,7 @@ class SingleHub(NoRemoteHubs):
         """Do nothing: every app is here."""
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
-        """Return none: every origin that follows a command is one that the outbox knows."""
+        """Return nothing: the outbox knows every origin that follows a command."""
         return ()
 
 
@@ -281,15 +282,15 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     @property
     def hubs(self) -> frozenset[str]:
-        """The hubs whose heartbeat goes on."""
+        """The hubs with a recent heartbeat."""
         return self.registry.living
 
     async def start(self) -> None:
-        """Show that this hub lives, and see which others do."""
+        """Announce this hub in the ledger, and read which others are alive."""
         await self.registry.refresh()
 
     async def stop(self) -> None:
-        """End what runs in the background, and say that this hub is gone."""
+        """Stop background work, and announce that this hub is gone."""
         await self.tasks.stop()
         with suppress(LedgerError, Stopped):
             await self.registry.leave()
@@ -315,7 +316,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     # ── devices ──────────────────────────────────────────────────────────────────────────────────
 
     async def register(self, device: str) -> bool:
-        """Note in the ledger that a device's session is here; whether no hub held it before."""
+        """Store that a device's session is here; return whether no hub held it before."""
         return await self.registry.register(device)
 
     async def tell_online(self, device: str, *, new: bool) -> None:
@@ -329,11 +330,11 @@ class GatewayRemoteHubs(PolledRemoteHubs):
             await self._local.pushes.store(device, DEVICE_STATUS, OFFLINE)
 
     def holds(self, device: str) -> bool:
-        """Whether a hub that lives holds a device, as far as is known here."""
+        """Return whether a live hub holds a device, as far as this hub knows."""
         return self.registry.is_held(device)
 
     def is_awaited(self, device: str) -> bool:
-        """The registry says of a dead hub's devices that it holds them, until they are given up."""
+        """Return False: the registry lists a dead hub's devices as held until they are given up."""
         return False
 
     def has_given_up(self, device: str) -> bool:
@@ -341,15 +342,15 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return device in self._given_up
 
     def search(self, device: str) -> Awaitable[bool] | None:
-        """Ask the ledger whether a hub that lives holds a device."""
+        """Ask the ledger whether a live hub holds a device."""
         return self.registry.look_up(device)
 
     def is_at_another_hub(self, device: str) -> bool:
-        """Whether another hub that lives holds a device."""
+        """Return whether another live hub holds a device."""
         return self.registry.is_at_another(device)
 
     async def claim(self, device: str) -> bool:
-        """Become the hub that serves a device behind a shared broker, unless a living hub is it."""
+        """Claim a device behind a shared broker, unless a live hub has it."""
         return await self.registry.claim(device)
 
     def end_claim(self, device: str) -> None:
@@ -357,7 +358,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self.registry.end_claim(device)
 
     def online_devices(self) -> list[str]:
-        """The devices that hubs that live hold, by name."""
+        """The devices held by live hubs, by name."""
         return self.registry.held_devices()
 
     async def _learn_moves(self, devices: Collection[str]) -> None:
@@ -370,7 +371,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
     async def open_deliveries(self) -> list[OpenDelivery]:
-        """What is for devices here, and what this hub holds."""
+        """Return the deliveries to devices here, and those that this hub holds."""
         return await self._deliveries.ours()
 
     async def waiting_commands(self) -> Iterable[Message]:
@@ -379,37 +380,38 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return [item.message for item in open_ if not item.delivery.attempt]
 
     def handed_over(self, record: Record) -> bool:
-        """Whether a command's device may have it from another hub."""
+        """Return whether another hub may have handed a command to its device."""
         return record.state is not State.ACCEPTED
 
     async def fetch_for(self, device: str) -> None:
-        """Find everything that is on its way to a device here, and how far its lanes have come."""
+        """Find everything that is under way to a device here, and the positions of its lanes."""
         await self._deliveries.fetch_for(device)
 
     # ── outcomes ─────────────────────────────────────────────────────────────────────────────────
 
     def follow(self, message: Message, verdict: Verdict, origin: Origin) -> None:
-        """Note that an app was told that its command was taken, or is under way: it is owed the outcome."""
+        """Note that an app was told that its command is accepted or under way, so that it gets the
+        outcome."""
         if self._followed.follow(message, verdict, origin) and verdict.kind is VerdictKind.FRESH:
             self._deliveries.hint(message)
 
     def hear_progress(self, show: ShowProgress) -> None:
-        """Have `show` called with the progress that comes with hints."""
+        """Call `show` with the progress that arrives in hints."""
         self._progress.show = show
 
     def progressed(self, key: bytes, device: str, progress: Raw, more: Fields) -> None:
-        """Pass on how far a device here is, with the hint itself, if there is another hub."""
+        """Pass on the progress of a device here within a hint, if there is another hub."""
         if len(self.registry.living) > 1:
             self._progress.hint(key, device, progress, more)
 
     def ended(self, key: bytes, state: State) -> Sequence[Origin]:
-        """Hint to the other hubs that a command ended here; the origins here that followed it."""
+        """Hint to the other hubs that a command ended here, and return the origins here that followed it."""
         return self._followed.ended(key, state)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     def pushed(self, device: str) -> None:
-        """Hint that a device has told something here: other hubs have apps that listen to it."""
+        """Hint that a device has pushed something here: other hubs have apps that listen to it."""
         self._notifier.hint(PUSH, device)
 
     async def _learn_pushes(self, devices: Collection[str]) -> None:
@@ -423,5 +425,5 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return True
 
     async def take_unstored(self, device: str) -> list[OverheardPush]:
-        """The pushes of a device just claimed that its former hub did not store."""
+        """Return the pushes of a newly claimed device that its former hub did not store."""
         return await self._overheard.take_unstored(device)

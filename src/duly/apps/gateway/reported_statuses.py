@@ -1,7 +1,7 @@
-"""What MQTT devices and nodes last reported of themselves: version, battery, signal.
+"""The last status reports of MQTT devices and nodes: version, battery, signal.
 
-It is kept in memory as it came, for the accounts that there are, and decoded when it is shown: a report costs
-next to nothing. After a restart the broker sends the retained reports again.
+Reports of existing accounts are kept in memory undecoded, and decoded when they are shown, so that a report
+costs next to nothing. After a restart the broker sends the retained reports again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from duly.runtime.clock import Clock
 from duly.wire import fd
 
 LONGEST: Final = 8 * 1024
-"""Bytes of a report that is remembered."""
+"""The longest report that is remembered, in bytes."""
 
 
 class ReportedStatuses:
@@ -25,12 +25,12 @@ class ReportedStatuses:
         self._reports: dict[str, tuple[bytes, int, bool]] = {}
 
     def note(self, name: str, payload: bytes, old: bool) -> None:
-        """Remember a report; `old` if the broker had kept it, so that its time is not known."""
+        """Remember a report; `old` if the broker had retained it, so that its time is not known."""
         if len(payload) <= LONGEST:
             self._reports[name] = (payload, self._clock.now(), old)
 
     def of(self, name: str) -> dict[str, object]:
-        """What an account last reported, with the time in milliseconds; empty if that is nothing."""
+        """Return the last report of an account with its time in milliseconds; empty if there is none."""
         found = self._reports.get(name)
         if found is None:
             return {}

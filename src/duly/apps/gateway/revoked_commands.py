@@ -1,8 +1,9 @@
-"""Ends commands that lost their permission, or whose sender or device is another account by now.
+"""Ends commands whose permission was revoked, or whose sender or device was removed and replaced.
 
-The laws. A command that waits is cancelled. One that was handed over ends as `unknown`: it may have taken
-effect, and an answer that its device still gives settles it. A name that was removed and given again is
-another account: nothing that was under way for the account before goes on, whatever the new one may do.
+The laws. A waiting command is cancelled. A command that was handed over ends as `unknown`: it may have taken
+effect, and a late answer of its device settles it. An account that was removed and created again is a
+different account: nothing that was under way for the old one continues, whatever the new one is allowed to
+do.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger
 
 SETTLE_SECONDS: Final = 2.0
-"""How long the engine is given at most to tell what it has stored before a permission was taken back."""
+"""The longest time that the engine gets to report what it stored before a permission was revoked."""
 
 
 class RevokedCommands:
-    """The commands of one gateway that must not go on."""
+    """Ends the commands of one gateway that must not continue."""
 
     def __init__(
         self,
@@ -45,7 +46,7 @@ class RevokedCommands:
         self._remote = remote
 
     async def settle(self) -> None:
-        """Wait until what was stored before this call is told: only then is it seen as under way."""
+        """Wait until everything stored before this call is reported; only then is it seen as under way."""
         told = asyncio.Event()
         await self._engine.put(CancelMessages((), ""), told.set)
         with suppress(TimeoutError):
@@ -53,12 +54,12 @@ class RevokedCommands:
                 await told.wait()
 
     async def end(self) -> None:
-        """End what must not go on: what waits at any hub, and what was handed over here."""
+        """End the commands that must not continue: those waiting at any hub, and those handed over here."""
         waiting = await self._remote.waiting_commands()
         await self._end([*waiting, *self._under_way("")])
 
     async def end_predecessors(self, device: str) -> None:
-        """End what is left here for an earlier account of a device's name."""
+        """End commands that are left here for an earlier account of a device's name."""
         if self._accounts.freed_at(device):
             waiting = [one for one in self._inbox.waiting() if one.recipient == device]
             await self._end([*waiting, *self._under_way(device)])
@@ -73,7 +74,7 @@ class RevokedCommands:
                 await self._engine.put(CancelMessages((message,), reason, started=True))
 
     async def _stranger(self, message: Message) -> str | None:
-        """Why a command is not that of the accounts that have its names now; None if it is."""
+        """Return why a command does not belong to the present accounts of its names, or None."""
         names = [name for name in (message.scope, message.recipient) if self._accounts.freed_at(name)]
         record = await self._ledger.find(message.key) if names else None
         for name in names:

@@ -1,15 +1,15 @@
 """The gateway passes commands from apps to devices, with two acknowledgements.
 
-The laws. `server_ack` goes out after the command is committed, the device's `ack` is passed on after the
-end is. A repeat gets code 5, the state, and the stored `ack` if there is one. A device that never answers
-ends as `unknown`, and a late answer settles it and is passed on. An offline device refuses (code 1, the id
-is not burned) unless the command may wait (`queue`). Who sends is who has authenticated, whatever a frame
-says.
+The laws. The hub sends `server_ack` after the command is committed, and passes on the device's `ack` after
+the end is committed. A repeat gets code 5, the state, and the stored `ack` if there is one. A command that
+the device never answers ends as `unknown`; a late answer settles it and is passed on. A command to an offline
+device is refused (code 1, its id stays free) unless the command may wait (`queue`). The sender of a frame is
+the authenticated account, whatever the frame says.
 
-Everything durable is done by the core: `Inbox`, `Engine`, streams. Here is what a frame means. Which sessions
-are open is `sessions`; whether a command is taken, `admission`; what apps and devices are told of it,
-`command_effects`; what a device answers, `device_answers`; what other hubs have to do with it, `remote_hubs`.
-A session is anything that frames can be pushed to: a WebSocket, an HTTP request that waits, an MQTT node.
+The core (`Inbox`, `Engine`, streams) does everything durable; the gateway interprets frames. `sessions` holds
+the open sessions, `admission` decides whether a command is accepted, `command_effects` sends to apps and
+devices, `device_answers` handles the devices' answers, and `remote_hubs` works with the other hubs. A session
+is anything that frames can be pushed to: a WebSocket, an HTTP request that waits, an MQTT node.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from duly.wire.outgoing import WelcomeFrame
 from duly.wire.session import Session
 
 SLOW_SECONDS: Final = 1.0
-"""How long a sender that is over its quota is kept waiting for an answer at most."""
+"""The longest time, in seconds, that a sender over its quota waits for an answer."""
 _DEVICE: Final = Role.DEVICE  # reading a member from its class takes nine times as long
 REPLACED: Final = "replaced by a newer connection of the same device"
 
@@ -79,7 +79,7 @@ class GatewayService:
 
     roles = frozenset({Role.APP, Role.DEVICE, Role.ADMIN})
     open = True
-    """other types than the documented ones are taken, too: from an app a command, from a device a push"""
+    """frames of undocumented types are accepted as well: from an app as a command, from a device as a push"""
 
     def __init__(
         self,
@@ -142,18 +142,18 @@ class GatewayService:
 
     @property
     def prompt(self) -> frozenset[str]:
-        """The types whose frames are not made to wait behind others."""
+        """The types whose frames do not wait behind others."""
         return self.policy.commands
 
     async def start(self) -> None:
-        """Go on with what the ledger has under way, and cancel what is no longer allowed."""
+        """Continue the commands under way in the ledger, and cancel those that are no longer allowed."""
         await self.remote.start()
         await self.engine.start()
         self._trail.resume(self._inbox.waiting())
         await self._revoked.end()
 
     async def stop(self) -> None:
-        """Stop the engine, then what tells others of its work."""
+        """Stop the engine, then the parts that report its work."""
         await self.engine.stop()
         await self.remote.stop()
         await self.pushes.stop()
@@ -169,8 +169,8 @@ class GatewayService:
         *,
         heard: bool = True,
     ) -> None:
-        """Welcome an app or a device that has authenticated, and tell it what it missed. A device that was
-        not `heard` is known only by what a broker has kept of it."""
+        """Welcome an app or a device that has authenticated, and send what it missed. With `heard` off, only
+        a retained message at the broker says that the device is online."""
         if who.role is Role.DEVICE:
             if heard:
                 self.devices.heard(who.name)
@@ -188,10 +188,10 @@ class GatewayService:
                 await self.remote.fetch_for(who.name)
             except LedgerError:
                 if devices.get(who.name) is session:
-                    del devices[who.name]  # it was never reachable here
+                    del devices[who.name]  # the device was never reachable here
                 raise
             if devices.get(who.name) is not session:
-                return  # it has left meanwhile, or come again
+                return  # the device has left meanwhile, or reconnected
             await self._revoked.end_predecessors(who.name)
             await self.engine.put(Reachable(who.name))
             if devices.get(who.name) is not session:
@@ -206,24 +206,24 @@ class GatewayService:
         self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
 
     async def disconnected(self, session: Session, who: Principal) -> None:
-        """Forget a session that has ended."""
+        """Remove a session that has ended."""
         self.pushes.leave(session)
         self.sessions.remove_app(who.name, session)
         if self.sessions.devices.get(who.name) is session:
             del self.sessions.devices[who.name]
             await self.engine.put(Unreachable(who.name))
-            if who.name in self.sessions.devices:  # it has come again meanwhile, and is registered
+            if who.name in self.sessions.devices:  # the device has reconnected meanwhile, and is registered
                 await self.engine.put(Reachable(who.name))
             else:
                 await self.remote.unregister(who.name)
 
     def dismiss(self, name: str) -> None:
-        """Close the sessions of this name: its token is no longer valid."""
+        """Close the sessions of this account: its token is no longer valid."""
         for session in self.sessions.of(name):
             session.close("your token is no longer valid")
 
     def online(self, device: str) -> bool:
-        """Whether a device is connected, here or, as far as is known, to another hub."""
+        """Return whether a device is connected to this hub or, as far as this hub knows, to another."""
         return device in self.sessions.devices or self.remote.holds(device)
 
     def _believed_online(self, device: str) -> bool:
@@ -237,11 +237,11 @@ class GatewayService:
 
     @property
     def refused_waiting(self) -> int:
-        """How many commands were refused since too many waited."""
+        """The number of commands that were refused because too many waited."""
         return self._admission.refused_waiting
 
     def presence(self) -> list[str]:
-        """The devices that are connected, here or to another hub."""
+        """Return the devices that are connected to this hub or to another."""
         return self.remote.online_devices()
 
     def _welcome(
@@ -252,7 +252,7 @@ class GatewayService:
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
     def receive(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Take a frame of an authenticated app or device. Of what devices tell, only a push with a `seq_id`
+        """Take a frame of an authenticated app or device. Of a device's frames, only a push with a `seq_id`
         gets a `server_ack`."""
         kind = frame.type
         if who.role is _DEVICE:
@@ -268,7 +268,7 @@ class GatewayService:
         return self._submit(session, who, frame)
 
     def refused(self, who: Principal, seq_id: str) -> None:
-        """Note that a frame was refused before it became a command: its number leaves no gap."""
+        """Record that a frame was refused before it became a command, so that its number leaves no gap."""
         with suppress(DulyError):
             made, n, _, _ = parts_of(seq_id)
             if n is not None and made and who.role is not Role.DEVICE:
@@ -289,7 +289,7 @@ class GatewayService:
         return self._admit(session, who, frame, message)
 
     async def _asked(self, session: Session, who: Principal, frame: Frame) -> bool:
-        """Answer an app that asks how a command of its own ended."""
+        """Answer an app that asks for the outcome of one of its commands."""
         if frame.seq_id is None:
             raise Malformed("which command? its seq_id is missing")
         key = key_of(who.name, frame.seq_id)
@@ -301,13 +301,15 @@ class GatewayService:
     async def _take_repeat(
         self, session: Session, who: Principal, frame: Frame, message: Message, refusal: RateLimited
     ) -> bool:
-        """Take a command beyond its sender's limit if it is a repeat, which is answered and nothing more."""
+        """Take a command beyond its sender's limit if it is a repeat, which only gets an answer; otherwise
+        raise the refusal."""
         if not await self._repeats.is_repeat(who.name, message.id):
             raise self._limit.refuse(who.name, refusal)
         return await self._find_grant(session, who, frame, message)
 
     async def _find_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
-        """Look for a grant that another hub may have made a moment ago."""
+        """Look up a grant that another hub may have made a moment ago, and take the command if there is
+        one."""
         if not await self._accounts.find_grant(who, message.recipient):
             raise not_granted(who.name, message.recipient)
         said = self._admit(session, who, frame, message)
@@ -336,13 +338,14 @@ class GatewayService:
         return True
 
     async def _take_after(self, search: Awaitable[bool], event: Arrived) -> bool:
-        """Take a command in once it is known whether another hub holds its device."""
+        """Take a command once it is known whether its device is at another hub."""
         await search
         await self.engine.put(event)
         return True
 
     async def _take_slowly(self, event: Arrived) -> bool:
-        """Take a command of which too much waits: its sender hears no faster than the refusal is stored."""
+        """Take a command while the backlog is full; return only when the refusal is stored, or after
+        `SLOW_SECONDS`, so that its sender is slowed down."""
         stored = asyncio.Event()
         await self.engine.put(event, stored.set)
         with suppress(TimeoutError):
@@ -359,15 +362,15 @@ class GatewayService:
         return True
 
     async def learn_senders(self, messages: Sequence[Message]) -> None:
-        """Look up the senders and grants of commands of other hubs, as far as they are not known here."""
+        """Look up the senders and grants of other hubs' commands that this hub does not know yet."""
         allows = self._accounts.allows
         places = {(one.scope, one.recipient) for one in messages if not allows(one.scope, one.recipient)}
         for sender, device in places:
             await self._accounts.find_permission(sender, device)
 
     async def review(self) -> None:
-        """Accounts or grants have changed. End commands that are no longer allowed, and tell apps that are
-        connected of devices that are theirs no longer, or were granted meanwhile."""
+        """Apply changed accounts and grants: end commands that are no longer allowed, and inform connected
+        apps of devices that they lost or were granted."""
         await self._revoked.settle()
         await self._revoked.end()
         for app, sessions in self.sessions.apps.items():
@@ -382,13 +385,13 @@ class GatewayService:
         return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=ours)
 
     def performers(self) -> Performers:
-        """What performs the effects of each type."""
+        """The functions that perform the engine's effects, by type."""
         effects = self._effects
         return {Reply: effects.reply, Transmit: effects.transmit, ReportOutcome: effects.report}
 
     async def cancel(self, message: Message, reason: str) -> bool:
-        """Cancel a command that waits, at any hub; returns whether it did. One that was handed over goes
-        on."""
+        """Cancel a command that waits at any hub; return whether it was cancelled. A command that was handed
+        over goes on."""
         if all(waiting.key != message.key for waiting in await self.remote.waiting_commands()):
             return False
         await self.engine.put(CancelMessages((message,), reason))
@@ -405,7 +408,7 @@ class GatewayService:
         return self._ledger.clock
 
     def note_delivered(self, key: bytes) -> None:
-        """Note in the trail that a device says it has a command."""
+        """Record in the trail that a device has acknowledged a command."""
         self._trail.note(key, "delivered")
 
     @property
@@ -428,7 +431,8 @@ class GatewayService:
         return self._inbox.waiting()
 
     def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
-        """Tell apps here how a command has ended, and by what `how`: at another hub, or by hand."""
+        """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
+        or by hand."""
         self._effects.tell_end(record, origins, how)
 
     async def replaced(self, device: str) -> None:
@@ -440,12 +444,12 @@ class GatewayService:
             self._takeovers.note(device)
 
     def conflicts(self) -> list[str]:
-        """A sentence about each device whose token two clients use at the same time."""
+        """Return a sentence about each device whose token two clients use at the same time."""
         return self._takeovers.conflicts()
 
 
 def _own_patience(message: Message) -> int:
-    """How long a device may take for a command that says so itself; 0 for one that does not."""
+    """Return the time limit that a command sets for its device; 0 if it sets none."""
     body = message.body
     return timeout_in(body) * MS if body[:1] == MORE else 0
 
@@ -453,7 +457,7 @@ def _own_patience(message: Message) -> int:
 def _inbox_of(
     policy: GatewayPolicy, ledger: Ledger, accounts: Accounts, admission: CommandAdmission, *, shared: bool
 ) -> Inbox:
-    """The inbox of the commands: it orders them, hands them to devices and repeats them."""
+    """Return the inbox of the commands, which orders them, hands them to devices and repeats them."""
     control = policy.control
     return Inbox(
         OutboxPolicy("device", control.resend, patience=control.patience, quiet=True),

@@ -18,11 +18,11 @@ class GatewaySessions:
         self.apps: dict[str, list[Session]] = {}
 
     def add_app(self, name: str, session: Session) -> None:
-        """An app has connected."""
+        """Add the session of an app."""
         self.apps.setdefault(name, []).append(session)
 
     def remove_app(self, name: str, session: Session) -> None:
-        """A session has ended; it may be none of an app."""
+        """Remove a session, whether or not it is an app's."""
         sessions = self.apps.get(name, [])
         if session in sessions:
             sessions.remove(session)
@@ -30,17 +30,17 @@ class GatewaySessions:
                 del self.apps[name]
 
     def of(self, name: str) -> list[Session]:
-        """All sessions of an app or a device."""
+        """Return all sessions of an app or a device."""
         device = self.devices.get(name)
         return [*self.apps.get(name, ()), *([] if device is None else [device])]
 
     def listeners(self, device: str) -> list[Session]:
-        """The sessions of the apps that may hear a device."""
+        """Return the sessions of the apps that may see a device."""
         apps = self._accounts.apps_of(device)
         return [session for app in sorted(apps) for session in self.apps.get(app, ())]
 
     def grants(self) -> list[tuple[Session, str]]:
-        """The sessions of apps, each with every device that it may hear."""
+        """Yield each app session with every device that it may see."""
         return [
             (session, device)
             for app, sessions in self.apps.items()

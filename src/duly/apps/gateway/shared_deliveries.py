@@ -1,8 +1,8 @@
-"""The deliveries on a ledger that several hubs share: which of them are this hub's to go on with.
+"""Deliveries on a ledger that several hubs share: which of them this hub continues.
 
-The laws. A command for a device at another hub is stored, and that hub gets a hint; what another hub has
-stored for a device here is found in the ledger. What a dead hub held is taken over: attempts are fenced, and
-devices know what they have done.
+The laws. A command for a device at another hub is stored, and that hub gets a hint; commands that another hub
+has stored for a device here are found in the ledger. The deliveries of a dead hub are taken over: attempts
+are fenced, and devices recognise commands that they have carried out.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from duly.storage.ledger import Ledger
 TO: Final = "to"
 """The hint that a command was stored for this device."""
 SLACK: Final = 2 * SECOND
-"""How long after its expiry a command that waits is left to the hub that knows it."""
+"""How long after its expiry a waiting command is left to the hub that has it."""
 
 
 class SharedDeliveries:
-    """The deliveries of one channel, as one of its hubs sees them."""
+    """The deliveries of one channel as seen by one of its hubs."""
 
     def __init__(
         self,
@@ -50,17 +50,17 @@ class SharedDeliveries:
         self._local = local
         self._traces = SharedTraces(notifier, local)
         self._fetching: Counter[str] = Counter()
-        """devices that have just connected, and whose commands are being read"""
+        """devices that have just connected and whose commands are being read"""
         self._hinted: CoalescedTask[str] = CoalescedTask(self._fetch, tasks)
         notifier.listen(TO, self._heard)
 
     async def ours(self) -> list[OpenDelivery]:
-        """What is for devices here, and what this hub holds."""
+        """Return the deliveries to devices here, and those that this hub holds."""
         others = self._registry.living - {self._registry.me}
         return await self._strays(list(self._local.sessions.devices), "-", others)
 
     async def fetch_for(self, device: str) -> None:
-        """Find everything that is on its way to a device here, and how far its lanes have come."""
+        """Find everything that is under way to a device here, and the positions of its lanes."""
         self._fetching[device] += 1
         try:
             marks = await self._ledger.marks(f"[{msgspec.json.encode(device).decode()},")
@@ -73,12 +73,12 @@ class SharedDeliveries:
                 del self._fetching[device]
 
     async def take_over(self, devices: Collection[str]) -> None:
-        """Find what other hubs have left: for these devices, or because they are dead.
+        """Find the deliveries that other hubs have left: for these devices, or because those hubs are dead.
 
-        Two things are left alone, since their devices would be sent a command once more than needed. What a
-        living hub has under way is not taken back from it if the device has moved there since the registry
-        was read. What is under way to a device that has just connected is fetched for it already, and sent
-        when it is reachable.
+        Two kinds are left alone, since their devices would get a command more often than needed. A delivery
+        that a live hub has under way is not taken from it if the device has moved there since the registry
+        was read. A delivery to a device that has just connected is already being fetched, and is sent when
+        the device is reachable.
         """
         living = self._registry.living
         found = await self._strays(devices, self._registry.me, living)
@@ -94,21 +94,21 @@ class SharedDeliveries:
             await self._hand_over(ready)
 
     async def check_holder(self, device: str) -> bool:
-        """Ask the ledger whether a device is still here; the session of one that has moved is closed."""
+        """Ask the ledger whether a device is still here, and close its session if it has moved."""
         if device in self._local.sessions.devices and await self._registry.confirm(device):
             return True
         await self._local.replaced(device)
         return False
 
     def hint(self, message: Message) -> None:
-        """Tell the hub of a device that a command was stored for it, unless the device is here."""
+        """Hint to the hub of a device that a command was stored for it, unless the device is here."""
         if message.recipient not in self._local.sessions.devices:
             if self._local.traces.open:
                 self._traces.hint(message)
             self._notifier.hint(TO, message.recipient)
 
     async def _fetch(self, devices: Collection[str]) -> None:
-        """Find what was just stored for these devices: only that, since it happens all the time."""
+        """Find what was just stored for these devices, and nothing else, since this happens all the time."""
         found = await self._ledger.booked(self._channel, devices)
         if found:
             self._traces.resume(found)
@@ -117,14 +117,14 @@ class SharedDeliveries:
     async def _hand_over(
         self, found: Sequence[OpenDelivery], marks: Mapping[str, tuple[int, int]] | None = None
     ) -> None:
-        """Give deliveries to the engine, after their senders are known here: permission is judged again
-        before a command is sent, and another hub may have made the account or the grant a moment ago."""
+        """Give deliveries to the engine once their senders are known here: permission is checked again before
+        a command is sent, and another hub may have just created the account or the grant."""
         await self._local.learn_senders([item.message for item in found])
         await self._local.engine.put(DeliveriesFound(tuple(found), marks or {}))
 
     async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:
-        """Find what is for these devices, and what hubs that do not live have left. A hub that is not known
-        here may have begun a moment ago: it keeps what it has."""
+        """Find deliveries to these devices, and those that dead hubs have left. An unknown hub may have just
+        started, so it keeps what it has."""
         over = self._ledger.clock.now() - SLACK
         found = await self._ledger.strays(self._channel, here=devices, worker=me, living=living, now=over)
         strangers = {item.delivery.worker for item in found} - {*living, self._registry.me, ""}

@@ -1,8 +1,8 @@
-"""The progress of commands whose app is at another hub than their device.
+"""The progress of commands whose app and device are at different hubs.
 
-The law: progress is kept nowhere. It travels with the hint itself, as typing does in chat, and is lost with
-it; the end of a command is in the ledger and is told without it. What is too long for a hint is left out, and
-the app hears only that the device is at work.
+The law: progress is not stored. It travels within the hint, as typing does in chat, and is lost with it; the
+outcome of a command is in the ledger and does not depend on it. Progress that is too long for a hint is left
+out, and the app learns only that the device is working.
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from duly.errors import Malformed
 from duly.wire.fields import NOTHING, Fields
 
 PROGRESS: Final = "progress"
-"""The hint that carries how far a device is with a command: [scope, id, device, [progress] or [],
-fields]."""
+"""The hint with the progress of a command: [scope, id, device, [progress] or [], fields]."""
 PASSING_BYTES: Final = 3_000
-"""What fits into a hint, with every character escaped."""
+"""The bytes that fit into a hint, with every character escaped."""
 
 ShowProgress: TypeAlias = Callable[[bytes, str, msgspec.Raw, Fields], None]
 """(key of the command, device, progress, its own fields)"""
@@ -39,11 +38,11 @@ class SharedProgress:
         self._notifier = notifier
         self._sessions = sessions
         self.show: ShowProgress = _show_nothing
-        """tells the apps here"""
+        """reports progress to the apps here"""
         notifier.listen(PROGRESS, self._heard)
 
     def hint(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
-        """Pass on to the other hubs how far a device here is with a command."""
+        """Pass the progress of a device here on to the other hubs."""
         scope, id_ = names_in(key)
         what = _encode((scope, id_, device, [progress] if bytes(progress) else [], more))
         if len(what) > PASSING_BYTES:
@@ -58,4 +57,4 @@ class SharedProgress:
 
 
 def _show_nothing(key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> None:
-    """The hub has not started yet."""
+    """Do nothing: the hub has not started yet."""

@@ -1,6 +1,6 @@
-"""Notices two clients that use the token of one device, and disconnect each other in turns.
+"""Detects two clients that use the token of one device and keep disconnecting each other.
 
-The law: one newer connection is normal; several in a row are recorded, and named until they have stopped.
+The law: one newer connection is normal; several in a row are recorded, and reported until they stop.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from duly.runtime.tasks import Supervisor
 
 
 class SharedTokens:
-    """The connections of devices that were closed for newer ones."""
+    """The device connections that were closed in favour of newer ones."""
 
     def __init__(self, activity: ActivityLog, tasks: Supervisor) -> None:
         self._takeovers = Takeovers()
         self._refusals = RefusalTally(activity, tasks)
 
     def note(self, device: str) -> None:
-        """Count that a connection of a device was closed for a newer one; several in a row are recorded."""
+        """Count that a device's connection was closed in favour of a newer one; several in a row are
+        recorded."""
         reason = (
             f"two clients use the token of {device}, and each disconnects the other; "
             f"give each an account of its own"
@@ -33,10 +34,10 @@ class SharedTokens:
             self._refusals.note(device, "websocket connect", WORD, reason)
 
     def conflicts(self) -> list[str]:
-        """A sentence about each device whose token two clients use at the same time."""
+        """Return a sentence about each device whose token two clients use at the same time."""
         return self._takeovers.conflicts(seconds(asyncio.get_running_loop().time()))
 
     async def stop(self) -> None:
         """Store what is not recorded yet."""
-        with suppress(DulyError):  # a ledger that is away
+        with suppress(DulyError):  # the ledger is unreachable
             await self._refusals.stop()

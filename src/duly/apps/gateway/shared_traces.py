@@ -1,8 +1,8 @@
-"""The traces of commands that one hub accepts and another hands over.
+"""The traces of commands that one hub accepts and another one hands over.
 
-The law: a trace is passed on beside its command and decides nothing. One that is lost costs the spans of the
-other hub, never a command. It goes with the hint that the command was stored; for a command that has waited,
-or that a dead hub has left, it is read where its hub has kept it in the ledger.
+The law: a trace accompanies its command and decides nothing. A lost trace costs the spans of the other hub,
+never a command. It travels with the hint that the command was stored; for a command that has waited, or that
+a dead hub has left, it is read from the ledger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from duly.core.operations import OpenDelivery
 from duly.errors import Malformed
 
 TRACE: Final = "trace"
-"""The hint of which trace a command is part of: traceparent/device/scope/id."""
+"""The hint with the trace of a command: traceparent/device/scope/id."""
 
 
 class SharedTraces:
@@ -30,19 +30,19 @@ class SharedTraces:
         notifier.listen(TRACE, self._heard)
 
     def hint(self, message: Message) -> None:
-        """Tell the hub of a device which trace the command is part of that was stored for it."""
+        """Tell the hub of a device the trace of the command that was stored for it."""
         trace = self._local.traces.handed_on(message.key)
         if trace:
             self._notifier.hint(TRACE, f"{trace}/{message.recipient}/{message.scope}/{message.id}")
 
     def resume(self, found: Sequence[OpenDelivery]) -> None:
-        """Go on with the traces that came with hints."""
+        """Continue the traces that came with hints."""
         traces = self._local.traces
         for item in found if traces.hinted else ():
             traces.resume_hinted(item.message)
 
     async def resume_kept(self, found: Sequence[OpenDelivery]) -> None:
-        """Go on with the traces that hubs have kept in the ledger."""
+        """Continue the traces that hubs have stored in the ledger."""
         self.resume(found)
         if found:
             await self._local.kept_traces.resume([item.message for item in found])

@@ -1,10 +1,10 @@
 """Access to the dashboard: one-time links, passwords and sessions.
 
 A link holds a random token, is valid for a short time and opens one session. A session is a random token in a
-cookie. Of both only the SHA-256 is stored, as items of the ledger: a session that one hub has opened holds at
-every hub on the ledger, and ends at all of them at once when its item is dropped. A session ends after
-`SESSION_LASTS` without use. A password is checked as those of people are: argon2id in a thread, and every try
-is counted first by the login guard.
+cookie. Only their SHA-256 is stored, as items of the ledger: a session that one hub has opened is valid at
+every hub on the ledger, and ends at all of them when its item is dropped. A session ends after
+`SESSION_LASTS` without use. A password is checked like those of chat users: with argon2id in a thread, after
+the login guard has counted the try.
 
 The token of the page against requests of other sites (CSRF) is derived from the session's token, so that it
 needs no storage and is void with the session.
@@ -40,9 +40,9 @@ USERS: Final = "dashboard-users"
 LINK_LASTS: Final = 15 * MINUTE
 SESSION_LASTS: Final = 12 * HOUR
 RENEW: Final = HOUR
-"""A session is prolonged when it was used and this much of its time has passed."""
+"""A session is prolonged when it is used and this much of its time has passed."""
 SESSIONS_MOST: Final = 1_000
-"""Sessions that are valid at the same time; the one that ends first makes room."""
+"""The most valid sessions; beyond that the one that ends first is dropped."""
 LOCAL: Final = "local"
 """The name of the user who may read the data folder."""
 
@@ -98,7 +98,7 @@ class DashboardAccess:
     # ── links ────────────────────────────────────────────────────────────────────────────────────
 
     async def make_link(self, name: str = LOCAL, role: DashboardRole = DashboardRole.ADMIN) -> str:
-        """Make a one-time link; returns its token, which cannot be shown again."""
+        """Create a one-time link; returns its token, which cannot be shown again."""
         if name != LOCAL:
             check_name(name)
         now = self._ledger.clock.now()
@@ -129,7 +129,7 @@ class DashboardAccess:
     # ── passwords ────────────────────────────────────────────────────────────────────────────────
 
     async def set_password(self, name: str, password: str, role: DashboardRole) -> None:
-        """Make a user of the dashboard, or give one another password and role; all sessions of that name
+        """Create a user of the dashboard, or change the password and role of one; all sessions of that name
         end."""
         check_name(name)
         check_password(password)
@@ -197,7 +197,7 @@ class DashboardAccess:
             await self._ledger.write(*(DropItem(SESSIONS, key) for key in over))
 
     async def visitor(self, token: str) -> DashboardVisitor | None:
-        """The visitor that this session belongs to; None if it is not valid (any more)."""
+        """Return the visitor of this session, or None if it is not valid."""
         if not token or len(token) > 100:
             return None
         key = _digest(token)
@@ -238,7 +238,7 @@ class DashboardAccess:
 
 
 def csrf_token(token: str) -> str:
-    """The token that every writing request of a session must carry in its head."""
+    """Return the token that every writing request of a session must carry in its headers."""
     return hmac.new(token.encode(errors="surrogatepass"), b"duly dashboard csrf", sha256).hexdigest()
 
 

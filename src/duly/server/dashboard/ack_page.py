@@ -1,8 +1,8 @@
 """The page behind the link of a notification: it shows the alert, and a button that acknowledges it.
 
-The link itself is the proof of who asks, so the page needs no session, no cookie and no script. Opening it
-changes nothing, since mail programs open links to look at them; only the button does. The name that is stored
-is the recipient that the link was made for.
+The link itself authenticates the caller, so the page needs no session, cookie or script. Opening it changes
+nothing, since mail programs open links for previews; only the button does. The stored name is the recipient
+that the link was made for.
 """
 
 from __future__ import annotations
@@ -37,9 +37,8 @@ _ENGLISH: Final = {
     "recipient": "Sent to",
     "ack": "Acknowledge",
     "done": "Acknowledged. Thank you.",
-    "again": "This alert was acknowledged already.",
+    "again": "This alert was acknowledged already (by {by}).",
     "over": "This alert is over; nothing is left to do.",
-    "by": "by",
     "hint": "Acknowledging tells everyone concerned that you take care of it, and stops further escalation.",
     "sorry": "This did not work",
 }
@@ -53,9 +52,8 @@ _CHINESE: Final = {
     "recipient": "发送给",
     "ack": "确认",
     "done": "已确认，谢谢。",
-    "again": "这条告警此前已经确认过。",
+    "again": "这条告警此前已经确认过（操作者 {by}）。",
     "over": "这条告警已经结束，无需再处理。",
-    "by": "操作者",
     "hint": "确认表示由您负责处理，相关人员会看到，后续升级通知也会停止。",
     "sorry": "操作未能完成",
     "info": "提示",
@@ -67,7 +65,7 @@ _CHINESE: Final = {
     "this hub makes no such links": "这个中枢不提供这种链接",
     "this alert is not known any more": "这条告警已无记录",
 }
-"""Besides the words the severities, and the sentences that refuse a link; English says them as they are."""
+"""The Chinese texts: words, severities, and the sentences that refuse a link. English needs no table."""
 
 
 class AckPage:
@@ -90,7 +88,7 @@ class AckPage:
         if alert.status.standing.over:
             return _page(words, alert, claim, words["over"])
         if alert.status.standing is AlertState.ACKNOWLEDGED:
-            return _page(words, alert, claim, f"{words['again']} ({words['by']} {alert.status.by})")
+            return _page(words, alert, claim, words["again"].format(by=alert.status.by))
         return _page(words, alert, claim, "", request.query["t"])
 
     async def _acknowledge(self, request: web.Request) -> web.Response:
@@ -104,7 +102,7 @@ class AckPage:
             if alert.status.standing.over:
                 return _page(words, alert, claim, words["over"])
             if alert.status.standing is AlertState.ACKNOWLEDGED:
-                return _page(words, alert, claim, f"{words['again']} ({words['by']} {alert.status.by})")
+                return _page(words, alert, claim, words["again"].format(by=alert.status.by))
             operations = self._hub.alerts.operations
             status = await operations.say(alert, AlertState.ACKNOWLEDGED, claim.recipient, "by the link")
             scope, id_ = names_in(claim.key)
@@ -112,7 +110,7 @@ class AckPage:
         except DulyError as problem:
             return _problem(words, problem)
         done = status.by == claim.recipient
-        said = words["done"] if done else f"{words['again']} ({words['by']} {status.by})"
+        said = words["done"] if done else words["again"].format(by=status.by)
         return _page(words, await operations.get(claim.key) or alert, claim, said)
 
     async def _asked(self, token: str) -> tuple[AckClaim, AlertRecord]:
@@ -131,7 +129,7 @@ def _words(request: web.Request) -> dict[str, str]:
 
 
 def _said(words: dict[str, str], text: str) -> str:
-    """A word or a sentence of the hub in the language of the page, if it has it."""
+    """Return a word or sentence of the hub in the language of the page, if there is a translation."""
     return words.get(text, text)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class CounterLimits(Struct, frozen=True):
-    """From which value on a counter is a warning, and from which one it is bad; None: never."""
+    """The value from which a counter is a warning, and from which it is bad; None: never."""
 
     warning: float | None = None
     bad: float | None = None
@@ -54,14 +54,14 @@ TOTALS: Final = {
 
 
 class AlertCounters:
-    """Reads the counters of one hub's tower."""
+    """Reads the counters of the towers on one ledger."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
 
-    def shown(self, silent: int) -> list[dict[str, object]]:
+    async def shown(self, silent: int) -> list[dict[str, object]]:
         """All counters with their levels; `silent` is the number of silent sentinels."""
-        values: dict[str, float] = dict(self._hub.alerts.state()) | self._totals()
+        values: dict[str, float] = dict(self._hub.alerts.state()) | await self._totals()
         values["silent_sentinels"] = silent
         shown: list[dict[str, object]] = []
         for name, limits in LIMITS.items():
@@ -77,9 +77,12 @@ class AlertCounters:
             )
         return shown
 
-    def _totals(self) -> dict[str, float]:
-        telemetry = self._hub.metrics.telemetry
-        found: dict[str, float] = {name: telemetry.counter(*metric).total for name, metric in TOTALS.items()}
-        average = telemetry.gauge("duly_alert_average_retries").get((), 0.0)
-        dead = telemetry.gauge("duly_dead_letters").get((), 0.0)
+    async def _totals(self) -> dict[str, float]:
+        """Return the totals of all hubs on the ledger."""
+        summed = {(one.name, *one.labels.values()): one.value for one in await self._hub.cluster_totals()}
+        found: dict[str, float] = {name: summed.get(metric, 0) for name, metric in TOTALS.items()}
+        successes = found["retry_successes"]
+        retries = summed.get(("duly_alert_retries_of_successes_total",), 0)
+        average = retries / successes if successes else 0.0
+        dead = self._hub.metrics.telemetry.gauge("duly_dead_letters").get((), 0.0)
         return found | {"average_retries": round(average, 2), "dead_letters": dead}

@@ -1,7 +1,7 @@
 """Alerts on the dashboard, the status page: events, episodes, deliveries, counters, sentinels, and what
 people do about them.
 
-Lists look through alerts from the newest on for a limited time, and say where to go on. Addresses are never
+Lists search alerts from the newest on for a limited time, and return where to continue. Addresses are never
 shown, only their labels. What a person does goes through the same operations as the command line; the name
 that is stored with it is that of the session.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Final
@@ -21,7 +21,7 @@ from duly.apps.alerts.channels import open_channel
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.heartbeats import presence
 from duly.apps.alerts.model import NOTHING_SAID, AlertState, AlertStatus, traits_of
-from duly.apps.alerts.operations import DEAD, AlertRecord, show, show_delivery
+from duly.apps.alerts.operations import AlertRecord, dead_letters, show, show_delivery
 from duly.core.messages import key_of
 from duly.core.units import MS
 from duly.errors import ChannelError, Malformed, NotFound
@@ -62,19 +62,16 @@ class AlertViews:
             known = ", ".join(one.value for one in AlertState)
             raise Malformed(f"{standing!r} is not a status of alerts; there are active, {known}")
 
-        def fits(record: Record) -> bool:
+        async def pick(record: Record) -> list[dict[str, object]]:
             now = self._statuses.get(record.message.key, NOTHING_SAID).standing
-            if sentinel not in ("", record.message.scope):
-                return False
-            return standing in ("", now.value) or (standing == "active" and not now.over)
-
-        found, following = await self._find(visitor, query, fits)
-        shown = []
-        for record in found:
+            fits = standing in ("", now.value) or (standing == "active" and not now.over)
+            if not fits or sentinel not in ("", record.message.scope):
+                return []
             alert = await self._hub.alerts.operations.get(record.message.key)
-            if alert is not None:
-                shown.append(self._row(alert))
-        return {"alerts": shown, "next": following}
+            return [] if alert is None else [self._row(alert)]
+
+        found, following = await self._find(visitor, query, pick)
+        return {"alerts": found, "next": following}
 
     async def deliveries(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
         """A page of alerts with deliveries that are open, or were given up."""
@@ -82,36 +79,31 @@ class AlertViews:
         if wanted not in ("dead", "open", "all"):
             raise Malformed(f"{wanted!r} is not a state of deliveries; there are open, dead and all")
 
-        def fits(record: Record) -> bool:
-            # A message is over when all of its deliveries are: only then can it be dead.
-            match wanted:
-                case "open":
-                    return not record.state.terminal
-                case "dead":
-                    return record.state in DEAD or not record.state.terminal
-                case _:
-                    return True
-
-        found, following = await self._find(visitor, query, fits)
-        rows: list[dict[str, object]] = []
-        for record in found:
+        async def pick(record: Record) -> list[dict[str, object]]:
+            if wanted == "open" and record.state.terminal:
+                return []  # it is over when all of its deliveries are
             alert = await self._hub.alerts.operations.get(record.message.key)
             if alert is None:
-                continue
-            for one in alert.deliveries:
-                dead = one.state in DEAD
-                if wanted == "all" or (dead if wanted == "dead" else not one.state.terminal):
-                    rows.append(self._row(alert) | {"deliveries": []} | {"delivery": show_delivery(one)})
-            if not alert.deliveries and wanted != "open" and record.state in DEAD:
-                reason = "" if record.answer is None else record.answer.reason
-                nothing = {"recipient": "none", "state": record.state.word, "attempts": 0, "error": reason}
-                rows.append(self._row(alert) | {"deliveries": []} | {"delivery": nothing})
-        return {"deliveries": rows, "next": following}
+                return []
+            match wanted:
+                case "dead":  # also of an alert that others have received
+                    chosen = dead_letters(alert)
+                case "open":
+                    chosen = [one for one in alert.deliveries if not one.state.terminal]
+                case _:
+                    chosen = alert.deliveries or dead_letters(alert)
+            return [self._row(alert) | {"deliveries": [], "delivery": show_delivery(one)} for one in chosen]
+
+        found, following = await self._find(visitor, query, pick)
+        return {"deliveries": found, "next": following}
 
     async def _find(
-        self, visitor: DashboardVisitor, query: Mapping[str, str], fits: Callable[[Record], bool]
-    ) -> tuple[list[Record], str | None]:
-        """Alerts that fit, and the cursor at which to go on."""
+        self,
+        visitor: DashboardVisitor,
+        query: Mapping[str, str],
+        pick: Callable[[Record], Awaitable[list[dict[str, object]]]],
+    ) -> tuple[list[dict[str, object]], str | None]:
+        """Return the rows that `pick` makes of alerts, newest first, and the cursor at which to continue."""
         limit = number(query.get("limit"), 30, PAGE_LIMIT)
         reader, cursors = f"dashboard-alerts/{visitor.name}", self._hub.cursors
         cursor = text_of(query, "before", 1_000)
@@ -119,14 +111,14 @@ class AlertViews:
         if cursor:
             place = cursors.decrypt(reader, cursor)
             before = int.from_bytes(place[:8], "big"), place[8:]
-        found: list[Record] = []
+        found: list[dict[str, object]] = []
         over = monotonic() + LOOK_SECONDS
         last: tuple[int, bytes] | None = None
         async for record in self._hub.alerts.operations.newest(1 << 40, before):
-            if fits(record):
-                if len(found) == limit:
+            if rows := await pick(record):
+                if len(found) >= limit:
                     break
-                found.append(record)
+                found += rows
             last = (record.accepted_at, record.message.key)
             if monotonic() > over:
                 break
@@ -193,7 +185,7 @@ class AlertViews:
         )
         profiles = [verbs.show_profile(name, one) for name, one in hub.alerts.profiles.all().items()]
         return {
-            "counters": self.counters.shown(len(seen["silent"])),
+            "counters": await self.counters.shown(len(seen["silent"])),
             "sentinels": sentinels,
             "silences": silences["silences"] if isinstance(silences, dict) else [],
             "profiles": profiles,

@@ -1,9 +1,9 @@
 """Commands that are sent from the dashboard.
 
-They take the same way as those of apps: admitted once per id, ordered, acknowledged twice. Their sender is
-the account `dashboard`, an admin that is made with the first command and whose token no client has; which
-person sent a command is in the audit chain. The page mints the id once per form, so a double click, a reload
-or a lost answer is one effect.
+They are handled like those of apps: admitted once per id, ordered, acknowledged twice. Their sender is the
+account `dashboard`, an admin that is created with the first command and whose token no client has; the audit
+chain records which person sent a command. The page creates the id once per form, so a double click, a reload
+or a lost answer causes one effect.
 """
 
 from __future__ import annotations

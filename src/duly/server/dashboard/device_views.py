@@ -1,8 +1,8 @@
-"""Devices and nodes on the dashboard: who is there, how they are, and what waits for them.
+"""Devices and nodes on the dashboard: their presence, their state, and the commands that wait for them.
 
-Presence and the last time a device was heard are the gateway's. Version, battery and signal are what a device
-or node reported itself: over MQTT in its status, over WebSocket in a push (`status_report` or any other with
-such fields). Nodes talk to each other over the broker; the hub knows of them what they report there.
+Presence and the time a device was last heard from come from the gateway. Version, battery and signal are what
+a device or node reported itself: over MQTT in its status, over WebSocket in a push (`status_report` or any
+other with such fields). Nodes talk to each other over the broker; the hub knows only what they report there.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class DeviceViews:
         }
 
     def _is_stale(self, reported: Mapping[str, object], heard: int | None) -> bool:
-        """Whether something that calls itself online has not been heard for too long."""
+        """Return whether something that reports to be online has not been heard from for too long."""
         beat = reported.get("heartbeat")
         if not isinstance(beat, int) or not beat or heard is None:
             return False

@@ -1,12 +1,12 @@
 """Messages on the dashboard: finding them, showing one with everything that happened to it, and acting on it.
 
-The ledger has no index by recipient, state or kind, since every message would have to pay for it. Its
-database looks through messages instead, from the newest on, several hundred thousand in the time that a page
-has. A page of a larger ledger says how far it has come: it may be short, or empty, and still have a next one.
+The ledger has no index by recipient, state or kind, since every message would pay for it. Instead the
+database searches messages from the newest on, several hundred thousand in the time that a page has. With a
+larger ledger a page may be short or empty and still have a next one.
 
-Acting on a message never changes what it was. To resend is to send a new message with the same content; to
-cancel is possible as long as it has not been handed over; to settle an `unknown` is to store its result as a
-late answer would, with the name of the person and the reason.
+Acting on a message never changes its content. Resending sends a new message with the same content; cancelling
+is possible until the message was handed over; settling an `unknown` one stores its result as a late answer
+would, with the name of the person and the reason.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from duly.server.hub import Hub
 
 LOOK_SECONDS: Final = 0.15
-"""A filtered page that has looked for so long does not begin another stretch."""
+"""A filtered page that has searched for this long does not start another stretch."""
 STRETCH: Final = 50_000
-"""Messages that the ledger looks at for one question."""
+"""How many messages the ledger searches per query."""
 PAGE_LIMIT: Final = 200
 BODY_SHOWN: Final = 4_000
 """Bytes of a message's data that are shown."""
@@ -135,7 +135,8 @@ class MessageViews:
         cursor = text_of(query, "before", 1_000)
         place = cursors.decrypt(reader, cursor) if cursor else None
         if place is None and wanted.until < FOREVER:
-            # The time in an id is its sender's, and may be off; what was accepted a little later fits, too.
+            # The time in an id is its sender's and may be off, so messages accepted a little later are
+            # included.
             place = min(wanted.until // MS + 600_000, LAST_TIME).to_bytes(6, "big")
         records, following = await self._search(wanted, place, limit)
         return {
@@ -147,7 +148,7 @@ class MessageViews:
     async def _search(
         self, wanted: MessageFilter, place: bytes | None, limit: int
     ) -> tuple[list[Record], bytes | None]:
-        """Messages that fit, and where to go on; None: that was all."""
+        """Return matching messages, and where to continue; None if that was all."""
         found: list[Record] = []
         over = monotonic() + LOOK_SECONDS
         while True:
@@ -194,7 +195,7 @@ class MessageViews:
         return [RefusalRow(one.at // MS, one.word, one.reason) for one in found]
 
     def _may(self, record: Record) -> dict[str, bool]:
-        """What can be done with a message in its state."""
+        """Return what can be done with a message in its state."""
         command = record.message.kind not in OF_CHAT | OF_ALERTS and self._is_command(record.message)
         return {
             "resend": command and record.state.terminal,
@@ -246,7 +247,7 @@ class MessageViews:
         to = {"done": State.DONE, "failed": State.FAILED}.get(text_of(wanted, "as"))
         if to is None or not why:
             raise Malformed("say how it ended, done or failed, and why you know")
-        # Looked at first: an unknown message can only become what is asked for here, or be settled meanwhile.
+        # Checked first: an unknown message can only become what is asked for here, or be settled meanwhile.
         if record.state is not State.UNKNOWN:
             raise Malformed(f"it is {record.state.word}; only what is unknown can be settled")
         reason = f"settled by hand by {visitor.name}: {why}"

@@ -1,9 +1,9 @@
-"""The overview of the dashboard: rates, latencies, what is pending, who is connected, and the health of what
-the hub depends on.
+"""The overview of the dashboard: rates, latencies, pending messages, connections, and the health of what the
+hub depends on.
 
-Everything here is in memory already, or was read within the last seconds: an open page costs messages
-nothing. What the hub depends on is asked in the background: a part that does not answer is shown as such, and
-holds nothing up.
+Everything here is in memory already or was read within the last seconds, so an open page does not slow
+messages down. Dependencies are checked in the background: one that does not answer is shown as such, and
+delays nothing.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from duly.server.hub import Hub
 
 HEALTH_SECONDS: Final = 10.0
-"""How long a look at ledger, notifier and disk is used again."""
+"""How long a check of ledger, notifier and disk is reused."""
 TROUBLE_SECONDS: Final = 2.0
-"""How long a look that found a problem is used again."""
+"""How long a check that found a problem is reused."""
 FIRST_SECONDS: Final = 1.0
-"""How long the first view waits for the first look."""
+"""How long the first view waits for the first check."""
 TOTALS_WAIT_SECONDS: Final = 1.0
 TOTALS_SECONDS: Final = 2.0
-"""How long the totals of all hubs are used again."""
+"""How long the totals of all hubs are reused."""
 SPANS: Final = {"minutes": ChartStep.SECOND, "hours": ChartStep.MINUTE, "days": ChartStep.HOUR}
 
 
@@ -49,12 +49,12 @@ class OverviewViews:
             "disk": None,
         }
         self._examine_due = 0.0
-        """when the parts are asked again, by the monotonic clock"""
+        """when the parts are checked next, by the monotonic clock"""
         self._examining: asyncio.Task[None] | None = None
         self._totals: tuple[float, list[ClusterTotal]] = (-TOTALS_SECONDS, [])
 
     async def overview(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """The metrics of this moment. Rates and gauges are this hub's, totals those of all hubs."""
+        """Return the present metrics. Rates and gauges are this hub's, totals those of all hubs."""
         hub = self._hub
         snapshot = hub.metrics.telemetry.snapshot()
         metrics = {
@@ -90,8 +90,9 @@ class OverviewViews:
         }
 
     async def _summed(self) -> list[ClusterTotal]:
-        """The totals of all hubs on the ledger; none where this is the only one, which knows its own."""
-        if len(self._hub.gateway.remote.hubs) < 2:
+        """Return the totals of all hubs on the ledger, with those that are gone; none for a ledger that only
+        this hub can use, which knows its own."""
+        if self._hub.ledger.sole:
             return []
         read_at, found = self._totals
         if monotonic() - read_at > TOTALS_SECONDS:
@@ -107,14 +108,14 @@ class OverviewViews:
         return [{"name": me, "here": True}, *({"name": name, "here": False} for name in others)]
 
     async def _healthy(self) -> dict[str, object]:
-        """How the parts are that the hub depends on; they are asked every few seconds."""
+        """Return the state of the parts that the hub depends on; they are checked every few seconds."""
         hub, first = self._hub, not self._examine_due
         if self._examining is None and monotonic() >= self._examine_due:
             self._examining = hub.tasks.do("looking at the health of the hub's parts", self._examine_parts())
         if first and self._examining is not None:
             await asyncio.wait([self._examining], timeout=FIRST_SECONDS)
         mqtt = None if hub.mqtt is None else hub.mqtt.state()
-        return self._health | {"broker": mqtt, "down": hub.down, "problems": hub.problems}
+        return self._health | {"broker": mqtt, "down": hub.health.down, "problems": hub.health.problems}
 
     async def _examine_parts(self) -> None:
         try:

@@ -1,8 +1,8 @@
-"""What every request to the dashboard has in common: its visitor, its proof, and the heads of its answer.
+"""What all requests to the dashboard share: authentication, CSRF protection, and response headers.
 
-The laws. A request is a session's (by its cookie) or an admin's (by a token in its head). A writing request
-of a session needs the session's CSRF token in `X-CSRF-Token`; a cookie alone moves nothing. Answers are never
-cached, never framed, and load nothing from elsewhere. No input is answered with 500.
+The laws. A request belongs to a session (by its cookie) or to an admin (by a token in its headers). A writing
+request of a session needs the session's CSRF token in `X-CSRF-Token`; a cookie alone changes nothing.
+Responses are never cached, never framed, and load nothing from other hosts. No input causes a 500.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ HEADS: Final = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
 }
-"""The heads of every answer."""
+"""The headers of every response."""
 FRESH: Final = HEADS | {"Cache-Control": "no-store"}
-"""The heads of an answer that only its visitor may see, and only now."""
+"""The headers of a response that only its visitor may see, and that is not cached."""
 
 T = TypeVar("T")
 
 
 def cookie_name(request: web.Request) -> str:
-    """The name of the session's cookie. Browsers share cookies among the ports of a host, so it names the
-    port: two hubs on one machine have a session each."""
+    """Return the name of the session's cookie. Browsers share cookies among the ports of a host, so the name
+    contains the port: two hubs on one machine have separate sessions."""
     _, _, port = request.host.rpartition(":")
     return f"{COOKIE}_{port}" if port.isdecimal() and len(port) <= 5 else COOKIE
 
@@ -60,7 +60,8 @@ def session_token(request: web.Request) -> str:
 
 
 async def authenticated(hub: Hub, access: DashboardAccess, request: web.Request) -> DashboardVisitor:
-    """Who makes this request; raises `NotAuthenticated`. An admin's token counts as the role admin."""
+    """Return the visitor of this request; raises `NotAuthenticated`. An admin's token counts as the role
+    admin."""
     if request.headers.get("Authorization"):
         who = await messages.entered(hub, request)
         if who.role is not Role.ADMIN:
@@ -77,7 +78,7 @@ async def authenticated(hub: Hub, access: DashboardAccess, request: web.Request)
 
 def check_written_here(request: web.Request, visitor: DashboardVisitor) -> None:
     """Raise `NotAllowed` unless a writing request comes from our own page: it must carry the CSRF token of
-    its session. A token in the head of a request is no cookie: no other page can have sent it."""
+    its session. A token in the headers is not a cookie: no other page can have sent it."""
     if not visitor.session:
         return
     given, wanted = request.headers.get(CSRF, ""), csrf_token(session_token(request))
@@ -88,7 +89,7 @@ def check_written_here(request: web.Request, visitor: DashboardVisitor) -> None:
 
 
 async def body_of(request: web.Request, as_: type[T], *, guest: bool = False) -> T:
-    """The body of a request; raises `Malformed` if it does not fit."""
+    """Return the body of a request; raises `Malformed` if it is invalid."""
     if request.content_type != "application/json":
         raise Malformed("the body must be JSON, with Content-Type: application/json")
     raw = await bodies.read(request, guest=guest)
@@ -99,20 +100,20 @@ async def body_of(request: web.Request, as_: type[T], *, guest: bool = False) ->
 
 
 def answer(value: object, status: int = 200) -> web.Response:
-    """An answer with this value as JSON."""
+    """Return a response with this value as JSON."""
     return web.Response(
         body=msgspec.json.encode(value), status=status, content_type="application/json", headers=FRESH
     )
 
 
 def with_heads(response: web.Response) -> web.Response:
-    """The same answer with the heads that every answer of the dashboard has."""
+    """Return the same response with the headers of every dashboard response."""
     response.headers.update(FRESH)
     return response
 
 
 def text_of(query: object, name: str, longest: int = 200) -> str:
-    """A short text out of a query or a body; raises `Malformed` if it is none."""
+    """Return a short text from a query or a body; raises `Malformed` if it is invalid."""
     value = query.get(name, "") if hasattr(query, "get") else ""
     if not isinstance(value, str):
         raise Malformed(f"{name} must be text")

@@ -1,9 +1,9 @@
-"""The dashboard of one hub: its routes, who may use them, and the record of what people do.
+"""The dashboard of one hub: its routes, their permissions, and the audit record of actions.
 
 The laws. Every view and every action names the role it needs. A view is the same as JSON (`/messages.json`)
 and live (`/page/live`). Every action is recorded in the audit chain with the visitor who asked for it, also
-when it is refused; it is refused without the CSRF token of the session. What is shown needs a session as
-well: only the shell, its files, the login and the link of a notification are open.
+when it is refused; it is refused without the CSRF token of the session. Views need a session as well: only
+the shell, its files, the login and the link of a notification are public.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from duly.server.dashboard.ack_page import AckPage
 from duly.server.dashboard.alert_views import AlertViews
 from duly.server.dashboard.commands import PageCommands
 from duly.server.dashboard.device_views import DeviceViews
-from duly.server.dashboard.live import TICK_SECONDS, LiveUpdates
+from duly.server.dashboard.live_updates import TICK_SECONDS, LiveUpdates
 from duly.server.dashboard.message_views import MessageViews
 from duly.server.dashboard.overview import OverviewViews
 from duly.server.dashboard.requests import (
@@ -51,7 +51,7 @@ PAGES: Final = (
     "/", "/login", "/messages", "/message", "/devices", "/device", "/alerts", "/alert", "/chat", "/api",
     "/audit",
 )  # fmt: skip
-"""The addresses of the page; the shell finds out by itself what to show."""
+"""The addresses of the page; the shell decides by itself what to show."""
 
 View: TypeAlias = Callable[[DashboardVisitor, Mapping[str, str]], Awaitable[object]]
 Action: TypeAlias = Callable[[DashboardVisitor, dict[str, str]], Awaitable[object]]
@@ -148,7 +148,7 @@ class Dashboard:
     # ── views ────────────────────────────────────────────────────────────────────────────────────
 
     async def view(self, visitor: DashboardVisitor, name: str, query: Mapping[str, str]) -> object:
-        """Make a view for a visitor; raises what is wrong with the question."""
+        """Build a view for a visitor; raises an error if the request is invalid."""
         named = self.views.get(name)
         if named is None:
             raise Malformed(f"there is no view {name[:40]!r}")
@@ -263,7 +263,7 @@ class Dashboard:
         return answer(done)
 
     async def _check_written_here(self, request: web.Request, visitor: DashboardVisitor, action: str) -> None:
-        """Refuse what another site's page sends with the cookie of a session, and record it."""
+        """Refuse and record a request that another site's page sends with a session's cookie."""
         try:
             check_written_here(request, visitor)
         except NotAllowed as problem:
@@ -301,7 +301,7 @@ def _on_alerts(alerts: AlertViews, verb: str) -> Action:
 
 
 def _result_of(done: object) -> str:
-    """What the audit chain says of an action that raised nothing: a command may have been refused."""
+    """Return the audit result of an action that raised no error: a command may have been refused."""
     said = done.get("server_ack") if isinstance(done, dict) else None
     if not isinstance(said, dict) or not said.get("error"):
         return "done"

@@ -1,7 +1,7 @@
 """The files of the page: one HTML shell, modules, styles, icons. They come with the package, and are public.
 
-They are read once. A browser asks each time whether it still has the right one: after an upgrade it never
-mixes old and new modules.
+They are read once. A browser revalidates each file, so that it never mixes old and new modules after an
+upgrade.
 """
 
 from __future__ import annotations

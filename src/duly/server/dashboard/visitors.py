@@ -1,4 +1,4 @@
-"""Who uses the dashboard, and what each role may do.
+"""The visitors of the dashboard and their roles.
 
 A viewer sees, an operator also acts on messages, devices and alerts, an admin also sees the audit chain and
 ends the sessions of others. The roles are ordered: what one may do, the next one may, too.

@@ -21,6 +21,7 @@ from duly.apps.alerts.profiles import ADDRESSES, ChannelAddress, ProfileDraft
 from duly.core.operations import PutItem
 from duly.errors import Declined, Malformed
 from duly.identity.accounts import Role
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 NOTICE = Notification("alert_1", "warning: smoke", "Reason: smoke", {"type": "alert.test"})
@@ -55,7 +56,7 @@ async def alert_ended(local: LocalHub, event: str) -> str:
     """The reason with which the only delivery of this alert ended."""
     frame = {"type": "alert_event", "seq_id": event, "data": {"profile_id": "home", "trigger_reason": "fall"}}
     assert (await ask(local, "/v1/messages", "gate", frame))[0] == 202
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GUARD):
         while True:
             _, text = await ask(local, "/v1/admin/alert.show", "ann", {"event": event})
             if '"state":"done"' in text.replace(" ", "") or '"state":"failed"' in text.replace(" ", ""):

@@ -4,10 +4,9 @@
 Apprise reports whether a service accepted a notification, and no more. Its failures count as not sent; an
 answer that does not come in time is in doubt.
 
-An address names no file of this machine. Profiles are set from afar, and several services have arguments
-that are a path: a template is sent to the service that the same address names, a key signs for it. Apprise
-opens such files in one place, and there it is refused for the services of channels, whatever the argument is
-called.
+An address must not name a file of this machine. Profiles are set remotely, and several services have
+arguments that are paths: the content of a template, for example, is sent to the service in the same address.
+Apprise opens all such files in one place, where channels refuse them, whatever the argument is called.
 """
 
 from __future__ import annotations
@@ -38,25 +37,25 @@ LOCAL_FILE: Final = (
     "leave it out, or name an https address"
 )
 _READ_LATE: Final = ("keyfile", "subfile")
-"""Attributes of services that are paths, and are opened only when something is sent."""
+"""Attributes of services that are paths and are opened only when a notification is sent."""
 
 
 class ServiceFiles(Protocol):
-    """Knows whether a service has asked for a file of this machine."""
+    """Records whether a service has asked for a file of this machine."""
 
     named_a_file: bool
 
 
 class AppriseService(Protocol):
-    """What a channel needs of a service of Apprise."""
+    """The parts of an Apprise service that a channel uses."""
 
     @property
     def asset(self) -> ServiceFiles:
-        """What the service was made with."""
+        """The asset that the service was created with."""
         ...
 
     def notify(self, *, body: str, title: str, notify_type: object) -> bool | None:
-        """Send a notification; whether the service accepted it."""
+        """Send a notification; return whether the service accepted it."""
         ...
 
 
@@ -72,8 +71,8 @@ def check_service(url: str, *, private: bool = True) -> None:
 
 
 def _open_service(url: str) -> AppriseService | None:
-    """The service of an address, None if Apprise knows none. Raises `Malformed` for an address that names a
-    file of this machine."""
+    """Return the service of an address, or None if Apprise has none. Raises `Malformed` for an address that
+    names a file of this machine."""
     apprise = _apprise()
     asset = _channel_asset()()
     service: AppriseService | None = apprise.Apprise.instantiate(url, asset=asset, suppress_exceptions=True)
@@ -97,7 +96,7 @@ class AppriseChannel(Channel):
         self._service = _open_service(url)
 
     async def send(self, notification: Notification) -> None:
-        """Sends by Apprise in a thread; if the service does not answer in time, the sending is in doubt."""
+        """Send by Apprise in a thread; if the service does not answer in time, the attempt is in doubt."""
         if self._service is None:
             raise NotSent("Apprise does not know this kind of address")
         kind = self._kinds.FAILURE if notification.urgent else self._kinds.WARNING
@@ -111,7 +110,7 @@ class AppriseChannel(Channel):
 
     def _notify(self, service: AppriseService, notification: Notification, kind: object) -> bool:
         with contextlib.nullcontext(AddressGuard()) if self._private else public_only() as guard:
-            # Called directly, not by Apprise's pool of threads: the guard holds for this thread.
+            # Called directly, not through Apprise's thread pool: the guard is set for this thread.
             try:
                 sent = bool(
                     service.notify(body=notification.text, title=notification.title, notify_type=kind)
@@ -125,13 +124,13 @@ class AppriseChannel(Channel):
         return sent
 
     async def close(self) -> None:
-        """Does nothing: Apprise opens a connection for each notification."""
+        """Do nothing: Apprise opens a connection for each notification."""
         pass
 
 
 @cache
 def _apprise() -> Any:
-    """The apprise module. It is loaded only when it is needed, since that takes a while, and its log is
+    """Return the apprise module. It is loaded only when needed, since that takes a while. Its log is
     silenced, since it contains addresses, which are secrets."""
     logging.getLogger("apprise").setLevel(logging.CRITICAL + 1)
     with warnings.catch_warnings():
@@ -144,16 +143,16 @@ def _apprise() -> Any:
 
 @cache
 def _channel_asset() -> Callable[[], ServiceFiles]:
-    """The class of the assets that services of channels are made with. Apprise hands an asset on to every
-    file that a service opens, where it is asked; programs that use Apprise beside the hub have assets of
-    their own, and open what they like."""
+    """Return the class of the assets that services of channels are created with. Apprise passes the asset to
+    every file that a service opens, and asks it there. Other programs that use Apprise beside the hub have
+    their own assets, and may open any file."""
     _apprise()
     from apprise import AppriseAsset, PersistentStoreMode
     from apprise.apprise_attachment import A_MGR
     from apprise.attachment.file import AttachFile
 
     class ChannelAsset(AppriseAsset):
-        """What the services of a channel share: no files."""
+        """The settings shared by a channel's services: no files."""
 
         pgp_autogen = False
         pem_autogen = False
@@ -164,7 +163,7 @@ def _channel_asset() -> Callable[[], ServiceFiles]:
             """whether a service has asked for a file of this machine"""
 
     class GuardedFile(AttachFile):
-        """A file of this machine, which no service of a channel gets."""
+        """A file of this machine, which is refused to services of a channel."""
 
         def __new__(cls, *args: object, asset: object = None, **more: object) -> Self:
             if isinstance(asset, ChannelAsset):

@@ -1,9 +1,9 @@
 """The protocol of channels, which notify a person or a program outside.
 
-A channel reports truly how an attempt went: `send` returns if the recipient has accepted the notification,
-raises `NotSent` or `Declined` if it certainly has not, and `InDoubt` if that is not known. A channel
-declares what follows doubt (`DoubtPolicy`). It never shows or logs its address, which may hold a password:
-only its `label` is shown.
+A channel reports exactly how an attempt went: `send` returns if the recipient has accepted the notification,
+raises `NotSent` or `Declined` if it certainly has not, and `InDoubt` if that is not known. A channel declares
+what to do in doubt (`DoubtPolicy`). It never shows or logs its address, which may hold a password: only its
+`label` is shown.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duly.core.fanout.plan import DoubtPolicy
 
 
 class Notification(Struct, frozen=True):
-    """What a recipient is sent."""
+    """The content of one notification."""
 
     id: str
     """the id of the delivery, the same in every attempt, so that a receiver recognises a repeat"""
@@ -34,7 +34,7 @@ class Channel(Protocol):
     doubt: DoubtPolicy
 
     async def send(self, notification: Notification) -> None:
-        """Send a notification; raises a `ChannelError` that says whether it may have arrived all the same."""
+        """Send a notification; raises a `ChannelError` that says whether it may have arrived."""
         ...
 
     async def close(self) -> None:

@@ -1,8 +1,8 @@
 """The channel for trying out: appends notifications to a file, one JSON line each, or prints them.
 
-Its files lie in one folder of the hub's data folder, and an address says only a name. Profiles are set from
-afar and most of the text comes from sentinels: with a free choice of the path, an administrator's token could
-have lines of a sentinel's own put into any file that the hub's user may write.
+Its files are in one folder of the hub's data folder, and an address contains only a file name. Profiles are
+set remotely, and most of the text comes from sentinels: with a free path, the holder of an administrator's
+token could write lines from a sentinel into any file that the hub's user may write.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from duly.errors import Declined, Malformed, NotSent
 from duly.runtime.files import PRIVATE_FILE, PRIVATE_FOLDER
 
 FOLDER: Final = "notifications"
-"""The folder of all files, in the data folder. Its owner may replace it by a link to a folder elsewhere."""
+"""The folder of all files, within the data folder. Its owner may replace it by a link to another folder."""
 OUTSIDE: Final = (
     f"a file: address is a file name without a folder, such as file:alerts.jsonl; the hub writes the file in "
     f"the folder '{FOLDER}' of its data folder"
@@ -47,7 +47,7 @@ def is_file_name(name: str) -> bool:
 
 
 def check_file_name(name: str) -> None:
-    """Raise `Malformed` for what is not the plain name of a file."""
+    """Raise `Malformed` unless this is the plain name of a file."""
     if not is_file_name(name):
         raise Malformed(OUTSIDE)
 
@@ -86,7 +86,7 @@ class FileChannel(Channel):
             "text": notification.text,
             **notification.body,
         }
-        # It is read in terminals, too: what would steer one is escaped, and JSON means the same.
+        # The file is also read in terminals, so control characters are escaped; the JSON stays equivalent.
         line = f"{printable_json(msgspec.json.encode(shown).decode())}\n".encode()
         try:
             await asyncio.to_thread(self._append, line)
@@ -109,7 +109,7 @@ class FileChannel(Channel):
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise Declined(NOT_A_FILE)
             size = os.fstat(fd).st_size
-            # A hub that was killed while it wrote leaves a part of a line.
+            # A hub that was killed while writing leaves a partial line.
             torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"
             os.write(fd, b"\n" * torn + line)
             os.fsync(fd)

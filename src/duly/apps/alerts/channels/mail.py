@@ -1,10 +1,9 @@
 """The channel for mail by SMTP: `mailto://user:password@host:port?from=a@b&to=c@d&to=e@f`; `mailtos://`
 demands TLS.
 
-SMTP says exactly when a server has accepted a mail: with the answer to its last line. Before that it
-certainly was not accepted, and an error while that answer is awaited leaves it in doubt. So SMTP is spoken
-here, with the standard library, and not by Apprise, which only says that it did not work. A repeat has the
-same Message-ID.
+In SMTP a server accepts a mail with its answer to the last line. Before that the mail was certainly not
+accepted, and an error while waiting for that answer leaves it in doubt. Apprise only reports that sending
+failed, so this channel speaks SMTP itself, with the standard library. A repeat has the same Message-ID.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
-"""For each step of the conversation."""
+"""The limit for each step of the conversation."""
 ALL_SECONDS: Final = 40.0
-"""For the whole conversation."""
+"""The limit for the whole conversation."""
 PORTS: Final = {"mailto": 25, "mailtos": 587}
 TLS_PORT: Final = 465
 """The port at which TLS is set up before SMTP begins."""
@@ -77,7 +76,7 @@ class MailChannel(Channel):
         self._box = MailAddress.parse(parts)
 
     async def send(self, notification: Notification) -> None:
-        """Sends one mail by SMTP; its Message-ID is made from the notification's id."""
+        """Send one mail by SMTP; its Message-ID is made from the notification's id."""
         mail = EmailMessage()
         mail["Subject"] = " ".join(notification.title.split())
         mail["From"] = self._box.sender
@@ -146,7 +145,8 @@ class MailChannel(Channel):
         if code != 354:
             raise _answered(code)
         text = mail.as_bytes(policy=mail.policy.clone(linesep="\r\n", cte_type="7bit"))
-        dotted = re.sub(rb"(?m)^\.", b"..", text.rstrip(b"\r\n"))  # a line of a single dot would end it
+        # a line with a single dot would end the mail
+        dotted = re.sub(rb"(?m)^\.", b"..", text.rstrip(b"\r\n"))
         server.send(dotted + b"\r\n.\r\n")
         try:
             code, _ = server.getreply()
@@ -156,7 +156,7 @@ class MailChannel(Channel):
             raise _answered(code)
 
     async def close(self) -> None:
-        """Does nothing: each mail has a connection of its own."""
+        """Do nothing: each mail has its own connection."""
         pass
 
 

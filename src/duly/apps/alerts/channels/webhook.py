@@ -32,10 +32,10 @@ from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.wire.cloud_events import OutgoingEvent, binary, structured
 
 SECONDS: Final = 15.0
-"""For the whole attempt: connecting, sending and the answer."""
+"""The limit for the whole attempt: connecting, sending and the answer."""
 CONNECT_SECONDS: Final = 5.0
 ANSWER_LIMIT: Final = 4_096
-"""Bytes of an answer that are read; none of them are kept."""
+"""The most bytes of an answer that are read; none are kept."""
 LONGEST_REST: Final = HOUR
 
 AGAIN: Final = frozenset({408, 409, 423, 425, 429})
@@ -50,7 +50,7 @@ def new_secret() -> str:
 
 
 def key_of(secret: str) -> bytes:
-    """The bytes of a secret; raises `Malformed` if it is none."""
+    """Return the bytes of a secret; raises `Malformed` if it is invalid."""
     try:
         if not secret.startswith(PREFIX):
             raise ValueError
@@ -65,7 +65,7 @@ def key_of(secret: str) -> bytes:
 
 
 def signature(secret: str, id_: str, timestamp: int, body: bytes) -> str:
-    """The `webhook-signature` header.
+    """Return the `webhook-signature` header.
 
     >>> signature("whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", "msg_p5jXN8AQM9LWM0D4loKWxJek", 1614265330,
     ...           b'{"test": 2432232314}')
@@ -85,7 +85,8 @@ def check_host(parts: SplitResult, *, private: bool) -> None:
 
 
 def _socket(info: aiohttp.AddrInfoType) -> socket.socket:
-    """A socket for a public address: whatever the text or its name was, this address is connected to."""
+    """Return a socket for a public address: this address is connected to, whatever text or name it came
+    from."""
     family, kind, proto, _, where = info
     check_address(where)
     return socket.socket(family, kind, proto)
@@ -96,7 +97,7 @@ def _plain(notification: Notification) -> tuple[bytes, dict[str, str]]:
 
 
 def _event(notification: Notification) -> OutgoingEvent:
-    """A notification as an event of CloudEvents: its id is that of the delivery, in every attempt."""
+    """Return a notification as a CloudEvent; its id is that of the delivery in every attempt."""
     body = notification.body
     data = cast("dict[str, object]", body["data"])
     return OutgoingEvent(
@@ -113,11 +114,11 @@ _FORMS: Final[dict[str, Callable[[Notification], tuple[bytes, dict[str, str]]]]]
     "cloudevents": lambda notification: structured(_event(notification)),
     "cloudevents-binary": lambda notification: binary(_event(notification)),
 }
-"""How a body is written, by what stands before the `+` of an address."""
+"""The form of the body, by the prefix before the `+` of an address."""
 
 
 class WebhookChannel(Channel):
-    """Sends to one webhook, in the form that its address asks for."""
+    """Sends to one webhook in the form given by its address."""
 
     def __init__(self, url: str, secret: str, doubt: DoubtPolicy, *, private: bool) -> None:
         check_host(urlsplit(url), private=private)
@@ -140,7 +141,7 @@ class WebhookChannel(Channel):
         return self._session
 
     async def send(self, notification: Notification) -> None:
-        """Posts the notification with its id and, if there is a secret, a signature."""
+        """Post the notification with its id and, if there is a secret, a signature."""
         body, headers = self._render(notification)
         timestamp = int(time.time())
         headers |= {
@@ -176,13 +177,13 @@ class WebhookChannel(Channel):
         raise Declined(f"it answered with HTTP status {status}")
 
     async def close(self) -> None:
-        """Closes the HTTP connections that are kept open."""
+        """Close the HTTP connections that are kept open."""
         if self._session is not None:
             await self._session.close()
 
 
 def _private(problem: BaseException | None) -> bool:
-    """Whether a connection was not made because its address is private."""
+    """Return whether a connection was refused because its address is private."""
     while problem is not None:
         if isinstance(problem, PrivateAddress):
             return True
@@ -191,7 +192,7 @@ def _private(problem: BaseException | None) -> bool:
 
 
 def _rest(text: str | None) -> int:
-    """The pause that a `Retry-After` header asks for: seconds, or a date.
+    """Return the pause that a `Retry-After` header asks for, in seconds or as a date.
 
     >>> _rest("120"), _rest(None), _rest("soon")
     (120000000, 0, 0)

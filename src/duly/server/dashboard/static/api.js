@@ -44,7 +44,9 @@ export const get = (view, query = {}) => ask(`/${view}.json?${queryOf(query)}`);
 
 export async function act(action, body) {
   try {
-    return await ask(`/page/do/${action}`, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": session.csrf }, body: JSON.stringify(body) });
+    const done = await ask(`/page/do/${action}`, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRF-Token": session.csrf }, body: JSON.stringify(body) });
+    askAgain();
+    return done;
   } catch (problem) {
     if (problem.status === 403) await checkSession();
     throw problem;
@@ -110,6 +112,12 @@ export function watch(view, query, callback) {
   };
 }
 
+/** Asks for everything that is shown once more: a busy hub sends a view now and then, and who has done something looks for it at once. */
+function askAgain() {
+  if (socket?.readyState !== WebSocket.OPEN) return;
+  for (const { wanted } of watched.values()) socket.send(JSON.stringify(wanted));
+}
+
 function connect() {
   if (socket || timer || !session.name) return;
   const scheme = location.protocol === "https:" ? "wss" : "ws";
@@ -117,7 +125,7 @@ function connect() {
   mine.onopen = () => {
     tries = 0;
     tell("link", true);
-    for (const { wanted } of watched.values()) mine.send(JSON.stringify(wanted));
+    askAgain();
   };
   mine.onmessage = ({ data }) => {
     const { id, is } = JSON.parse(data);

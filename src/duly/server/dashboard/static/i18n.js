@@ -95,7 +95,7 @@ export function span(seconds) {
 export function ago(ms) {
   if (!ms) return t("never");
   const seconds = (Date.now() - ms) / 1000;
-  return seconds < 2 && seconds > -5 ? t("now") : seconds < 0 ? time(ms) : t("ago", { span: span(seconds) });
+  return seconds < 2 && seconds > -5 ? t("now") : seconds < 0 ? time(ms) : t("ago", { span: span(Math.floor(seconds)) });
 }
 
 export function time(ms, { fine = false } = {}) {

@@ -1,5 +1,5 @@
 // Pieces that several pages use.
-import { h, fill } from "./dom.js";
+import { h, fill, say } from "./dom.js";
 import { t, word, time, ago, number, sentence } from "./i18n.js";
 
 const LEVELS = {
@@ -94,6 +94,19 @@ export function tile(label) {
   return { element, set };
 }
 
+/** A count on a line of its own, beside its name; it is set like a tile. */
+export function count(label) {
+  const value = h("span", { class: "value" }, "–");
+  const note = h("span", { class: "note" });
+  const element = h("div", { class: "count" }, h("span", { class: "label" }, label), h("span", {}, note, value));
+  const set = (text, { about = "", level = "" } = {}) => {
+    say(value, text);
+    say(note, about);
+    element.className = `count ${level}`;
+  };
+  return { element, set };
+}
+
 // ── telling ──────────────────────────────────────────────────────────────────────────────────────
 
 const toasts = h("div", { class: "toasts", role: "status", "aria-live": "polite" });
@@ -147,5 +160,3 @@ export function askFor(title, text, fields, confirm, danger = false) {
     dialog.showModal();
   });
 }
-
-export const count = (n) => number(n);

@@ -5,6 +5,8 @@ import { watch, may, queryOf } from "../api.js";
 import { badge, when, facts, table, empty } from "../widgets.js";
 import { actions, letterActions, silence } from "./alerts.js";
 
+const OVER = ["done", "failed", "expired", "superseded", "cancelled", "unknown"]; // before, some of its deliveries are under way
+
 export default function alert(page, { sentinel = "", event = "" }) {
   const title = h("h1");
   const head = h("div", { class: "row" });
@@ -32,7 +34,7 @@ export default function alert(page, { sentinel = "", event = "" }) {
       fill(doing, actions(seen, false), may("operator") ? h("button", { type: "button", class: "button", onclick: (click) => silence(click.currentTarget, { sentinel, device: seen.device, reason: seen.reason }) }, t("silence")) : null);
     }
     fill(about, facts([[t("happened"), when(seen.time)], [t("received"), when(seen.accepted_at)], [t("sentinel"), seen.sentinel], [t("device"), seen.device || "–"], [t("profile"), seen.profile], [t("session"), seen.session || "–"],
-      [t("notifying"), badge("state", seen.state)], seen.detail ? [t("detail"), sentence(seen.detail)] : null, seen.location ? [t("location"), h("code", {}, JSON.stringify(seen.location))] : null, seen.device_meta ? [t("device.meta"), h("code", {}, JSON.stringify(seen.device_meta))] : null, seen.summary ? [t("held.back"), h("code", {}, JSON.stringify(seen.summary))] : null,
+      [t("notifying"), OVER.includes(seen.state) ? badge("state", seen.state) : h("span", { class: "badge info" }, t("alerts.open"))], seen.detail ? [t("detail"), sentence(seen.detail)] : null, seen.location ? [t("location"), h("code", {}, JSON.stringify(seen.location))] : null, seen.device_meta ? [t("device.meta"), h("code", {}, JSON.stringify(seen.device_meta))] : null, seen.summary ? [t("held.back"), h("code", {}, JSON.stringify(seen.summary))] : null,
       seen.note ? [t("note"), seen.note] : null, seen.offset_ms ? [t("offset"), `${seen.offset_ms} ms`] : null, [t("id"), h("a", { class: "mono", href: `/message?${queryOf({ scope: sentinel, id: event })}`, title: t("timeline") }, seen.event)]]));
     keep(list.body, seen.deliveries, (one) => `${one.recipient}/${one.round}`, (one) => list.row(h("span", { class: "mono" }, one.recipient), badge("state", one.state), number(one.attempts), one.due ? when(one.due) : "–", one.error ? h("span", { class: "muted" }, sentence(one.error)) : null, letterActions(seen, one)));
     list.wrap.hidden = !seen.deliveries.length;

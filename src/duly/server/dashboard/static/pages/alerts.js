@@ -2,27 +2,30 @@
 import { h, fill, keep } from "../dom.js";
 import { t, word, number, sentence } from "../i18n.js";
 import { act, watch, may, queryOf } from "../api.js";
-import { badge, when, since, short, tile, table, segments, empty, doing, askFor, options } from "../widgets.js";
+import { badge, when, since, short, tile, count, table, segments, empty, doing, askFor, options } from "../widgets.js";
 
 const VIEWS = ["active", "all", "dead", "open"];
+const NOW = ["dead_letters", "critical_untold", "silent_sentinels", "in_doubt", "open_deliveries"]; // what may need a person; the others only ever grow
 
 export default function alerts(page, query, { go }) {
   const view = VIEWS.includes(query.view) ? query.view : "active";
   const tiles = new Map();
-  const tileBox = h("div", { class: "tiles dense" });
+  const now = h("div", { class: "tiles five" });
+  const totals = h("div", { class: "counts" });
   const list = h("div", { class: "panel flush" });
   const next = h("div", { class: "row" });
-  const sentinels = table([[t("name")], [t("presence")], [t("last.heard"), "time"]], t("sentinels"));
+  const sentinels = table([[t("name")], [t("presence")], [t("last.heard"), "time end"]], t("sentinels"), "compact");
   const noSentinels = h("div");
-  const silences = table([[t("silence.what")], [t("until"), "time"], [t("by")], ["", "actions"]], t("silences"));
+  const silences = table([[t("silence.what")], [t("until"), "time"], [t("by"), "actor"], ["", "actions"]], t("silences"));
   const noSilences = h("div");
-  const recipients = table([[t("profile")], [t("recipient"), "address"], [t("step")], ["", "actions"]], t("recipients"));
+  const recipients = table([[t("profile")], [t("recipient"), "address"], [t("step")], ["", "actions end"]], t("recipients"), "compact");
   const noRecipients = h("div");
   fill(page,
     h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.alerts")), h("p", { class: "muted" }, t("alerts.about"))),
       h("div", { class: "row" }, may("operator") ? h("button", { type: "button", class: "button", onclick: (event) => silence(event.currentTarget, {}) }, t("silence")) : null,
         h("a", { class: "button small plain", href: "/alerts.json", target: "_blank", rel: "noopener" }, "JSON"))),
-    h("section", { "aria-label": t("counters") }, tileBox),
+    h("section", { "aria-label": t("attention") }, now),
+    h("section", { class: "panel", "aria-label": t("counters") }, totals),
     h("section", { class: "section" }, h("div", { class: "section-head" }, h("h2", {}, t("events")),
       segments(t("show"), VIEWS.map((name) => [name, t(`alerts.${name}`)]), view, (name) => go(`/alerts?${queryOf({ view: name })}`))), list, h("div", { class: "pager" }, h("span"), next)),
     h("div", { class: "columns" },
@@ -33,8 +36,14 @@ export default function alerts(page, query, { go }) {
 
   const stopStatus = watch("alerts-status", {}, (seen) => {
     if (!seen.counters) return;
-    for (const one of seen.counters) {
-      if (!tiles.has(one.name)) { const made = tile(word("counter", one.name)); tiles.set(one.name, made); tileBox.append(made.element); }
+    const byName = Object.fromEntries(seen.counters.map((one) => [one.name, one]));
+    for (const one of [...NOW.map((name) => byName[name]), ...seen.counters.filter(({ name }) => !NOW.includes(name))]) {
+      if (!tiles.has(one.name)) {
+        const urgent = NOW.includes(one.name);
+        const made = (urgent ? tile : count)(word("counter", one.name));
+        tiles.set(one.name, made);
+        (urgent ? now : totals).append(made.element);
+      }
       const limit = one.bad ?? one.warning;
       tiles.get(one.name).set(number(one.value, 2), { level: one.level === "ok" ? "" : one.level, about: limit === null ? "" : t("red.from", { n: number(limit) }) });
     }
@@ -42,7 +51,7 @@ export default function alerts(page, query, { go }) {
     shows(sentinels, noSentinels, seen.sentinels, () => empty(t("sentinels.none"), t("sentinels.none.hint"), "duly add sentinel watch"));
     keep(silences.body, seen.silences, (one) => one.silence, (one) => silences.row(["sentinel", "device", "reason", "profile"].filter((name) => one[name] && one[name] !== "*").map((name) => `${word("silence", name)} ${one[name]}`).join(", ") + (one.note ? ` (${one.note})` : ""), when(one.until), one.by,
       may("operator") ? h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("alert.unsilence", { silence: one.silence }), t("done.word")) }, t("end")) : null));
-    shows(silences, noSilences, seen.silences, () => empty(t("silences.none")));
+    shows(silences, noSilences, seen.silences, () => empty(t("silences.none"), may("operator") ? t("silences.none.hint") : ""));
     const to = seen.profiles.flatMap((profile) => profile.steps.flatMap((step) => step.to.map((label) => ({ profile: profile.name, label, after: step.after }))));
     keep(recipients.body, to, (one) => `${one.profile} ${one.label} ${one.after}`, (one) => recipients.row(one.profile, h("span", { class: "mono" }, one.label), one.after ? t("after", { n: number(one.after / 60, 1) }) : t("at.once"),
       may("operator") ? h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("channel.test", { recipient: one.label }), (said) => (said.fate === "arrived" ? t("test.arrived", { ms: number(said.ms) }) : `${t("test.failed")} ${sentence(said.detail)}`)) }, t("test")) : null));
@@ -57,13 +66,13 @@ function shows(list, place, items, none) {
   fill(place, items.length ? null : none());
 }
 
-function pager(next, query, seen) {
+function pager(next, query, seen, found) {
   fill(next, query.before ? h("a", { class: "button", href: `/alerts?${queryOf({ ...query, before: "" })}` }, t("newest")) : null,
-    seen.next ? h("a", { class: "button", href: `/alerts?${queryOf({ ...query, before: seen.next })}` }, t("older")) : null);
+    seen.next ? h("a", { class: "button", href: `/alerts?${queryOf({ ...query, before: seen.next })}` }, found ? t("older") : t("look.on")) : null);
 }
 
 function events(place, next, view, query) {
-  const list = table([[t("time"), "time"], [t("severity")], [t("reason")], [t("sentinel")], [t("device")], [t("status")], [t("notified")], ["", "actions"]], t("events"));
+  const list = table([[t("time"), "time"], [t("severity")], [t("status")], [t("reason"), "wide"], [t("sentinel")], [t("device")], [t("notified"), "end"], ["", "actions"]], t("events"), "compact");
   const none = h("div");
   fill(place, list.wrap, none);
   return watch("alerts", { status: view === "active" ? "active" : "", before: query.before ?? "" }, (seen) => {
@@ -72,11 +81,11 @@ function events(place, next, view, query) {
     for (const one of seen.alerts) size[one.episode] = (size[one.episode] ?? 0) + 1;
     keep(list.body, seen.alerts.map((one) => ({ ...one, together: size[one.episode] })), (one) => `${one.sentinel}/${one.event}`, (one) => {
       const done = one.deliveries.filter((each) => each.state === "done").length;
-      return list.row(when(one.time), badge("severity", one.severity), h("div", {}, h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), one.together > 1 ? h("div", { class: "small muted" }, t("episode", { n: one.together })) : null),
-        one.sentinel, one.device || "–", badge("status", one.status), one.deliveries.length ? h("span", { class: "muted" }, t("notified.of", { n: number(done), total: number(one.deliveries.length) })) : "–", actions(one));
+      return list.row(when(one.time), badge("severity", one.severity), badge("status", one.status), h("div", {}, h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), one.together > 1 ? h("div", { class: "small muted" }, t("episode", { n: one.together })) : null),
+        one.sentinel, one.device || "–", one.deliveries.length ? h("span", { class: "muted" }, h("span", { class: "only-narrow" }, `${t("notified")} `), t("notified.of", { n: number(done), total: number(one.deliveries.length) })) : "–", actions(one));
     });
-    shows(list, none, seen.alerts, () => (view === "active" ? empty(t("alerts.none.active"), t("alerts.none.active.hint")) : empty(t("alerts.none"), t("alerts.none.hint"), "duly profile set default --send console: && duly alert trigger smoke")));
-    pager(next, query, seen);
+    shows(list, none, seen.alerts, () => (seen.next ? empty(t("found.none"), t("found.none.alerts")) : view === "active" ? empty(t("alerts.none.active"), t("alerts.none.active.hint")) : empty(t("alerts.none"), t("alerts.none.hint"), "duly profile set default --send console: && duly alert trigger smoke")));
+    pager(next, query, seen, seen.alerts.length);
   });
 }
 
@@ -100,8 +109,8 @@ function deliveries(place, next, view, query) {
     if (!seen.deliveries) { fill(none, h("p", { class: "notice bad" }, sentence(seen.problem))); return; }
     keep(list.body, seen.deliveries, (one) => `${one.sentinel}/${one.event}/${one.delivery.recipient}/${one.delivery.round}`, (one) => list.row(when(one.time),
       h("a", { href: `/alert?${queryOf({ sentinel: one.sentinel, event: one.event })}` }, one.reason), h("span", { class: "mono" }, one.delivery.recipient), badge("state", one.delivery.state), number(one.delivery.attempts), ...(dead ? [] : [one.delivery.due ? when(one.delivery.due) : "–"]), one.delivery.error ? h("span", { class: "muted" }, sentence(one.delivery.error)) : null, letterActions(one, one.delivery)));
-    shows(list, none, seen.deliveries, () => empty(t(`deliveries.none.${view}`)));
-    pager(next, query, seen);
+    shows(list, none, seen.deliveries, () => (seen.next ? empty(t("found.none"), t("found.none.alerts")) : empty(t(`deliveries.none.${view}`), t(`deliveries.none.${view}.hint`))));
+    pager(next, query, seen, seen.deliveries.length);
   });
 }
 

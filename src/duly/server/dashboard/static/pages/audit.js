@@ -9,19 +9,21 @@ export default function audit(page, query) {
   const none = h("div");
   const next = h("div", { class: "row" });
   const sessions = table([[t("name")], [t("role")], [t("since"), "time"], [t("expires"), "time"], ["", "actions"]], t("sessions"));
+  const open = h("section", { class: "section", hidden: true }, h("h2", {}, t("sessions")), h("div", { class: "panel flush" }, sessions.wrap));
   fill(page, h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.audit")), h("p", { class: "muted" }, t("audit.about"), " ", h("code", { class: "command" }, "duly audit verify"))), h("a", { class: "button small plain", href: `/audit.json?${queryOf(query)}`, target: "_blank", rel: "noopener" }, "JSON")),
     h("section", { class: "panel flush" }, list.wrap, none), h("div", { class: "pager" }, h("span"), next),
-    h("section", { class: "section" }, h("h2", {}, t("sessions")), h("div", { class: "panel flush" }, sessions.wrap)));
+    open);
   const stopList = watch("audit", { before: query.before ?? "" }, (seen) => {
     if (!seen.entries) { list.wrap.hidden = true; fill(none, empty(t("not.allowed"), sentence(seen.problem))); return; }
-    keep(list.body, seen.entries, (one) => one.n, (one) => list.row(String(one.n), when(one.at), one.result === "done" ? badge("state", "done") : h("div", {}, h("span", { class: "badge bad" }, t(one.result.startsWith("refused") ? "state.refused" : "state.failed")), h("div", { class: "small muted" }, sentence(one.result.replace(/^refused: /, "")))), h("div", {}, one.actor, h("div", { class: "small muted" }, word("role", one.role))), h("span", { class: "mono" }, one.action), h("div", {}, one.target, one.detail ? h("div", { class: "small muted" }, sentence(one.detail)) : null), h("span", { class: "mono muted", title: one.hash }, one.hash?.slice(0, 10) ?? "")));
+    keep(list.body, seen.entries, (one) => one.n, (one) => list.row(String(one.n), when(one.at), one.result === "done" ? badge("state", "done") : h("span", { class: "badge bad" }, t(one.result.startsWith("refused") ? "state.refused" : "state.failed")), h("div", {}, one.actor, h("div", { class: "small muted" }, word("role", one.role))), h("span", { class: "mono" }, one.action), h("div", {}, one.target, one.detail ? h("div", { class: "small muted" }, sentence(one.detail)) : null, one.result === "done" ? null : h("div", { class: "small muted" }, sentence(one.result.replace(/^refused: /, "")))), h("span", { class: "mono muted", title: one.hash }, one.hash?.slice(0, 10) ?? "")));
     list.wrap.hidden = !seen.entries.length;
-    fill(none, seen.entries.length ? null : empty(t("audit.none")));
+    fill(none, seen.entries.length ? null : empty(t("audit.none"), t("audit.none.hint")));
     fill(next, query.before ? h("a", { class: "button", href: "/audit" }, t("newest")) : null, seen.next ? h("a", { class: "button", href: `/audit?${queryOf({ before: seen.next })}` }, t("older")) : null);
   });
   const stopSessions = watch("sessions", {}, (seen) => {
+    open.hidden = !seen.sessions;
     if (!seen.sessions) return;
-    keep(sessions.body, seen.sessions, (one) => one.session, (one) => sessions.row(one.mine ? `${one.name} (${t("this.session")})` : one.name, word("role", one.role), when(one.created), when(one.expires),
+    keep(sessions.body, seen.sessions, (one) => one.session, (one) => sessions.row(one.mine ? t("this.session", { name: one.name }) : one.name, word("role", one.role), when(one.created), when(one.expires),
       h("button", { type: "button", class: "button small", onclick: (event) => doing(event.currentTarget, () => act("session.end", { session: one.session }), t("done.word")) }, t("end"))));
   });
   return () => { stopList(); stopSessions(); };

@@ -4,6 +4,7 @@ import { t, time } from "../i18n.js";
 import { field, empty, explain, toast } from "../widgets.js";
 
 const PLACE = "duly.chat";
+const narrow = () => matchMedia("(max-width: 52rem)").matches;
 const stored = () => { try { return JSON.parse(sessionStorage.getItem(PLACE)); } catch { return null; } };
 
 export default function chatPage(page) {
@@ -40,7 +41,7 @@ function enter(body, Chat, entered) {
   const form = h("form", { class: "form", onsubmit: (event) => { event.preventDefault(); run(event.submitter?.value === "register"); } },
     h("h2", {}, t("chat.enter")), h("p", { class: "muted" }, t("chat.enter.hint")), told, field(t("name"), name), field(t("password"), password),
     h("div", { class: "row" }, h("button", { type: "submit", class: "button primary", value: "login" }, t("log.in")), h("button", { type: "submit", class: "button", value: "register" }, t("register"))));
-  fill(body, h("div", { class: "card-inner" }, form));
+  fill(body, h("div", { class: "chat-enter" }, form));
   body.className = "panel";
   name.focus();
 }
@@ -76,7 +77,7 @@ function talk(body, Chat, who, leave) {
   }
 
   function showLines() {
-    if (!open) { title.textContent = t("chat.none"); fill(bubbles, empty(t("chat.none"), t("chat.none.hint"))); composer.hidden = true; return; }
+    if (!open) { title.textContent = ""; fill(bubbles, empty(t("chat.none"), t("chat.none.hint"))); composer.hidden = true; return; }
     composer.hidden = false;
     title.textContent = open.name ?? open.label;
     const lines = [...open.lines.values()].sort((a, b) => a.n - b.n);
@@ -175,6 +176,7 @@ function talk(body, Chat, who, leave) {
       choose([...convs.values()].find((one) => one.to === label) ?? conv(`new:${label}`, label));
     }
     to.value = members.value = "";
+    if (narrow()) folded.open = false;
   }
 
   async function load() {
@@ -187,7 +189,7 @@ function talk(body, Chat, who, leave) {
     }
     showList();
     if (!open && convs.size) {
-      if (matchMedia("(max-width: 52rem)").matches) folded.open = false; // what is said comes first on a narrow screen
+      if (narrow()) folded.open = false; // what is said comes first on a narrow screen
       choose([...convs.values()][0]);
     }
   }

@@ -10,7 +10,7 @@ const ENDS = { done: "good", failed: "bad", expired: "bad", cancelled: "bad", su
 export default function device(page, { name = "" }) {
   const head = h("div", { class: "row" });
   const about = h("div");
-  const pushes = table([[t("time"), "time"], [t("kind")], [t("content"), "wide"]], t("pushes"));
+  const pushes = table([[t("time"), "time"], [t("kind"), "word"], [t("content"), "wide"]], t("pushes"));
   const none = h("div");
   const form = commandForm(name);
   const content = h("div", { class: "columns" },
@@ -46,10 +46,15 @@ function commandForm(name) {
   data.value = now.data;
   const [queueField, queue] = checkbox(t("command.queue"), { checked: now.queue });
   const send = h("button", { type: "submit", class: "button primary" }, t("send"));
-  const again = h("button", { type: "button", class: "button", hidden: true, onclick: () => { now = { ...now, id: mint(), sent: false }; store(now); stop?.(); stop = null; lock(false); fill(result); } }, t("command.new"));
+  const again = h("button", { type: "button", class: "button primary", hidden: true, onclick: () => { now = { ...now, id: mint(), sent: false }; store(now); stop?.(); stop = null; lock(false); fill(result); } }, t("command.new"));
   const result = h("div", { class: "stack", role: "status" });
   let stop = null;
-  const lock = (on) => { type.disabled = data.disabled = queue.disabled = on; again.hidden = !on; };
+  const lock = (on) => { // what was sent is one command; the next one has a button of its own
+    type.disabled = data.disabled = queue.disabled = on;
+    again.hidden = !on;
+    send.textContent = t(on ? "command.repeat" : "send");
+    send.className = on ? "button" : "button primary";
+  };
 
   function follow() {
     stop?.();
@@ -78,7 +83,7 @@ function commandForm(name) {
     } catch (problem) {
       fill(result, h("p", { class: "notice bad" }, explain(problem), " ", t("command.again")));
     }
-  } }, h("div", { class: "filters" }, field(t("kind"), type)), field(t("command.data"), data), queueField, h("div", { class: "row" }, send, again), result);
+  } }, h("div", { class: "filters" }, field(t("kind"), type)), field(t("command.data"), data), queueField, h("div", { class: "row" }, again, send), result);
   form.end = () => stop?.();
   if (now.sent) queueMicrotask(follow);
   return h("section", { class: "section" }, h("h2", {}, t("command.title")), h("div", { class: "panel" }, form));

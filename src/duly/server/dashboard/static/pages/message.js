@@ -60,8 +60,11 @@ export default function message(page, query, { go }) {
     const content = JSON.stringify([seen.data, seen.ack?.data, seen.deliveries]);
     if (data.dataset.said !== content) {
       data.dataset.said = content;
-      const sent = table([[t("recipient")], [t("state")], [t("attempts"), "number"], [t("detail")]], t("deliveries"));
-      sent.body.append(...seen.deliveries.map((one) => sent.row(one.recipient, badge("state", one.state), String(one.attempts), one.error ? sentence(one.error) : one.next_at ? t("next.at", { at: time(one.next_at) }) : "")));
+      const sent = table([[t("recipient"), "wide"], [t("state")], [t("attempts"), "number"]], t("deliveries"));
+      sent.body.append(...seen.deliveries.map((one) => {
+        const said = one.error ? sentence(one.error) : one.next_at ? t("next.at", { at: time(one.next_at) }) : "";
+        return sent.row(h("div", {}, one.recipient, said ? h("div", { class: "small muted" }, said) : null), badge("state", one.state), String(one.attempts));
+      }));
       fill(data, seen.deliveries.length ? [h("h2", {}, t("deliveries")), h("div", { class: "panel flush" }, sent.wrap)] : null,
         h("h2", {}, t("content")), seen.private ? h("p", { class: "muted" }, t("content.private")) : h("pre", { tabindex: "0", "aria-label": t("content") }, seen.data ?? ""),
         seen.ack?.data !== undefined && !seen.private ? [h("h2", {}, t("answer")), h("pre", { tabindex: "0", "aria-label": t("answer") }, JSON.stringify(seen.ack.data, null, 2))] : null);

@@ -23,7 +23,7 @@ export default function messages(page, query, { go }) {
     h("div", { class: "dates" }, field(t("since"), controls.since), field(t("until"), controls.until)),
     h("div", { class: "row" }, h("button", { type: "submit", class: "button primary" }, t("find")), h("a", { class: "button plain", href: "/messages" }, t("clear"))));
   controls.state.addEventListener("change", () => form.requestSubmit());
-  const list = table([[t("accepted.at"), "time"], [t("state")], [t("kind")], [t("sender")], [t("recipient"), "to"], [t("id")], [t("detail"), "wide"]], t("nav.messages"), "compact");
+  const list = table([[t("accepted.at"), "time"], [t("state")], [t("kind"), "word"], [t("sender")], [t("recipient"), "to"], [t("id"), "tight"], [t("detail"), "wide"]], t("nav.messages"), "compact");
   const state = h("div");
   const searched = h("p", { class: "muted small", role: "status" });
   const next = h("div", { class: "row" });

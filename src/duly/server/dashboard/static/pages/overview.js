@@ -14,7 +14,7 @@ export default function overview(page) {
   const tiles = Object.fromEntries(TILES.map((name) => [name, tile(t(`tile.${name}`))]));
   const health = h("div", { class: "health" });
   const attention = h("div", { class: "stack", role: "status", "aria-label": t("attention") });
-  const outcomes = table([[t("kind")], ...OUTCOMES.map((name) => [word("state", name), "number"])], t("outcomes"));
+  const outcomes = table([[t("kind"), "word"], ...OUTCOMES.map((name) => [word("state", name), "number"])], t("outcomes"));
   const nothing = h("div");
   const charts = [
     chart(t("chart.rates"), [["accepted", word("state", "accepted"), "c1"], ["done", word("state", "done"), "c2"], ["duplicate", word("state", "duplicate"), "c3"], ["refused", word("state", "refused"), "c4"], ["retries", word("state", "retries"), "c5"]], t("per.second")),
@@ -58,7 +58,7 @@ export default function overview(page) {
     const [c50, cu] = milliseconds(rate("commit_p50_ms"));
     tiles.commit.set(c50, { unit: cu, about: `p99 ${milliseconds(rate("commit_p99_ms")).join(" ")}` });
     attention.hidden = !seen.thresholds.length;
-    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, `${word("metric", one.metric)}: ${number(one.value, 1)} ${one.unit}`), " · ", TODO[one.metric] ? h("a", { href: TODO[one.metric] }, word("advice", one.metric)) : word("advice", one.metric)));
+    keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, t("attention.line", { what: word("metric", one.metric), value: `${number(one.value, 1)} ${one.unit}`.trim() })), " · ", TODO[one.metric] ? h("a", { href: TODO[one.metric] }, word("advice", one.metric)) : word("advice", one.metric)));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
     const kinds = {};
     for (const [key, value] of Object.entries(seen.metrics.duly_messages_total ?? {})) {

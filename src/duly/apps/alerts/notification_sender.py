@@ -25,7 +25,8 @@ TIMES_KEPT: Final = 1_000
 
 
 class SendResult(NamedTuple):
-    """How an attempt went, why, and for how long the recipient wants no further attempt (µs)."""
+    """The result of an attempt: how it went, why, and how long the recipient wants no further attempt
+    (µs)."""
 
     result: AttemptResult
     reason: str = ""
@@ -34,7 +35,7 @@ class SendResult(NamedTuple):
 
 class NotificationSender:
     """The channels of one hub. `statuses` are those of alerts that were changed after they were reported;
-    `wanted` says whether an attempt is still to be made."""
+    `wanted` returns whether an attempt is still to be made."""
 
     def __init__(
         self,
@@ -47,7 +48,7 @@ class NotificationSender:
         data: Path | None,
     ) -> None:
         self.links: AckLinks | None = None
-        """what makes the links by which recipients acknowledge; None: notifications carry none"""
+        """makes the links by which recipients acknowledge; None: notifications carry no links"""
         self._ledger = ledger
         self._profiles = profiles
         self._statuses = statuses
@@ -55,11 +56,12 @@ class NotificationSender:
         self._private = private
         self._data = data
         self._received: dict[bytes, int] = {}
-        """when alerts were received, by the ledger: every attempt, at every hub, shows the same time"""
+        """when alerts were received according to the ledger, so that every attempt at every hub shows the
+        same time"""
         self._channels: dict[str, tuple[ChannelAddress, Channel]] = {}
 
     async def send(self, attempt: StartAttempt) -> SendResult:
-        """Make one attempt; every way in which it can fail becomes a result."""
+        """Make one attempt; every failure becomes a result."""
         try:
             if self.links is not None:
                 await self.links.reachable()
@@ -67,7 +69,7 @@ class NotificationSender:
             if not await self._wanted(attempt):
                 return SendResult(AttemptResult.CALLED_OFF, NOT_WANTED)
             context = await self._context(attempt)
-            # A text about thousands of alerts takes a while: it must not keep the event loop busy.
+            # Text about thousands of alerts takes a while, and must not block the event loop.
             many = len(attempt.items) > NAMED
             content = (
                 await asyncio.to_thread(notification, attempt, context)
@@ -94,7 +96,7 @@ class NotificationSender:
             await channel.close()
 
     async def _context(self, attempt: StartAttempt) -> NotificationContext:
-        """What a notification needs to know. The time of receipt is read from the ledger for a few alerts
+        """Return the context of a notification. The time of receipt is read from the ledger for a few alerts
         only."""
         if len(attempt.items) <= NAMED:
             if len(self._received) >= TIMES_KEPT:

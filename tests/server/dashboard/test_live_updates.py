@@ -9,7 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.server.dashboard.live import GONE, VIEWS_MOST
+from duly.server.dashboard.live_updates import GONE, VIEWS_MOST
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.server.dashboard.visiting import PageVisitor, mint
 
@@ -21,7 +22,7 @@ async def ann(local: LocalHub) -> AsyncIterator[PageVisitor]:
 
 
 async def told(socket: aiohttp.ClientWebSocketResponse) -> Any:
-    return await socket.receive_json(timeout=10)
+    return await socket.receive_json(timeout=GUARD)
 
 
 async def test_a_view_comes_at_once_and_again_when_it_has_changed(ann: PageVisitor) -> None:
@@ -63,7 +64,7 @@ async def test_a_session_that_has_ended_closes_its_pages(local: LocalHub, ann: P
         await socket.send_json({"id": 1, "view": "messages"})
         await told(socket)
         await local.hub.dashboard.access.end_sessions()
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(GUARD):
             while (said := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 pass
         assert said.data == GONE
@@ -82,7 +83,7 @@ async def test_nonsense_ends_the_connection_and_nothing_else(
 ) -> None:
     async with ann.http.ws_connect("/page/live") as socket:
         await socket.send_str(text)
-        assert (await socket.receive(timeout=10)).type is aiohttp.WSMsgType.CLOSE
+        assert (await socket.receive(timeout=GUARD)).type is aiohttp.WSMsgType.CLOSE
     await ann.get("/messages.json")
 
 
@@ -93,6 +94,6 @@ async def test_a_page_shows_only_so_many_views(local: LocalHub, ann: PageVisitor
         await socket.send_json({"id": 0, "view": "devices"})
         seen = {(await told(socket))["id"] for _ in range(VIEWS_MOST)}
         assert seen == set(range(VIEWS_MOST))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while local.hub.dashboard.live.pages:
             await asyncio.sleep(0.01)

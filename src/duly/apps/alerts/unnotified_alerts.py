@@ -1,9 +1,9 @@
-"""Critical alerts that reached no recipient: those of the profile `default` are notified instead, and that
-is recorded.
+"""Critical alerts that reached no recipient: the recipients of the profile `default` are notified instead,
+and that is recorded.
 
-The need for this is noted in the transaction that ends the alert, and the note is removed in the
-transaction that plans the other deliveries and records the failure. So a crash in between loses nothing:
-what is still noted is done once, at the next start or by another hub on the same ledger.
+The need for this is noted in the transaction that ends the alert, and the note is removed in the transaction
+that plans the other deliveries and records the failure. So a crash in between loses nothing: a remaining note
+is acted on once, at the next start or by another hub on the same ledger.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _LOG = logging.getLogger("duly.alerts")
 
 
 def note(key: bytes) -> PutItem:
-    """The write that notes an alert that reached no recipient; it belongs to the transaction that ends the
-    alert."""
+    """Return the write that notes an alert that reached no recipient; it belongs to the transaction that ends
+    the alert."""
     return PutItem(UNTOLD, name_in_bucket(key), b"")
 
 
 def notes(key: bytes, state: State, *, urgent: bool) -> Group:
-    """The writes that belong to the end of an alert."""
+    """Return the writes that belong to the end of an alert."""
     return (note(key),) if urgent and state in DEAD else ()
 
 
@@ -46,7 +46,7 @@ class UnnotifiedAlerts:
         """how many there were since the start"""
 
     async def notify(self, key: bytes) -> None:
-        """Notify the recipients of the default profile if that is noted; after a failure it stays noted."""
+        """Notify the recipients of the default profile if that is noted; if it fails, the note stays."""
         with contextlib.suppress(DulyError):
             alert = await self._operations.get(key)
             if alert is None or alert.severity is not Severity.CRITICAL:
@@ -64,12 +64,12 @@ class UnnotifiedAlerts:
             self._activity.see("refused", scope=message.scope, id=message.id, word="untold", reason=reason)
 
     async def is_noted(self, key: bytes) -> bool:
-        """Whether the recipients of the default profile are still to be notified of this alert: it has ended,
-        and yet it is not known whether anyone will be told."""
+        """Return whether the recipients of the default profile are still to be notified of this alert: it has
+        ended, but it is not known yet whether any recipient will be notified."""
         return await self._ledger.item(UNTOLD, name_in_bucket(key)) is not None
 
     async def catch_up(self) -> None:
-        """Do what is still noted, after a crash or a failure of the ledger."""
+        """Act on remaining notes, after a crash or a failure of the ledger."""
         with contextlib.suppress(DulyError):
             for name in await self._ledger.bucket(UNTOLD):
                 scope, _, id_ = name.partition("/")

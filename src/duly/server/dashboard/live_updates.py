@@ -1,9 +1,9 @@
-"""Live updates: what a page shows is sent again when it has changed, over one WebSocket of its own.
+"""Live updates: sends a page its views again when they change, over one WebSocket per page.
 
-A page names the views it shows. Twice a second at most each view is made again, once for all pages that show
-the same, and sent to those whose copy differs. A view that takes long to make is made less often: views
-together take at most a thirtieth of the hub's time. With no page open nothing happens at all. Every few
-seconds the sessions of all pages are checked: a page whose session has ended is closed.
+A page names the views that it shows. Each view is rebuilt at most twice a second, once for all pages that
+show the same, and sent to pages whose copy differs. A view that takes long is rebuilt less often: all views
+together use at most a thirtieth of the hub's time. Without an open page nothing is done. Every few seconds
+the sessions of all pages are checked: a page whose session has ended is closed.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ TICK_SECONDS: Final = 0.5
 CHECK_SECONDS: Final = 5.0
 """How often the session of an open page is checked."""
 SHARE: Final = 30.0
-"""Views together take one part in so many of the hub's time: each is made again no sooner than after so many
-times the time it took, times the number of views."""
+"""All views together use one part in this many of the hub's time: each is rebuilt no sooner than after this
+many times the time it took, times the number of views."""
 PACE: Final = {"chart": 2.0}
-"""Seconds between two times at which a view is made at most, where that is more than a moment."""
+"""The longest time in seconds between two builds of a view."""
 WORK_SECONDS: Final = 0.3
-"""No view works longer than this: what it takes beyond is waiting, for a ledger that does not answer. To wait
-costs the hub nothing, and a page must not stand still for minutes because of it."""
+"""The longest work time of a view; anything beyond is waiting for a ledger that does not answer. Waiting
+costs the hub nothing, and must not stop a page for minutes."""
 VIEWS_MOST: Final = 8
-"""Views that one page shows at the same time."""
+"""The most views that one page shows at the same time."""
 PAGES_MOST: Final = 200
 WAITING_BYTES: Final = 256 * 1024
-"""A page that has not read so much is sent nothing more until it has."""
+"""A page with this many unread bytes is sent nothing more until it has read them."""
 SEND_SECONDS: Final = 2.0
 MESSAGE_BYTES: Final = 16 * 1024
 GONE: Final = 4401
-"""The code with which a page is closed whose session has ended."""
+"""The close code for a page whose session has ended."""
 
 MakeView: TypeAlias = Callable[[DashboardVisitor, str, Mapping[str, str]], Awaitable[object]]
 CheckSession: TypeAlias = Callable[[DashboardVisitor], Awaitable[bool]]
 
 
 class ViewRequest(Struct, frozen=True):
-    """What a page asks to be shown: an id of its own, a view, and the view's options."""
+    """A page's request: an id of its own, a view, and the view's options."""
 
     id: int
     view: str = ""
@@ -91,7 +91,7 @@ class LivePage:
 
 
 class LiveUpdates:
-    """The open pages of one hub. `make` makes a view, `check` says whether a session still holds."""
+    """The open pages of one hub. `make` builds a view, `check` returns whether a session is still valid."""
 
     def __init__(self, make: MakeView, check: CheckSession) -> None:
         self._make = make
@@ -139,7 +139,7 @@ class LiveUpdates:
         keys = {shown.key for page in self._pages for shown in page.shown.values()}
         self._due = {key: due for key, due in self._due.items() if key in keys}
         made: dict[object, asyncio.Future[bytes]] = {}
-        # Beside each other: a view that waits for a ledger holds up none that does not need it.
+        # Concurrently: a view that waits for the ledger does not delay one that does not need it.
         await asyncio.gather(*(self._update(page, made) for page in list(self._pages)))
 
     async def _update(self, page: LivePage, made: dict[object, asyncio.Future[bytes]]) -> None:
