@@ -15,8 +15,8 @@ from duly.core.outbox import Outbox
 from duly.core.units import SECOND
 from duly.errors import DeviceError, NotAuthenticated, Refused, Stopped, TooLarge
 from duly.wire.frames import Frame
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 
 
 def lock(local: LocalHub, effects: list[str], store: Path | None = None) -> Device:
@@ -113,7 +113,7 @@ async def test_what_was_called_unknown_is_asked_for_again_at_the_next_connection
         assert (await command.ended()).state == "unknown"
         local.hub.gateway.dismiss("phone")  # hang up, so that the late word reaches nobody
         go_on.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             assert (await command.settled()).data == "at last"
         assert not app._unsettled
 
@@ -260,7 +260,7 @@ async def test_commands_survive_a_restart_of_the_hub(local: LocalHub, tmp_path: 
         await local.stop()
         command = await app.post("lock", "lock_control", {"open": False}, queue=True)
         await local.start()
-        assert (await asyncio.wait_for(command.ended(), 15)).done
+        assert (await asyncio.wait_for(command.ended(), GUARD)).done
     assert len(effects) == 2
 
 
@@ -280,7 +280,7 @@ async def test_a_device_that_forgets_nothing_does_nothing_twice(local: LocalHub,
 async def heard(pushes: AsyncIterator[Push | Gap], count: int) -> list[object]:
     """The next events, whatever the hub says of its devices in between."""
     found: list[object] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         async for push in pushes:
             if isinstance(push, Gap) or push.type == "event_report":
                 found.append(push if isinstance(push, Gap) else push.data["n"])

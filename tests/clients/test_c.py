@@ -24,7 +24,7 @@ from duly.identity.accounts import Role, administer
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests import servers
-from tests.servers import GUARD
+from tests.guard import GUARD, LIMIT
 
 SOURCES = Path(str(files("duly"))) / "clients" / "c"
 HOST_TEST = Path(__file__).parent / "c_device" / "host_test.c"
@@ -33,7 +33,7 @@ SANITIZED = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 RAM = 4_096
 """Bytes that the client may take without its buffers."""
 
-pytestmark = pytest.mark.timeout(2 * GUARD)
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 
 
 def compile_c(target: Path, *words: object, compiler: str = "gcc") -> Path:

@@ -10,10 +10,13 @@ from typing import cast
 import pytest
 
 import duly
+from duly.apps.chat.subscriptions import Subscriptions
 from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
+from duly.clients.chat_positions import ChatPositions
 from duly.core.outbox import Outbox
 from duly.errors import NotAuthenticated, Stopped
 from duly.identity.accounts import Role
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.servers import free_port
 
@@ -34,7 +37,7 @@ def chat(local: LocalHub, name: str, store: str | None = None) -> Chat:
 async def take(person: Chat, count: int) -> list[Line]:
     """The next lines, all made use of."""
     lines: list[Line] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         async for line in person.lines():
             if len(lines) == count:
                 raise AssertionError(f"one too many: {line}")
@@ -64,6 +67,40 @@ async def test_what_is_said_at_once_arrives_in_the_order_it_was_said(local: Loca
         assert [line.text for line in await take(bob, 100)] == [str(i) for i in range(100)]
 
 
+@pytest.fixture
+def late_subscription(local: LocalHub, monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """A hub that has told who comes which conversations there are, and learns of those begun meanwhile when
+    this is set: another hub has stored their first line, or it is stored during the welcome."""
+    learns, load_new = asyncio.Event(), Subscriptions.load_new
+
+    async def load_late(self: Subscriptions, name: str) -> None:
+        await learns.wait()
+        await load_new(self, name)
+
+    monkeypatch.setattr(Subscriptions, "load_new", load_late)
+    monkeypatch.setattr(Subscriptions, "join", lambda self, name, conv, told=0: self.refresh_person(name))
+    return learns
+
+
+async def test_who_answers_before_the_first_line_is_told_is_told_it(
+    local: LocalHub, late_subscription: asyncio.Event
+) -> None:
+    async with chat(local, "ann") as ann, chat(local, "bob") as bob:
+        await bob.send("ann", "first")
+        assert (await ann.send("bob", "second")).n == 2
+        late_subscription.set()
+        first, _ = await take(ann, 2)  # what one said oneself is told as well, if it was not the next line
+        assert (first.text, first.n) == ("first", 1)
+
+
+def test_an_answer_does_not_count_what_came_before_it_as_read() -> None:
+    """The program has not asked for the line yet, and may crash before it does."""
+    at = ChatPositions(lambda conv, n: None, lambda: None)
+    assert at.arrived("ann+bob", 1)
+    at.sent("ann+bob", 2)
+    assert (at.heard_to, at.read_to) == ({"ann+bob": 2}, {})
+
+
 async def test_nothing_is_lost_or_repeated_when_the_hub_restarts(local: LocalHub) -> None:
     async with chat(local, "ann") as ann, chat(local, "bob") as bob:
 
@@ -90,7 +127,7 @@ async def test_a_line_that_was_not_made_use_of_comes_again_after_a_crash(
             await ann.send("bob", str(i))
         bob = chat(local, "bob", store)
         await bob.__aenter__()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             async for line in bob.lines():
                 if line.n == 3:
                     break  # made use of 1 and 2 only
@@ -128,7 +165,7 @@ async def test_groups_receipts_history_and_news(local: LocalHub) -> None:
         await take(bob, 3)
         await take(cid, 1)
         news = ann.news()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             seen: list[News] = []
             while not all(Receipt(group, sent.n, name, "delivered") in seen for name in ("bob", "cid")):
                 seen.append(await anext(news))
@@ -136,7 +173,7 @@ async def test_groups_receipts_history_and_news(local: LocalHub) -> None:
         assert (receipts.state, receipts.delivered, receipts.read, receipts.of) == ("delivered", 2, 0, 2)
         bob.read(group, sent.n)
         cid.typing(group)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             while not (Receipt(group, sent.n, "bob", "read") in seen and Typing(group, "cid") in seen):
                 seen.append(await anext(news))
         await ann.edit(group, sent.n, "welcome!")
@@ -161,7 +198,7 @@ async def test_friends_see_each_other_come_and_go(local: LocalHub) -> None:
             await take(bob, 1)
             await bob.accept_friend("ann")
             assert (await ann.friends())["friends"] == ["bob"]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             async for news in ann.news():
                 if isinstance(news, Presence):
                     assert news == Presence("bob", {"online": False})
@@ -203,7 +240,7 @@ async def test_of_several_hubs_one_that_is_there_is_asked(local: LocalHub) -> No
     urls = f"http://127.0.0.1:{free_port()}, {local.url}/"
     await Chat.register(urls, "dan", "dan's password")
     token = await Chat.log_in(urls, "dan", "dan's password")
-    async with asyncio.timeout(10), Chat(urls, token) as dan:
+    async with asyncio.timeout(GUARD), Chat(urls, token) as dan:
         assert (await dan.send("ann", "hello")).conv == "ann+dan"
         await dan.log_out(everywhere=True)
     with pytest.raises(NotAuthenticated):

@@ -27,10 +27,11 @@ from duly.core.units import MS
 from duly.errors import TaskFailed, Unknown
 from tests import servers
 from tests.clients.node.nodes import own_name
+from tests.guard import GUARD
 
 SOURCE = Path(str(files("duly"))) / "clients" / "go"
 SOON = RetryPolicy.fixed(300 * MS, tries=None)
-WITHIN = 60.0
+WITHIN = GUARD
 
 
 def go(*words: str) -> subprocess.CompletedProcess[str]:
@@ -38,7 +39,7 @@ def go(*words: str) -> subprocess.CompletedProcess[str]:
     if found is None:
         servers.missing("go")
     return subprocess.run(
-        [found, *words], cwd=SOURCE, capture_output=True, text=True, check=False, timeout=300
+        [found, *words], cwd=SOURCE, capture_output=True, text=True, check=False, timeout=GUARD
     )
 
 
@@ -142,7 +143,7 @@ def test_the_example_of_the_guide_runs_as_printed(
     )
     assert built.returncode == 0, built.stderr
     done = subprocess.run(
-        [tmp_path / "guide"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30
+        [tmp_path / "guide"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=GUARD
     )
     assert done.stdout == '{"on":true} <nil>\n'
 

@@ -21,6 +21,7 @@ from duly.server.hub import Hub
 from tests import servers
 from tests.browsers import browser
 from tests.end_to_end.many import LocalCluster
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 __all__ = ["browser"]
@@ -117,7 +118,7 @@ class Tab:
         return await self.do(f"seen(open({json.dumps(self._place.tokens[name])}, {json.dumps(options)}))")
 
     async def do(self, script: str) -> Any:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             return await self.page.evaluate(f"async () => await ({script})")
 
     async def until(self, condition: str) -> None:
@@ -537,7 +538,7 @@ def _number(seq_id: str) -> int:
     return int(seq_id.split("_")[1])
 
 
-async def _until(true: Any, seconds: float = 10) -> None:
+async def _until(true: Any, seconds: float = GUARD) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.01)

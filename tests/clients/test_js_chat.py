@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from duly.apps.chat.subscriptions import Subscriptions
 from duly.clients.chat import Chat, Line
 from duly.identity.accounts import Role
 from tests.browsers import browser
 from tests.clients.test_js import Tab, first_page, kept, site, tab
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 __all__ = ["browser", "first_page", "kept", "site", "tab"]
@@ -45,7 +47,7 @@ async def enter(tab: Tab, token: str) -> None:
 
 async def take(person: Chat, count: int) -> list[Line]:
     lines: list[Line] = []
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         async for line in person.lines():
             lines.append(line)
             if len(lines) == count:
@@ -72,6 +74,27 @@ async def test_a_page_and_a_program_talk(tab: Tab, local: LocalHub) -> None:
         await tab.until('others.some(([e, { sender }]) => e === "typing" && sender === "bob")')
         receipts = await tab.do('chat.receipts("ann+bob", 1)')
         assert (receipts["state"], receipts["delivered"]) == ("delivered", 1)
+
+
+async def test_who_answers_before_the_first_line_is_told_is_told_it(
+    tab: Tab, local: LocalHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `duly.Chat`: a hub may learn later of a conversation that was begun meanwhile."""
+    learns, load_new = asyncio.Event(), Subscriptions.load_new
+
+    async def load_late(self: Subscriptions, name: str) -> None:
+        await learns.wait()
+        await load_new(self, name)
+
+    monkeypatch.setattr(Subscriptions, "load_new", load_late)
+    monkeypatch.setattr(Subscriptions, "join", lambda self, name, conv, told=0: self.refresh_person(name))
+    await enter(tab, local.tokens["ann"])
+    async with Chat(local.url, local.tokens["bob"]) as bob:
+        await bob.send("ann", "first")
+        assert (await tab.do('chat.send("bob", "second")'))["n"] == 2
+        learns.set()
+        await tab.until("lines.length > 0")
+        assert (await tab.do("lines"))[0]["data"] == {"text": "first"}
 
 
 async def test_what_is_said_while_the_hub_is_away_arrives_once_and_in_order(

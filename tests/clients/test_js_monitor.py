@@ -14,8 +14,8 @@ import pytest
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
+from duly.core.monitor.event_messages import SCOPE
 from duly.core.monitor.machine import event_in
-from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     EVENT,
     CancelRequest,
@@ -43,6 +43,7 @@ from duly.core.steps import (
 )
 from tests import servers
 from tests.core.monitor.watching import IDENTITY, Watch
+from tests.guard import GUARD
 
 PLAYER = Path(__file__).parent / "js" / "monitor_traces.mjs"
 LIMITS: dict[str, Any] = {
@@ -190,7 +191,12 @@ def play_in_javascript(scripts: list[Script]) -> list[list[list[Any]]]:
         "start": Watch().clock.now(),
     }  # fmt: skip
     done = subprocess.run(
-        [node, str(PLAYER)], input=json.dumps(setting), capture_output=True, text=True, check=True, timeout=60
+        [node, str(PLAYER)],
+        input=json.dumps(setting),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=GUARD,
     )
     traces: list[list[list[Any]]] = json.loads(done.stdout)
     return traces

@@ -24,8 +24,8 @@ from duly.core.monitor.signals import read_event
 from duly.identity.accounts import Role
 from tests import servers
 from tests.end_to_end.test_black_hole import Hole
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -72,7 +72,7 @@ class Program:
     async def run(self, **more: Any) -> tuple[int, list[dict[str, Any]]]:
         """Run it until it ends; its exit code, and what it told."""
         process = await self.start(**more)
-        out, err = await asyncio.wait_for(process.communicate(), 30)
+        out, err = await asyncio.wait_for(process.communicate(), GUARD)
         assert process.returncode is not None
         assert process.returncode in (0, -signal.SIGKILL), err.decode()
         return process.returncode, [json.loads(line) for line in out.splitlines() if line.endswith(b"}")]
@@ -153,9 +153,9 @@ async def test_a_sentinel_in_a_black_hole_connects_anew_and_reports_once(
     hole.swallow()
     news = b""
     while b"offline" not in news:
-        news = await asyncio.wait_for(process.stdout.readline(), 15)
+        news = await asyncio.wait_for(process.stdout.readline(), GUARD)
     hole.heal(late=3)
-    await asyncio.wait_for(process.communicate(), 30)
+    await asyncio.wait_for(process.communicate(), GUARD)
     assert process.returncode == 0
     assert await listed(local, "swallowed") == Counter({f"device-{n}": 1 for n in range(40)})
     await hole.close()
@@ -186,7 +186,7 @@ async def test_an_app_killed_in_the_middle_learns_every_end_and_nothing_is_done_
         process = await program.start(commands=6)
         assert process.stdout is not None
         before = set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while (line := await process.stdout.readline()) != b"accepted\n":
                 before.add(json.loads(line)["id"])
             await working.wait()
@@ -257,7 +257,7 @@ async def test_a_file_of_a_device_arrives_whole(local: LocalHub, tmp_path: Path)
         process = await asyncio.create_subprocess_exec(
             *node("--input-type=module", "-e", script), cwd=tmp_path, stdout=subprocess.PIPE
         )
-        out, _ = await asyncio.wait_for(process.communicate(), 30)
+        out, _ = await asyncio.wait_for(process.communicate(), GUARD)
     found = json.loads(out)
     assert (tmp_path / "got").read_bytes() == picture
     assert found["told"][-1] == [8, 8]
@@ -291,5 +291,5 @@ async def test_the_examples_of_the_guide_run_as_printed(local: LocalHub, tmp_pat
             process = await asyncio.create_subprocess_exec(
                 *node(str(program)), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
             )
-            out, err = await asyncio.wait_for(process.communicate(), 30)
+            out, err = await asyncio.wait_for(process.communicate(), GUARD)
             assert (process.returncode, out.splitlines()[-1]) == (0, b"state: done"), err.decode()

@@ -15,6 +15,7 @@ import pytest
 
 from tests import servers
 from tests.clients.test_js_node import HERE, PACKAGE, ROOT, node
+from tests.guard import GUARD
 
 COMPILER = ["typescript@7.0.2", "@types/node@20"]
 APP_LIMIT = 12 * 1024
@@ -32,7 +33,7 @@ def compiler() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         done = subprocess.run(
             [npm, "install", "--no-save", "--no-package-lock", "--no-audit", "--no-fund", *COMPILER],
-            cwd=folder, capture_output=True, text=True, check=False, timeout=120,
+            cwd=folder, capture_output=True, text=True, check=False, timeout=GUARD,
         )  # fmt: skip
         if done.returncode:
             servers.unable("TypeScript cannot be installed: the npm registry is out of reach")
@@ -42,7 +43,7 @@ def compiler() -> Path:
 def check(compiler: Path, *words: str, cwd: Path = PACKAGE) -> None:
     done = subprocess.run(
         [str(compiler / ".bin" / "tsc"), "--typeRoots", str(compiler / "@types"), *words],
-        cwd=cwd, capture_output=True, text=True, check=False, timeout=60,
+        cwd=cwd, capture_output=True, text=True, check=False, timeout=GUARD,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
 
@@ -89,5 +90,7 @@ def test_an_app_is_small(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_stores_hold_through_crashes() -> None:
-    done = subprocess.run(node("--test", str(HERE)), capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        node("--test", str(HERE)), capture_output=True, text=True, check=False, timeout=GUARD
+    )
     assert done.returncode == 0, done.stdout

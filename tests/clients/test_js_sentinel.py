@@ -16,6 +16,7 @@ from duly.core.monitor.signals import EventData, read_event
 from duly.identity.accounts import Role
 from tests.browsers import browser
 from tests.clients.test_js import LossyWire, Tab, first_page, kept, site, tab, wire
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 __all__ = ["browser", "first_page", "kept", "site", "tab", "wire"]
@@ -117,7 +118,7 @@ async def test_a_connection_that_swallows_everything_is_made_anew(wire: LossyWir
     await tab.do("sentinel.ready")
     wire.deaf = True
     await tab.do("void (globalThis.ended = sentinel.trigger('fall', 'a').sent)")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not wire.sent:
             await asyncio.sleep(0.01)
     await tab.page.clock.run_for(6_200)
@@ -177,7 +178,7 @@ async def test_what_is_nested_too_deep_is_refused_where_it_is_reported(tab: Tab,
 
 FULL = """(() => {
   globalThis.room = true;
-  globalThis.items = new Map();
+  globalThis.items ??= new Map();
   const store = {
     load: async () => new Map(items),
     write: async (changes) => {
@@ -213,6 +214,25 @@ async def test_a_critical_event_reaches_the_tower_at_once_though_it_cannot_be_st
     assert await tab.do("sentinel.counts.sent") == 2
     assert await tab.do("news.filter((one) => one.what === 'sent').length") == 2
     assert sorted(event.trigger_reason for event in await listed(local)) == ["fall", "smoke"]
+
+
+async def test_an_event_that_went_out_unstored_and_was_changed_after_a_restart_is_still_corrected(
+    tab: Tab, local: LocalHub
+) -> None:
+    await tab.do(FULL % ("hub", json.dumps(local.tokens["watch"])))
+    await tab.do("sentinel.ready")
+    begun = "sentinel.trigger('smoke', 'kitchen', { severity: 'critical', countdown: 0.3 })"
+    await tab.do(f"(globalThis.alert = {begun}).stored")
+    await tab.do("void (room = false)")
+    assert (await tab.do("alert.sent"))["state"] == "done"
+    await tab.do("sentinel.close()")
+    again = FULL % ("hub", json.dumps(local.tokens["watch"]))
+    await tab.do(f"{again}.then(() => sentinel.update(alert.id, {{ location: {{ lat: 31.2 }} }}))")
+    await tab.do("sentinel.drained()")
+    ends = await tab.do("news.filter((one) => ['sent', 'failed', 'unknown'].includes(one.what))")
+    assert [(one["what"], one["detail"][:12]) for one in ends] == [("unknown", "id_conflict:")]
+    await tab.do("(sentinel.cancel('kitchen', alert.id), sentinel.drained())")
+    assert await tab.do("news.some((one) => one.what === 'corrected')")
 
 
 async def test_a_critical_event_that_can_neither_be_stored_nor_sent_is_said(

@@ -14,6 +14,7 @@ from duly.clients import media
 from duly.clients.app import Ack, App
 from duly.clients.device import Device
 from duly.errors import MediaError
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 
@@ -115,7 +116,7 @@ async def test_a_download_goes_on_after_a_brief_disconnect(
 
     tasks: list[asyncio.Future[None]] = []
     async with device, App(local.url, local.tokens["phone"]) as app:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD):
             got = await app.download("lock", "visit", tmp_path / "got.mp4", progress)
         await asyncio.gather(*tasks)
     assert len(cuts) == 2

@@ -24,8 +24,8 @@ from duly.wire import frames
 from duly.wire.frames import Frame
 from duly.wire.session import Session
 from tests import servers
+from tests.guard import GUARD, LIMIT
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 
 DEVICE = """
 import asyncio, json, sys
@@ -79,7 +79,7 @@ async def told():
 asyncio.run(main())
 """
 
-pytestmark = pytest.mark.timeout(2 * GUARD)
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 
 
 class Board:

@@ -22,6 +22,7 @@ from duly.transports.mqtt.link import MqttLink
 from duly.wire.outgoing import CommandFrame, OutgoingFrame
 from duly.wire.session import Acknowledge
 from tests.end_to_end.processes import DeviceProcess
+from tests.guard import GUARD
 from tests.servers import Mosquitto
 
 
@@ -59,7 +60,7 @@ class MqttHub:
         await self.hub.start()
 
     async def online(self, name: str, wanted: bool = True) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD):
             while self.hub.gateway.online(name) is not wanted:
                 await asyncio.sleep(0.01)
 
@@ -77,7 +78,7 @@ async def local(
     await hub.start()
     assert hub.mqtt is not None
     for link in hub.mqtt.links.values():
-        await link.connected()  # RabbitMQ shows no retained status to a later wildcard subscription
+        await link.connected(GUARD)  # RabbitMQ shows no retained status to a later wildcard subscription
     phone = await hub.accounts.add(Role.APP, "phone")
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
@@ -173,7 +174,7 @@ async def test_a_status_from_before_that_comes_after_the_newest_says_nothing(
     hear, handled = local.hub.mqtt.links["reports"]._on_message, asyncio.Event()
     hear("nodes/lock/status", reporting("2"), False, lambda: None)
     hear("nodes/lock/status", late, True, handled.set)
-    await asyncio.wait_for(handled.wait(), 30)
+    await asyncio.wait_for(handled.wait(), GUARD)
     session = local.hub.gateway.sessions.devices["lock"]
     assert isinstance(session, MqttDevice)
     assert session.session == "2"
@@ -190,9 +191,9 @@ async def test_a_push_in_a_status_from_before_is_still_stored(local: MqttHub) ->
         pushes = app.pushes()
         hear("nodes/lock/status", reporting("2", online=False), False, lambda: None)
         hear("nodes/lock/status", late, True, handled.set)
-        await asyncio.wait_for(handled.wait(), 30)
+        await asyncio.wait_for(handled.wait(), GUARD)
         assert not local.hub.gateway.online("lock")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GUARD):
             async for told in pushes:
                 if isinstance(told, Push) and told.type == "event_report":
                     assert told.data == {"battery": 7}
@@ -223,7 +224,7 @@ async def test_a_status_that_the_broker_kept_to_itself_is_asked_for_again(
     device = MqttLink(local.device_url, lambda topic, payload, old, ack: ack())
     await device.start()
     try:
-        await device.connected()
+        await device.connected(GUARD)
         await device.publish("nodes/lock/status", reporting("1"), retain=True)
         assert not local.hub.gateway.online("lock")
         monkeypatch.setattr(link, "_clean", True)  # the broker does not know the session of this client
@@ -269,7 +270,7 @@ async def test_who_says_how_often_he_speaks_is_given_up_after_three_times_that_i
     link = MqttLink(local.device_url, lambda topic, payload, old, ack: ack())
     await link.start()
     try:
-        await link.connected()
+        await link.connected(GUARD)
         for _ in range(2):  # who speaks again is there again
             await link.publish(
                 "nodes/lock/status", b'{"online":true,"session":"1","heartbeat":1}', retain=True
@@ -296,8 +297,8 @@ async def test_a_device_says_how_often_it_speaks_and_keeps_to_it(
     link = MqttLink(url, hear, subscriptions=["nodes/lock/status"])
     await link.start()
     try:
-        await link.connected()
-        async with lock(local, []), asyncio.timeout(20):
+        await link.connected(GUARD)
+        async with lock(local, []), asyncio.timeout(GUARD):
             while sum(b'"heartbeat":1' in status for status in statuses) < 3:
                 await asyncio.sleep(0.05)
     finally:
@@ -310,7 +311,7 @@ async def test_a_queued_command_waits_for_its_device(local: MqttHub) -> None:
         command = await app.post("lock", "lock_control", {"open": True}, queue=True, expires=60)
         await command.accepted()
         async with lock(local, effects):
-            assert (await asyncio.wait_for(command.ended(), 60)).done
+            assert (await asyncio.wait_for(command.ended(), GUARD)).done
     assert effects == [command.id]
 
 
@@ -355,7 +356,7 @@ async def test_tasks_that_overtake_each_other_take_effect_in_order(
 async def test_a_push_is_kept_until_the_hub_has_stored_it(local: MqttHub) -> None:
     async with lock(local, []) as device:
         await local.online("lock")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD):
             await device.push("event_report", 0)
         await local.hub.stop()
         sent = [device.push("event_report", n) for n in range(1, 20)]
@@ -365,7 +366,7 @@ async def test_a_push_is_kept_until_the_hub_has_stored_it(local: MqttHub) -> Non
         port = int(local.hub.mqtt_url.rsplit(":", 1)[1]) if not settings.mqtt else 0
         local.hub = Hub(msgspec.structs.replace(settings, mqtt_port=port))
         await local.hub.start()
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(GUARD):
             for push in sent:
                 await push
         entries = await local.hub.ledger.entries("push/lock", 0, 1_000)
@@ -377,7 +378,7 @@ async def test_what_a_device_pushes_reaches_the_apps(local: MqttHub) -> None:
     async with lock(local, []) as device, App(local.hub.url, local.phone) as app:
         await local.online("lock")
         device.push("event_report", {"n": 1})
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD):
             async for push in app.pushes():
                 if isinstance(push, Push) and push.type == "event_report":
                     assert push.data == {"n": 1}

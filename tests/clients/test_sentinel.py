@@ -20,7 +20,7 @@ from duly.apps.alerts.profiles import ProfileDraft
 from duly.clients.sentinel import FIELD_LIMIT, Sentinel
 from duly.clients.sentinel_alerts import SentinelNews
 from duly.core.lifecycle import State
-from duly.core.monitor.messages import SCOPE
+from duly.core.monitor.event_messages import SCOPE
 from duly.core.monitor.signals import SentinelPolicy
 from duly.core.operations import Group, Results
 from duly.core.units import DAY, HOUR, MS, SECOND
@@ -33,6 +33,7 @@ from duly.testing import ManualClock
 from duly.wire.frames import Frame
 from duly.wire.outgoing import OutgoingFrame, encode
 from duly.wire.session import UncongestedSession
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +62,7 @@ class Told(Sentinel):
 
     async def hear(self, *words: str) -> SentinelNews:
         """The next news of these kinds."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             async for news in self.news():
                 if news.what in words:
                     return news
@@ -194,7 +195,7 @@ async def test_the_countdown_is_told_as_it_goes(tower: LocalHub) -> None:
     async with sentinel(tower, SentinelPolicy(countdown=0.1)) as watch:
         watch.trigger("fall", "band")
         words = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             async for news in watch.news():
                 if news.what != "online":
                     words.append((news.what, news.device, news.reason))
@@ -247,7 +248,7 @@ async def test_a_restart_of_the_tower_loses_and_repeats_nothing(tower: LocalHub,
         alerts = [watch.trigger("fall", f"band-{n}") for n in range(1, 10)]
         await tower.start()
         observer = Observer(tower)
-        assert all([(await asyncio.wait_for(alert.sent, 30)).done for alert in alerts])
+        assert all([(await asyncio.wait_for(alert.sent, GUARD)).done for alert in alerts])
     assert observer.taken == [alert.id for alert in alerts]
     assert len(await listed(tower)) == 10
 
@@ -311,7 +312,7 @@ async def test_a_countdown_that_ended_while_the_phone_slept_is_an_alarm_although
         assert await alert.stored() == "pass"
         clock.advance(8 * HOUR / SECOND)
         watch.reconnect("band")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             assert (await alert.sent).done
 
 
@@ -323,7 +324,7 @@ async def test_after_a_sleep_of_weeks_an_emergency_is_told_with_its_own_time(tow
         assert (await watch.trigger("fall", "band").sent).done
         for one in (clock, theirs):
             one.advance(40 * DAY / SECOND)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             assert (await watch.trigger("fall", "band", severity="critical").sent).done
     _, event = await listed(tower)
     assert abs(event["timestamp"] + event["offset_ms"] - theirs.now() // MS) < 10_000
@@ -564,7 +565,7 @@ async def test_a_critical_event_reaches_the_tower_at_once_from_a_full_disk(
         said = await watch.hear("unstored")
         assert (said.device, said.reason, said.event) == ("kitchen", "smoke", alert.id)
         assert "the disk is full" in said.detail
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(GUARD):
             assert (await alert.sent).done
         assert [one["id"] for one in await listed(tower)] == [alert.id]
         for waits in (alert.stored(), mild.stored()):
@@ -588,7 +589,7 @@ async def test_a_stored_critical_event_goes_out_at_the_end_of_its_countdown_on_a
         alert = watch.trigger("smoke", "kitchen", severity="critical", countdown=0.3)
         assert await alert.stored() == "pass"
         disk.room = False
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             assert (await alert.sent).done
         assert len(await listed(tower)) == 1
         disk.room = True
@@ -609,7 +610,7 @@ async def test_a_critical_event_that_is_called_off_in_time_stays_here_though_not
         watch.trigger("disconnect", "door", severity="critical", countdown=0.5)
         watch.reconnect("door")
         last = watch.trigger("flood", "cellar", severity="critical", countdown=1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             assert (await last.sent).done
         assert [one["trigger_reason"] for one in await listed(tower)] == ["flood"]
 
@@ -626,6 +627,28 @@ async def test_a_critical_event_that_went_out_unstored_is_corrected_when_it_is_c
         assert (await alert.sent).done
         watch.cancel("kitchen", alert.id)
         disk.room = True
+        await watch.hear("corrected")
+    [event] = await tower.hub.alerts.operations.alerts(limit=10)
+    assert event.status.standing is AlertState.CANCELLED
+
+
+async def test_an_event_that_went_out_unstored_and_was_changed_after_a_restart_is_still_corrected(
+    tower: LocalHub,
+) -> None:
+    disk = Full()
+    disk.room = True
+    async with on(disk, sentinel(tower)) as watch:
+        await watch.ready()
+        alert = watch.trigger("smoke", "kitchen", severity="critical", countdown=0.3)
+        assert await alert.stored() == "pass"
+        disk.room = False
+        assert (await alert.sent).done
+    disk.room = True
+    async with on(disk, sentinel(tower)) as watch:
+        watch.update(alert.id, location={"lat": 31.2})
+        said = await watch.hear("sent", "failed", "unknown")
+        assert (said.what, said.detail[:12]) == ("unknown", "id_conflict:"), "the tower has an earlier form"
+        watch.cancel("kitchen", alert.id)
         await watch.hear("corrected")
     [event] = await tower.hub.alerts.operations.alerts(limit=10)
     assert event.status.standing is AlertState.CANCELLED
@@ -667,7 +690,7 @@ async def test_the_tower_counts_what_the_sentinel_held_back(tower: LocalHub, tra
     async with sentinel(tower, policy, transport=transport) as it:
         for _ in range(3):
             it.trigger("fall", "door")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while tower.hub.alerts.held_back.counts["debounce"] < 2:
                 await asyncio.sleep(0.02)
     assert it.counts.held_back == {"debounce": 2}

@@ -21,6 +21,7 @@ from duly.core.monitor.signals import read_event
 from duly.storage import open_ledger
 from tests.clients.sentinel_process import POINTS, Fleet, Job
 from tests.end_to_end.processes import HubProcess
+from tests.guard import GUARD
 from tests.receivers import receiver
 
 
@@ -125,6 +126,6 @@ async def grown(number: Callable[[], int], wanted: int) -> None:
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(GUARD):
         while not true():
             await asyncio.sleep(0.1)

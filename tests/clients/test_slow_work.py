@@ -18,7 +18,9 @@ from duly.errors import Malformed
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
+from tests.patient_loop import PatientClock
 
 
 def slow(url: str, token: str = "", *, steps: int = 4, pause: float = 0.3, **more: Any) -> Device:
@@ -39,6 +41,7 @@ async def hub_of(tmp_path: Path, **settings: Any) -> AsyncIterator[tuple[Hub, st
     """A hub that waits 0.6 s for a device, with the tokens of an app and of a device."""
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, patience=0.6, **settings))
     await hub.start()
+    hub.ledger.clock = PatientClock()
     try:
         phone = await hub.accounts.add(Role.APP, "phone")
         lock = await hub.accounts.add(Role.DEVICE, "lock")
@@ -82,7 +85,7 @@ async def test_the_same_through_a_broker(tmp_path: Path) -> None:
     async with hub_of(tmp_path, mqtt_port=0) as (hub, phone, lock):
         url = hub.mqtt_url.replace("mqtt://", f"mqtt://lock:{lock}@")
         async with slow(url, name="lock"), App(hub.url, phone) as app:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(GUARD):
                 while "lock" not in app.online:
                     await asyncio.sleep(0.01)
             ack = await app.send("lock", "set_temperature", 21, progress=heard.append)
@@ -114,7 +117,7 @@ async def test_a_pushs_own_fields_are_told(local: LocalHub) -> None:
     ):
         await lock.send_json({"type": "auth", "token": local.tokens["lock"]})
         await lock.send_json({"type": "door_report", "door": 2, "code": "x", "data": "open"})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while not isinstance(news := await anext(app.pushes()), Push) or news.type != "door_report":
                 pass
         assert (news.data, news.fields) == ("open", {"door": 2, "code": "x"})

@@ -22,9 +22,10 @@ from duly.core.monitor.signals import SentinelPolicy
 from duly.identity.accounts import Role
 from duly.wire.frames import Frame
 from tests.clients.node.nodes import Brokered
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
-STEP = 10.0
+STEP = GUARD
 
 
 async def until(true: Callable[[], bool], what: str) -> None:

@@ -17,6 +17,7 @@ from duly.errors import Malformed
 from duly.wire import frames
 from duly.wire.frames import Frame
 from tests.end_to_end.many import LocalCluster
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.servers import Postgres, free_port
 
@@ -89,14 +90,14 @@ async def test_a_hub_that_dies_before_its_welcome_is_tried_again(turn: str) -> N
     async with a_hub(turn, turn, "welcome") as url:
         link = WebSocketLink(url, "token", up=lambda welcome: None, heard=lambda frame: None)
         await link.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             assert (await link.ready()).you == "phone"
         await link.stop()
 
 
 async def test_a_hub_that_is_not_there_is_passed_over(local: LocalHub) -> None:
     nobody = f"http://127.0.0.1:{free_port()}"
-    async with asyncio.timeout(5), App(f"{nobody}, {local.url}", local.tokens["phone"]) as app:
+    async with asyncio.timeout(GUARD), App(f"{nobody}, {local.url}", local.tokens["phone"]) as app:
         assert app.name == "phone"
 
 
@@ -108,7 +109,7 @@ async def test_several_hubs_share_their_clients() -> None:
                 f"{one},{other}", f"token {n}", up=lambda welcome: None, heard=lambda frame: None
             )
             await link.start()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(GUARD):
                 await link.ready()
             assert link._socket is not None
             reached.add(str(link._socket._response.url.origin()))
@@ -136,7 +137,7 @@ async def test_when_a_hub_goes_its_clients_go_on_at_the_next(
                 if n == 3:
                     await cluster.hubs.pop(0).stop()
                 command = await app.post("lock", "lock_control", n, queue=True, expires=60)
-                assert (await asyncio.wait_for(command.ended(), 20)).data == n
+                assert (await asyncio.wait_for(command.ended(), GUARD)).data == n
         assert done == list(range(6))
     finally:
         await cluster.stop()

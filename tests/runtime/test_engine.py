@@ -24,6 +24,7 @@ from duly.runtime.event_queue import SHARE
 from duly.storage import open_ledger
 from duly.storage.memory import Disk, MemoryLedger
 from duly.testing.loops import LoopClock, VirtualLoop
+from tests.guard import GUARD
 
 RUN = OutboxPolicy("run", None, RetryPolicy.never(), FOREVER)
 DEVICE = OutboxPolicy("device", RetryPolicy.fixed(3 * SECOND, tries=4), patience=10 * SECOND)
@@ -518,7 +519,7 @@ async def test_it_runs_on_a_real_ledger_in_real_time(tmp_path: Path) -> None:
         await engine.start()
         for n in range(200):
             await engine.put(Arrived(Message("app", f"{now}_{n}", "k", "lock", b"%d" % n)))
-        await asyncio.wait_for(finished.wait(), 20)
+        await asyncio.wait_for(finished.wait(), GUARD)
         await engine.stop()
         record = await ledger.outcome("app", f"{now}_7")
         assert record is not None

@@ -8,6 +8,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.errors import LedgerUnavailable
 from duly.runtime.fair_reader import FairReader
+from tests.guard import GUARD
 
 QUICK = RetryPolicy.fixed(MS, tries=None)
 
@@ -27,7 +28,7 @@ async def test_each_senders_messages_are_handled_in_order_and_no_sender_waits_fo
     for n in range(3):
         reader.put("slow", f"slow {n}")
         reader.put("quick", f"quick {n}")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         while len(handled) < 3:
             await asyncio.sleep(0)
         assert handled == ["quick 0", "quick 1", "quick 2"]
@@ -51,7 +52,7 @@ async def test_what_a_handler_raises_is_told_and_the_next_one_follows() -> None:
     reader = FairReader(handle, lambda *what: failed.append((what[0], what[1], str(what[2]))), QUICK)
     reader.put("a", 0)
     reader.put("a", 1)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         await done.wait()
     assert failed == [("a", 0, "a bug")]
 
@@ -68,7 +69,7 @@ async def test_a_ledger_that_is_away_is_waited_for() -> None:
 
     reader = FairReader(handle, lambda *_: None, QUICK)
     reader.put("a", 7)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         await done.wait()
     assert tries == [7, 7, 7]
     await reader.stop()

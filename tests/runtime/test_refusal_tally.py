@@ -8,13 +8,14 @@ from duly.runtime.activity_log import ActivityLog
 from duly.runtime.refusal_tally import KINDS, REASONS, RefusalTally
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
+from tests.guard import GUARD
 
 
 async def test_alike_refusals_become_one_row_that_says_how_many() -> None:
     ledger = MemoryLedger()
     tally = RefusalTally(ActivityLog(ledger), period=60)
     tally.note("bad", "nodes/hub/ack", "forged", "no")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         while not await ledger.refusals():
             await asyncio.sleep(0)
     for _ in range(1_000):

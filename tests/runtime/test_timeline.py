@@ -67,3 +67,17 @@ def test_a_sender_that_was_not_there_was_not_told_unless_another_hub_told_it() -
     assert last(away, Hop(22, "done", hub="b")) == [TimelineStep(22, "told", detail="done", hub="b")]
     again = [Hop(30, "duplicate")]
     assert [step.what for step in last(away, *again)] == ["not told", "duplicate"]
+
+
+def test_a_refusal_and_the_moment_at_which_its_sender_was_told_of_it_are_one_step() -> None:
+    refusals = [(50, "offline", "lock is offline"), (5_000, "offline", "lock is offline")]
+    hops = [Hop(51, "offline", detail="lock is offline"), Hop(9_000, "fresh")]
+    steps = timeline_of(
+        "sent", made=0, accepted_at=9_000, moved_at=9_000, reason="", hops=hops, refusals=refusals
+    )
+    assert steps == [
+        TimelineStep(51, "offline", detail="lock is offline"),
+        TimelineStep(5_000, "refused", detail="offline: lock is offline"),  # of this the trail has no hop
+        TimelineStep(9_000, "stored"),
+        TimelineStep(9_000, "fresh"),
+    ]

@@ -26,6 +26,7 @@ from duly.settings import Settings
 from duly.storage.memory import MemoryLedger
 from duly.wire import fd
 from tests.end_to_end.raw import Ids, join
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 FAR = 600_000
@@ -106,6 +107,26 @@ async def test_a_repeat_with_another_trace_is_the_same_command(
     assert set(by_name(spans)) == {"duly.accept", "duly.commit", "duly.deliver", "duly.answer"}
 
 
+async def test_other_content_under_the_id_of_a_command_leaves_its_trace_alone(
+    local: LocalHub, spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with join(local.url, local.tokens["lock"]) as lock, join(local.url, local.tokens["phone"]) as phone:
+        seq_id = await phone.command("lock", seq_id=Ids()(), traceparent=PARENT)
+        assert (await phone.hear())["code"] == 0
+        passed_on = await lock.hear()
+        await phone.command("lock", seq_id=seq_id, traceparent=PARENT, data={"other": True})
+        assert (await phone.hear())["error"] == "id_conflict"
+        await phone.command("lock", seq_id=seq_id, traceparent=PARENT)
+        assert (await phone.hear())["code"] == 5
+        await lock.ack(passed_on)
+        assert (await phone.hear())["state"] == "done"
+    found = by_name(spans)
+    assert set(found) == {"duly.accept", "duly.commit", "duly.deliver", "duly.answer"}
+    assert dict(found["duly.accept"].attributes or {})["duly.verdict"] == "fresh"
+    assert dict(found["duly.deliver"].attributes or {})["duly.state"] == "done"
+    assert "ended span" not in caplog.text, "a span that has ended is not changed"
+
+
 @pytest.mark.parametrize("sent", [PARENT, "nonsense"])
 async def test_without_opentelemetry_the_field_is_passed_on_if_it_is_one(
     local: LocalHub, monkeypatch: pytest.MonkeyPatch, sent: str
@@ -145,7 +166,7 @@ async def test_one_trace_crosses_app_hub_and_an_mqtt_device(
             return None
 
         async with device, App(hub.url, phone) as app:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(GUARD):
                 while not hub.gateway.online("lock"):
                     await asyncio.sleep(0.01)
             assert (await app.send("lock", "lock_control")).state == "done"
@@ -181,7 +202,7 @@ async def test_a_trace_goes_on_after_a_restart_of_the_hub(
         passed_on = await lock.hear()
         assert passed_on["traceparent"][:35] == PARENT[:35], "the same trace"
         await lock.ack(passed_on)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while local.hub.gateway.traces.open:
                 await asyncio.sleep(0.01)
     found = by_name(spans)

@@ -65,6 +65,20 @@ async def test_the_hops_of_a_message_come_in_order_with_reasons(ledger: MemoryLe
     assert [hop.time for hop in hops] == sorted(hop.time for hop in hops)
 
 
+async def test_hops_are_in_the_log_with_their_kind_and_whether_a_sender_was_told(
+    ledger: MemoryLedger, caplog: pytest.LogCaptureFixture
+) -> None:
+    trail, one = Trail(ledger), message(1)
+    with caplog.at_level("DEBUG", "duly.messages"):
+        trail.said(one, FRESH)
+        trail.ended(one.key, State.DONE, told=False)
+        await trail.flush()
+    fresh, done = caplog.records
+    assert (fresh.getMessage(), vars(fresh)["kind"]) == ("fresh", "lock_control")
+    assert done.getMessage() == "done, and its sender was not there to be told"
+    assert not vars(done)["kind"]
+
+
 async def test_hops_are_found_after_a_restart(ledger: MemoryLedger) -> None:
     first = Trail(ledger, Telemetry("a"))
     wanted = message(500)

@@ -9,6 +9,7 @@ import aiohttp
 from aiohttp import WSMsgType, web
 
 from duly.transports.frame_socket import FrameSocket
+from tests.guard import GUARD
 
 Serve = Callable[[FrameSocket], Awaitable[None]]
 HEARTBEAT = 0.5
@@ -40,7 +41,7 @@ async def talk(serve: Serve, *texts: str, binary: bytes | None = None) -> int | 
             if binary is not None:
                 await client.send_bytes(binary)
             await client.close()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(GUARD):
                 await over.wait()
             return client.close_code
     finally:
@@ -174,7 +175,7 @@ async def test_a_client_is_asked_for_a_sign_of_life_only_while_it_gives_none() -
         async with (
             aiohttp.ClientSession() as http,
             http.ws_connect(url, autoping=False) as client,
-            asyncio.timeout(30),
+            asyncio.timeout(GUARD),
         ):
             asked = asyncio.ensure_future(client.receive())
             loop = asyncio.get_running_loop()

@@ -1,12 +1,12 @@
-"""`duly.App`: sends commands to devices, and says how each ended.
+"""`duly.App`: sends commands to devices and returns the outcome of each.
 
 The laws. A command is stored before it is sent (in memory, or in a file with `store=`), sent again with the
 same id every three seconds, three times, and at once after a reconnect; every command ends. Ids never go
 backwards, and with `store=` survive a restart, as do commands under way.
 
-A command that ended here as `unknown` is asked for at every connection. One that the hub has accepted is sent
-again: the hub answers a repeat with what it knows. One of which no answer came is not, since that could run
-it long after its time: the hub is asked how it ended (`outcome`), which runs nothing.
+The app asks again for commands that ended as `unknown`, at every connection. A command that the hub has
+accepted is sent again: the hub answers the repeat with what it knows. A command without any answer is not,
+since that could run it long after its time: the app asks for its outcome (`outcome`), which runs nothing.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ PATIENCE: Final = 60 * SECOND
 UNSETTLED: Final = 100
 """How many commands that ended as `unknown` are asked for again; the oldest are forgotten."""
 PUSHES_KEPT: Final = 10_000
-"""How many pushes wait for `pushes()`; then the oldest are dropped."""
+"""How many pushes wait for `pushes()`; beyond that the oldest are dropped."""
 
 
 class Ack(Struct, frozen=True):
-    """How a command ended.
+    """The outcome of a command.
 
     >>> Ack("done", 0, {"open": True}).done
     True
@@ -52,30 +52,30 @@ class Ack(Struct, frozen=True):
     state: str
     code: int
     data: Any = None
-    """what the device answered"""
+    """the device's answer"""
     detail: str = ""
     fields: dict[str, Any] = {}
-    """what the device's ack carried beside that"""
+    """the further fields of the device's ack"""
 
     @property
     def done(self) -> bool:
-        """Whether the device has done it."""
+        """Whether the device has carried it out."""
         return self.state == State.DONE.word
 
 
 class Push(Struct, frozen=True):
-    """Something a device reported. `cursor` numbers a device's pushes."""
+    """A report from a device. `cursor` numbers a device's pushes."""
 
     device: str
     type: str
     data: Any
     cursor: int
     fields: dict[str, Any] = {}
-    """what it carried beside that"""
+    """its further fields"""
 
 
 class Gap(Struct, frozen=True):
-    """Pushes after number `after` and before `first` are lost: the app was away for too long."""
+    """Pushes after number `after` and before `first` are lost because the app was offline for too long."""
 
     device: str
     after: int
@@ -107,7 +107,7 @@ class SentCommand:
         self._ended: asyncio.Future[Ack] = loop.create_future()
         self._settled: asyncio.Future[Ack] = loop.create_future()
         self.refusal: Refused | None = None
-        """why the hub did not take it"""
+        """why the hub refused it"""
         self._known = False
 
     @property
@@ -122,25 +122,25 @@ class SentCommand:
 
     @property
     def is_repeat(self) -> bool:
-        """Whether it had ended before it was sent, as far as is known: its end is no news."""
+        """Whether it had already ended when it was sent, so that its outcome is not new."""
         return self._known or (self._ended.done() and not self._accepted.done())
 
     async def accepted(self) -> None:
-        """Wait until the hub has stored it; raises `Refused` if the hub did not take it."""
+        """Wait until the hub has stored it; raises `Refused` if the hub refuses it."""
         either: list[asyncio.Future[None] | asyncio.Future[Ack]] = [self._accepted, self._ended]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if self.refusal is not None:
             raise self.refusal
 
     async def ended(self) -> Ack:
-        """Wait until it has ended; raises `Refused` if the hub did not take it."""
+        """Wait until it has ended; raises `Refused` if the hub refuses it."""
         ack = await asyncio.shield(self._ended)
         if self.refusal is not None:
             raise self.refusal
         return ack
 
     async def settled(self) -> Ack:
-        """Wait until it is certain how it ended. If `ended` says `unknown` this takes longer, possibly for
+        """Wait until the outcome is certain. If `ended` returned `unknown`, this takes longer, possibly for
         ever."""
         ack = await self.ended()
         return ack if ack.state != State.UNKNOWN.word else await asyncio.shield(self._settled)
@@ -148,38 +148,38 @@ class SentCommand:
     # ── for the app ──────────────────────────────────────────────────────────────────────────────
 
     def accept(self, state: str | None = None) -> None:
-        """The hub has stored it, now or before: then it says in which state it is."""
+        """Note that the hub has stored it, now or earlier; a repeat carries its state."""
         if state is not None and state.upper() in State.__members__:
             self._known |= State[state.upper()].terminal
         settle(self._accepted, None)
 
     def report_progress(self, value: object) -> None:
-        """The device says how far it is."""
+        """Note the progress that the device reports."""
         if self._progress is not None:
             self._progress(value)
 
     def end(self, ack: Ack) -> None:
-        """It has ended; a later call settles what ended as `unknown`."""
+        """Note the outcome; a later call settles one that was `unknown`."""
         if not self._ended.done():
             self._ended.set_result(ack)
         elif ack.state != State.UNKNOWN.word:
             settle(self._settled, ack)
 
     def abandon(self, problem: DulyError) -> None:
-        """Its end will not be heard."""
+        """Note that the outcome will not be known here."""
         fail(self._ended, problem)
         fail(self._settled, problem)
 
 
 class App(OutboxClient):
-    """An app: it commands devices, and hears what they push.
+    """An app: sends commands to devices and receives their pushes.
 
     async with duly.App("http://127.0.0.1:7800", token) as app:
         ack = await app.send("lock-1", "lock_control", {"open": True})
 
-    `url` may name several hubs, separated by commas: any of them will do. `store` is the file that keeps
-    commands under way and the position in each device's pushes over a restart; without it both end with the
-    process.
+    `url` may name several hubs, separated by commas; the app uses any of them. `store` is a file that keeps
+    commands under way and the position in each device's pushes across restarts; without it both are lost with
+    the process.
     """
 
     def __init__(
@@ -188,11 +188,11 @@ class App(OutboxClient):
         super().__init__(url, token, store, access)
         self._commands: dict[bytes, SentCommand] = {}
         self._unsettled: OrderedDict[bytes, SentCommand | None] = OrderedDict()
-        """commands that ended as unknown here, so far; None: an earlier process of this app has sent it"""
+        """commands that ended as unknown here so far; None if an earlier process of this app sent it"""
         self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=PUSHES_KEPT)
         self._cursors: dict[str, int] = {}
         self.online: set[str] = set()
-        """the devices that are online, as far as the hub has said"""
+        """the devices that are online, according to the hub"""
 
     def _build_outbox(self) -> Outbox:
         policy = OutboxPolicy("hub", COMMAND, beyond_expiry=True, patience=PATIENCE)
@@ -210,7 +210,7 @@ class App(OutboxClient):
     # ── commands ─────────────────────────────────────────────────────────────────────────────────
 
     async def send(self, device: str, type: str, data: object = None, **options: Unpack[SendOptions]) -> Ack:
-        """Send a command and wait for its end. Raises `Refused` if the hub does not take it.
+        """Send a command and wait for its outcome. Raises `Refused` if the hub refuses it.
 
         The options are those of `post`.
         """
@@ -233,13 +233,13 @@ class App(OutboxClient):
         progress: Callable[[Any], None] | None = None,
         fields: Mapping[str, object] | None = None,
     ) -> SentCommand:
-        """Send a command without waiting for its end.
+        """Send a command without waiting for its outcome.
 
-        `expires` is in seconds; `expires_at` is a time, in seconds since 1970, and so the same for each try
-        under an `id` of your own. `queue` keeps it for a device that is offline. `order` names the lane, in
-        which with `latest` only the newest counts; False wants no order. `timeout` is how many seconds the
-        device may take, and `progress` is called with what the device says on the way. `fields` stand beside
-        `data` in the frame, for firmware that keeps its own fields there. The same `id` again is the same
+        `expires` is in seconds; `expires_at` is a time in seconds since 1970, which stays the same when you
+        retry under your own `id`. `queue` keeps the command for a device that is offline. `order` names its
+        lane, in which with `latest` only the newest command counts; False means no order. `timeout` is how
+        many seconds the device may take, and `progress` is called with its progress reports. `fields` are put
+        beside `data` in the frame, for firmware that expects its own fields there. The same `id` is the same
         command.
         """
         now = self._ledger.clock.now()
@@ -255,7 +255,8 @@ class App(OutboxClient):
             timeout=None if timeout is None else seconds(timeout) // MS,
             more=frames.own_fields(fields or {}),
         )
-        # Read as the hub will read it, so that a mistake raises here; the frame itself is the body.
+        # Decoded as the hub will decode it, so that a mistake raises an error here; the frame itself is the
+        # body.
         meant = frames.message_of(frame, self.name)
         frames.check(frames.encode(frame))
         message = Message(
@@ -277,14 +278,15 @@ class App(OutboxClient):
     async def download(
         self, device: str, name: str, to: str | Path, progress: Callable[[int, int], None] | None = None
     ) -> Path:
-        """Fetch a file that a device serves, and check its SHA-256. A device, hub or network that is away is
-        waited for, for two minutes; after that the same call continues where this one ended."""
+        """Fetch a file that a device serves, and check its SHA-256. Waits up to two minutes for a device, hub
+        or network that is down; after that, calling it again continues where this call stopped."""
         return await media.download(self, device, name, Path(to), progress)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     async def pushes(self) -> AsyncIterator[Push | Gap]:
-        """Yield what devices push, each once, in each device's order, also what was missed while offline."""
+        """Yield the pushes of devices, each once, in each device's order, including those missed while
+        offline."""
         while True:
             yield await self._pushes.get()
 
@@ -343,7 +345,7 @@ class App(OutboxClient):
     def _server_ack(self, key: bytes, frame: Frame) -> None:
         command = self._commands.get(key)
         if command is None and key in self._unsettled:
-            return  # it was asked for again: only an `ack` says more
+            return  # the outcome was asked for again: only an `ack` says more
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
                 self._accepted(key, frame.state)
@@ -353,7 +355,8 @@ class App(OutboxClient):
             case ServerCode.INTERNAL if frame.error != RateLimited.word:
                 pass  # the resend tries again
             case code if frame.error == Stale.word and (command is None or command.is_accepted):
-                # The hub has forgotten a command that it took, or that an earlier process of this app sent.
+                # The hub has forgotten a command that it accepted, or that an earlier process of this app
+                # sent.
                 self._offer(Answered(key, State.UNKNOWN, Answer(code, b"", frame.detail or "")))
             case code:
                 refusal = Refused(code, frame.error or "", frame.detail or "")
@@ -363,7 +366,7 @@ class App(OutboxClient):
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))
 
     def _worked(self, key: bytes, frame: Frame) -> None:
-        """The device is at work on a command: its time starts anew."""
+        """Note that the device is working on a command: its time limit starts again."""
         self._accepted(key)
         self._offer(Received(key))
         command = self._commands.get(key)
@@ -378,7 +381,7 @@ class App(OutboxClient):
     def _pushed(self, device: str, frame: Frame) -> None:
         cursor = frame.cursor or 0
         known = self._cursors.get(device, 0)
-        # A status that only this app is sent, since it was granted the device or lost it, has no number.
+        # A status that only this app gets, because a grant was added or revoked, has no number.
         if cursor < known or (cursor == known and frame.type != frames.DEVICE_STATUS):
             return
         self._cursors[device] = cursor
@@ -395,19 +398,19 @@ class App(OutboxClient):
 
 
 def _question(seq_id: str) -> bytes:
-    """The frame that asks how a command ended, and does not run it."""
+    """Return the frame that asks for the outcome of a command without running it."""
     return frames.encode(Frame(frames.OUTCOME, seq_id))
 
 
 def _patience(message: Message) -> int:
-    """Returns how long a command with a `timeout` of its own may take: that time at its device, and the usual
-    time on the way. 0: the policy decides."""
+    """Return how long a command with its own `timeout` may take: that time at its device, plus the usual time
+    on the way. 0 means that the policy decides."""
     timeout = frames.decode(message.body).timeout
     return 0 if timeout is None else PATIENCE + timeout * MS
 
 
 def _expiry(now: int, expires: float | None, expires_at: float | None) -> int | None:
-    """When a command expires, in milliseconds since 1970; None: it does not."""
+    """Return when a command expires, in milliseconds since 1970, or None."""
     if expires is None:
         return None if expires_at is None else seconds(expires_at) // MS
     if expires_at is not None:

@@ -1,11 +1,11 @@
 """The base of all clients: a connection, an engine over a local ledger, a lifecycle, and waiting for answers.
 
-The laws. A client stops its parts in the reverse order of their start, also when a start fails half way.
-What it has taken in is stored before it stops, and every caller that still waits for an answer then hears
+The laws. A client stops its parts in the reverse order of their start, even if the start failed halfway.
+Everything it has accepted is stored before it stops, and every caller that still waits for an answer gets
 `Stopped`. A failed background job is logged.
 
 `Lifecycle` is `start`, `ready`, `stop` and `async with`; `Client` adds the connection to a hub and the local
-ledger (`Device`, `Sentinel`); `OutboxClient` adds an outbox for what the client sends (`App`, `Chat`).
+ledger (`Device`, `Sentinel`); `OutboxClient` adds an outbox for the client's messages (`App`, `Chat`).
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from duly.storage.ledger import Ledger
 from duly.wire.frames import Frame, with_traceparent
 
 CURSORS: Final = "cursors"
-"""The bucket of the local ledger with the number of the last item that was read from each stream."""
+"""The bucket of the local ledger with the number of the last item read from each stream."""
 
 T = TypeVar("T")
 
 
 class HubLink(Protocol):
-    """A connection to a hub: it carries frames while it is up, and loses them while it is down."""
+    """A connection to a hub: it carries frames while it is up; frames sent while it is down are lost."""
 
     @property
     def connected(self) -> bool:
@@ -47,7 +47,7 @@ class HubLink(Protocol):
 
     @property
     def denial(self) -> NotAuthenticated | None:
-        """The refusal of the login at the last attempt; None if it was not refused."""
+        """Why the last login was refused; None if it was not."""
         ...
 
     async def start(self) -> None:
@@ -68,14 +68,14 @@ class HubLink(Protocol):
 
 
 class Chores:
-    """Short background jobs of one kind, run by the supervisor of their owner. A ledger or a connection that
-    fails, or is closed, is no bug: what was not stored comes again."""
+    """Short background jobs of one kind, run by their owner's supervisor. A ledger or a connection that fails
+    or is closed is not a bug: what was not stored is received again."""
 
     def __init__(self, name: str, tasks: Supervisor) -> None:
         self._name, self._tasks = name, tasks
 
     def do(self, work: Coroutine[object, None, None]) -> asyncio.Task[None] | None:
-        """Start a job; None after the owner has stopped."""
+        """Start a job; returns None after the owner has stopped."""
         return self._tasks.do(self._name, work, expected=(DulyError,))
 
 
@@ -93,7 +93,7 @@ def fail(future: asyncio.Future[T], problem: Exception) -> None:
 
 
 def offer(engine: Engine, event: Event) -> None:
-    """Hand what the network said to an engine. An engine that is stopping, or full, drops it: the other side
+    """Hand an incoming event to an engine. An engine that is stopping or full drops it; the other side
     repeats it."""
     try:
         engine.offer(event)
@@ -114,7 +114,7 @@ class Lifecycle(ABC):
 
     @abstractmethod
     async def stop(self) -> None:
-        """End in good order. Stopping twice is harmless."""
+        """Stop in good order. Stopping twice is harmless."""
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -149,14 +149,14 @@ class Client(Lifecycle):
         self._url, self._token, self._store = url, token, store
         self._access = access or Access()
         self.tasks = Supervisor()
-        """what runs in the background, since the last start"""
+        """the background jobs since the last start"""
         self._traces = ClientTraces()
         self._saving: asyncio.Task[None] | None = None
         self._running: AsyncExitStack | None = None
-        """what has been started, in order"""
+        """the started parts, in order"""
         self._begun = False
         self.name = ""
-        """the account's name, once the hub has said it"""
+        """the account's name, known after the first welcome"""
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -187,8 +187,8 @@ class Client(Lifecycle):
             await self._begin(self._running)
 
     async def stop(self) -> None:
-        """Store what was taken in, and hang up. Every caller that still waits for an answer hears `Stopped`.
-        Stopping twice is harmless."""
+        """Store what was accepted, and disconnect. Every caller that still waits for an answer gets
+        `Stopped`. Stopping twice is harmless."""
         running, self._running, self._begun = self._running, None, False
         if running is not None:
             await running.aclose()
@@ -204,7 +204,7 @@ class Client(Lifecycle):
         return self._running is not None and self._link.connected
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Start the engine. What is pushed on the stack is stopped in reverse order."""
+        """Start the engine. Parts that are pushed on the stack are stopped in reverse order."""
         self._begun = True
         stack.push_async_callback(self._engine.stop)
         await self._engine.start()
@@ -215,14 +215,14 @@ class Client(Lifecycle):
         await self.tasks.stop()
 
     def _abandon(self) -> None:
-        """Fail whatever still waits for an answer; everything else has stopped."""
+        """Fail every caller that still waits for an answer; everything else has stopped."""
 
     async def _open_ledger(self) -> Ledger:
         return await open_store(self._store)
 
     @abstractmethod
     async def _build_engine(self) -> Engine:
-        """The engine, with what it needs from the ledger."""
+        """Return the engine, with what it needs from the ledger."""
 
     # ── connection ───────────────────────────────────────────────────────────────────────────────
 
@@ -233,22 +233,23 @@ class Client(Lifecycle):
         )  # fmt: skip
 
     def _positions(self) -> dict[str, int] | None:
-        """How far each stream has been read: the hub continues there. None: the client reads none."""
+        """Return the read positions of the streams, where the hub continues; None if the client reads
+        none."""
         return None
 
     def _name_from(self, welcome: Frame) -> None:
         self.name = welcome.you or self.name
 
     def _up(self, welcome: Frame) -> None:
-        """A connection is up."""
+        """Handle a new connection."""
         self._name_from(welcome)
 
     def _down(self) -> None:
-        """A connection broke."""
+        """Handle the end of a connection."""
 
     @abstractmethod
     def _heard(self, frame: Frame) -> None:
-        """A frame came."""
+        """Handle a frame."""
 
     def _offer(self, event: Event) -> None:
         offer(self._engine, event)
@@ -259,8 +260,8 @@ class Client(Lifecycle):
         return {stream: int(n) for stream, n in (await self._ledger.bucket(CURSORS)).items()}
 
     def _save_cursors(self, cursors: Mapping[str, int]) -> None:
-        """Store how far each stream has been read, in the background, one write at a time. A cursor that is
-        not stored costs a repeat, never a loss."""
+        """Store the read positions in the background, one write at a time. A position that is not stored
+        costs a repeat, never a loss."""
         if self._store is not None and self._saving is None:
             self._saving = self.tasks.do("saving cursors", self._write_cursors(cursors))
 
@@ -287,7 +288,7 @@ class OutboxClient(Client):
 
     @abstractmethod
     def _build_outbox(self) -> Outbox:
-        """The outbox; `minted=MINTED` keeps ids unique over restarts."""
+        """Return the outbox; `minted=MINTED` keeps ids unique across restarts."""
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -304,8 +305,8 @@ class OutboxClient(Client):
 
     @abstractmethod
     def _end(self, key: bytes, state: State, answer: Answer) -> None:
-        """A message has ended."""
+        """Handle the end of a message."""
 
     @abstractmethod
     def _not_stored(self, message: Message, verdict: Verdict) -> None:
-        """The local outbox did not take a message."""
+        """Handle a message that the local outbox did not accept."""

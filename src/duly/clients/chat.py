@@ -1,9 +1,9 @@
-"""`duly.Chat`: sends and receives lines of chat, each once and in order.
+"""`duly.Chat`: sends and receives chat lines, each once and in order.
 
 The laws. A line is stored before it is sent (in memory, or in a file with `store=`), and sent again with the
-same id until the hub has taken or refused it, also across a restart. Lines to one person or group go out one
-after the other, so they arrive in the order they were sent. Lines of others arrive once, in order; a line is
-acknowledged when the next one is asked for, so that a crash in between brings it again.
+same id until the hub has accepted or refused it, also across a restart. Lines to one person or group go out
+one after the other, so they arrive in order. Lines from others arrive once, in order; a line is acknowledged
+when the program asks for the next one, so that it is delivered again after a crash in between.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from duly.wire.frames import Frame, ServerCode
 
 RESEND: Final = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
 PATIENCE: Final = 7 * DAY
-"""As long as a hub remembers ids."""
+"""The time for which a hub remembers ids."""
 CHANNEL: Final = "hub"
 ANSWER_SECONDS: Final = 10.0
 
@@ -53,8 +53,8 @@ class Chat(OutboxClient, ChatRequests):
         async for line in chat.lines():
             print(line.sender, line.text)
 
-    `url` may name several hubs, separated by commas. `store` is the file that keeps unsent lines and the
-    position in each conversation over a restart; without it both end with the process.
+    `url` may name several hubs, separated by commas. `store` is a file that keeps unsent lines and the
+    position in each conversation across restarts; without it both are lost with the process.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Chat(OutboxClient, ChatRequests):
         self._refused: dict[bytes, Refused] = {}
         self._turns: dict[str, asyncio.Lock] = {}
         self._earlier: dict[str, list[asyncio.Future[SentLine]]] = {}
-        """lines that an earlier run left under way, by recipient: they go before anything new"""
+        """lines that an earlier run left under way, by recipient; they are sent before new ones"""
         self._unsure: dict[str, list[bytes]] = {}
         """lines that the local ledger may or may not have stored, by recipient"""
         self._asked: dict[str, tuple[bytes, asyncio.Future[Frame]]] = {}
@@ -110,7 +110,8 @@ class Chat(OutboxClient, ChatRequests):
         return await super()._build_engine()
 
     async def stop(self) -> None:
-        """Acknowledge what was read, and hang up. Every caller that still waits hears `Stopped`."""
+        """Acknowledge the lines that were read, and disconnect. Every caller that still waits gets
+        `Stopped`."""
         if self._running is not None:
             self._at.acknowledge()
         self._at.cancel()
@@ -151,7 +152,7 @@ class Chat(OutboxClient, ChatRequests):
             return await asyncio.shield(sending)
 
     async def _await_unsure(self, key: bytes) -> None:
-        """Wait for a line that may be stored: if it is, it is on its way, and goes first."""
+        """Wait for a line that may be stored: if it is, it is under way and goes first."""
         sending = self._sending[key] = asyncio.get_running_loop().create_future()
         record = await self._ledger.find(key)
         if record is None or record.state.terminal:
@@ -173,7 +174,7 @@ class Chat(OutboxClient, ChatRequests):
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     async def _ask(self, kind: str, data: object, as_: type[T]) -> T:
-        """Questions need no outbox: they are asked again on the next connection."""
+        """Ask the hub. Questions need no outbox: they are asked again on the next connection."""
         self._questions += 1
         seq_id = f"q{self._questions}"
         frame = frames.encode(Frame(kind, seq_id, data=frames.dump(data)))
@@ -191,8 +192,8 @@ class Chat(OutboxClient, ChatRequests):
     # ── receiving ────────────────────────────────────────────────────────────────────────────────
 
     async def news(self) -> AsyncIterator[News]:
-        """Yield everything as it comes: lines, receipts, who is typing, friends going online and offline. A
-        line is acknowledged when the next item is asked for."""
+        """Yield everything as it arrives: lines, receipts, typing, friends going online and offline. A line
+        is acknowledged when the next item is asked for."""
         while True:
             news = await self._news.get()
             yield news
@@ -200,7 +201,7 @@ class Chat(OutboxClient, ChatRequests):
                 self._at.read(news.conv, news.n)
 
     async def lines(self) -> AsyncIterator[Line]:
-        """Yield lines, each once, in each conversation's order, also those that were missed while offline."""
+        """Yield lines, each once, in each conversation's order, including those missed while offline."""
         async for news in self.news():
             if isinstance(news, Line):
                 yield news
@@ -259,8 +260,8 @@ class Chat(OutboxClient, ChatRequests):
             self._refused[message.key] = Refused(ServerCode.BAD_PARAMETERS, verdict.named, verdict.reason)
             self._end(message.key, State.FAILED, Answer())
             return
-        # The local ledger failed, perhaps after it had stored the line: it may yet go out. Under the same id
-        # a second try is harmless.
+        # The local ledger failed, perhaps after storing the line, so that it may still go out. A second try
+        # under the same id is harmless.
         self._unsure.setdefault(message.recipient, []).append(message.key)
         sending = self._sending.pop(message.key, None)
         if sending is not None and not sending.done():
@@ -280,8 +281,8 @@ class Chat(OutboxClient, ChatRequests):
 
 
 async def _post(url: str, path: str, body: object, token: str = "") -> dict[str, Any]:
-    """Post to the first hub that can be reached. Once a hub has the request, no other is asked: it may have
-    been carried out."""
+    """Post to the first hub that is reachable. Once a hub has the request no other one is tried, since it may
+    have been carried out."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     *others, last = hubs(url)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWER_SECONDS)) as http:

@@ -1,8 +1,8 @@
-"""Read positions: how far a person has read each conversation, and what of it the hub knows.
+"""Read positions: how far a person has read each conversation, and how far the hub knows that.
 
-The laws. A line counts as read when the program asks for the next one, so that a crash in between brings it
-again. The first line is acknowledged at once; of many in a row only the last is, every 50 ms and every 200
-lines. What was acknowledged on a connection that broke is acknowledged again.
+The laws. A line counts as read when the program asks for the next one, so that it is delivered again after a
+crash in between. The first line is acknowledged at once; of many in a row only the last one is, every 50 ms
+and every 200 lines. Acknowledgements on a connection that broke are sent again.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Final
 
 ACK_SECONDS: Final = 0.05
 ACK_LINES: Final = 200
-"""The hub waits for an acknowledgement after a thousand lines."""
+"""The most lines without an acknowledgement; the hub stops after a thousand."""
 
 
 class ChatPositions:
@@ -26,11 +26,11 @@ class ChatPositions:
         self.read_to: dict[str, int] = {}
         """the last line of each conversation that the program has read"""
         self._due: dict[str, int] = {}
-        """what is still to be acknowledged"""
+        """positions still to be acknowledged"""
         self._acknowledged: dict[str, int] = {}
-        """what was acknowledged on this connection: it may be lost with it"""
+        """positions acknowledged on this connection, which may be lost with it"""
         self._pause: asyncio.TimerHandle | None = None
-        """until it ends, further lines gather"""
+        """collects further lines until it ends"""
         self._unacknowledged = 0
 
     def load(self, cursors: dict[str, int]) -> None:
@@ -38,7 +38,7 @@ class ChatPositions:
         self.read_to, self.heard_to = cursors, dict(cursors)
 
     def arrived(self, conv: str, n: int) -> bool:
-        """Whether a line that came is the next one of its conversation."""
+        """Return whether an arriving line is the next one of its conversation."""
         if n == self.heard_to.get(conv, n - 1) + 1:
             self.heard_to[conv] = n
             return True
@@ -48,28 +48,30 @@ class ChatPositions:
         return False
 
     def sent(self, conv: str, n: int) -> None:
-        """A line of our own has its number. If it is the next one, it is not told to us again."""
-        if self.heard_to.get(conv, n - 1) == n - 1:
+        """Note the number of a line of our own. If it is the next one, it is not delivered to us. In a
+        conversation that we have not heard of, only the first line is the next one: others may be on their
+        way to us."""
+        if self.heard_to.get(conv, 0) == n - 1:
             self.heard_to[conv] = n
-            if self.read_to.get(conv, n - 1) == n - 1:
+            if self.read_to.get(conv, 0) == n - 1:
                 self.read_to[conv] = n
 
     def read(self, conv: str, n: int) -> None:
-        """The program is done with a line."""
+        """Note that the program has processed a line."""
         self.read_to[conv] = self._due[conv] = max(n, self.read_to.get(conv, 0))
         self._unacknowledged += 1
         if self._pause is None or self._unacknowledged >= ACK_LINES:
             self.acknowledge()
 
     def reconnected(self, cursors: dict[str, int]) -> None:
-        """The hub has said how far it knows each conversation to be read, on a new connection."""
+        """Note how far the hub knows each conversation to be read, on a new connection."""
         for conv, n in cursors.items():
             self.heard_to[conv] = max(n, self.heard_to.get(conv, 0))
         self._due, self._acknowledged = self._acknowledged | self._due, {}
         self.acknowledge()
 
     def acknowledge(self) -> None:
-        """Acknowledge everything that is due, and gather what follows for a moment."""
+        """Acknowledge everything that is due, and collect further lines for a moment."""
         self.cancel()
         self._unacknowledged = 0
         if not self._due:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class ChatRequests(ABC):
-    """What a person can ask of chat. `Chat` carries the requests out."""
+    """The requests that a person can make in chat. `Chat` carries them out."""
 
     @abstractmethod
     async def _submit_line(
@@ -33,8 +33,8 @@ class ChatRequests(ABC):
         self, to: str, what: object, *, expires: float | None = None, id: str | None = None
     ) -> SentLine:
         """Send a line to a person or a group ("#…"); returns its conversation and number when the hub has
-        stored it. Text goes as `{"text": …}`, any other value as it is. After `expires` seconds the line is
-        no longer shown. The same `id` again is the same line."""
+        stored it. Text is sent as `{"text": …}`, any other value as it is. After `expires` seconds the line
+        is no longer shown. The same `id` is the same line."""
         kind = "group_chat" if to.startswith("#") else "one_chat"
         return await self._submit_line(
             kind, to, {"text": what} if isinstance(what, str) else what, expires, id
@@ -52,7 +52,7 @@ class ChatRequests(ABC):
     async def create_group(
         self, name: str, *members: str, history: Literal["all", "joined"] = "all", open: bool = False
     ) -> str:
-        """Create a group; returns its id. With `history="joined"` members see only what was said after they
+        """Create a group; returns its id. With `history="joined"` members see only lines from after they
         joined. Any person may join an `open` group."""
         wanted = {"name": name, "members": members, "history": history, "open": open}
         return str((await self._submit_line("group_create", None, wanted)).data["group"])
@@ -100,24 +100,24 @@ class ChatRequests(ABC):
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     async def history(self, conv: str, *, before: int | None = None, limit: int = 50) -> list[Line]:
-        """Returns the lines before number `before` (or the newest), oldest first."""
+        """Return the lines before number `before` (or the newest), oldest first."""
         wanted = {"conv": conv, "limit": limit} | ({} if before is None else {"before": before})
         return [line_of(frame) for frame in (await self._ask("history", wanted, ConversationPage)).lines]
 
     async def receipts(self, conv: str, n: int) -> Receipts:
-        """Returns how many members have received a line, and how many have read it."""
+        """Return how many members have received a line, and how many have read it."""
         return await self._ask("receipts", {"conv": conv, "n": n}, Receipts)
 
     async def conversations(self) -> list[dict[str, Any]]:
-        """Returns your conversations: `conv`, `last`, `delivered`, `read`, and `with` (a person) or a group's
+        """Return your conversations: `conv`, `last`, `delivered`, `read`, and `with` (a person) or a group's
         `name`."""
         found = await self._ask("conversations", {}, dict[str, list[dict[str, Any]]])
         return found["conversations"]
 
     async def group(self, group: str) -> dict[str, Any]:
-        """Returns a group's `name` and `members`, with their roles."""
+        """Return a group's `name` and `members`, with their roles."""
         return await self._ask("group_info", {"group": group}, dict[str, Any])
 
     async def friends(self) -> dict[str, list[str]]:
-        """Returns your `friends`, the people who are `asking` to be, and those you have `blocked`."""
+        """Return your `friends`, the people who are `asking` to be, and those you have `blocked`."""
         return await self._ask("friends", {}, dict[str, list[str]])

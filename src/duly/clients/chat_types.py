@@ -92,7 +92,7 @@ News: TypeAlias = Line | Receipt | Typing | Presence
 
 
 def line_of(frame: Frame) -> Line:
-    """Reads a line from its frame."""
+    """Decode a line from its frame."""
     return Line(
         frame.conv or "",
         frame.n or 0,

@@ -1,9 +1,9 @@
 """`duly.Device`: a device that carries out each command once.
 
 The laws. A command is stored before it is run, and its answer before it is sent; neither a repeat nor a
-restart repeats an effect. Each handler declares what a crash in the middle means: `at_most_once` (the outcome
-is unknown, and the command is not run again) or `at_least_once` (it is run again). Commands of one sender run
-in its order, one at a time per order key. A push is kept until the hub has stored it.
+restart causes an effect twice. Each handler declares what a crash in the middle means: `at_most_once` (the
+outcome is unknown, and the command is not run again) or `at_least_once` (it is run again). Commands of one
+sender run in its order, one at a time per order key. A push is kept until the hub has stored it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from duly.clients.base import Client, HubLink
 from duly.clients.media import MediaStore
-from duly.clients.pushes import PushOutbox, PushUnderWay
+from duly.clients.push_outbox import PushOutbox, PushUnderWay
 from duly.clients.websocket_link import Access
 from duly.core.horizon import Horizon
 from duly.core.inbox import Inbox
@@ -56,12 +56,12 @@ class Command(Struct, frozen=True):
     id: str
     attempt: int
     fields: dict[str, Any] = {}
-    """what the command carried beside its data"""
+    """the command's further fields"""
     tell: Callable[[object], None] = lambda _: None
 
     def working(self, progress: object = None) -> None:
-        """Report that the command is being worked on, and how far it is. The hub then sends no repeat, starts
-        the command's deadline anew, and tells the app."""
+        """Report that the command is being worked on, and its progress. The hub then sends no repeat,
+        restarts the command's deadline, and tells the app."""
         self.tell(progress)
 
 
@@ -69,7 +69,7 @@ Handler = Callable[[Command], Awaitable[Any]]
 
 
 class Device(Client):
-    """A device: it carries out commands, and pushes what it has to say.
+    """A device: carries out commands and pushes reports.
 
     device = duly.Device("http://127.0.0.1:7800", token, store="lock.db")
 
@@ -80,8 +80,8 @@ class Device(Client):
 
     await device.run()
 
-    `store` is the file that keeps what the device has done and not pushed yet over a restart; without it both
-    end with the process. `online` is called with the device's name at every connection.
+    `store` is a file that keeps the commands carried out and the unsent pushes across restarts; without it
+    both are lost with the process. `online` is called with the device's name at every connection.
 
     With a URL like mqtt://lock-1:token@host the device reaches its hub through an MQTT broker. There `name`
     is for devices that log in under another name than their own, and `keys` is a keyring, or the file of one
@@ -110,8 +110,9 @@ class Device(Client):
     def on(
         self, *types: str, effect: Literal["at_most_once", "at_least_once"] = "at_most_once"
     ) -> Callable[[Handler], Handler]:
-        """Declare a handler of these command types; without any, of all that have no handler of their own. It
-        returns the answer's data, or raises `DeviceError`. `effect` says what a crash in the middle means."""
+        """Declare a handler of these command types; without any, of all types that have no handler of their
+        own. It returns the answer's data, or raises `DeviceError`. `effect` says what a crash in the middle
+        means."""
         if effect not in ("at_most_once", "at_least_once"):
             raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
 
@@ -160,11 +161,11 @@ class Device(Client):
             name=self._mqtt_name,
             keys=self._keys,
         )
-        self.name = link.name  # tasks of a session that the broker kept come before the welcome
+        self.name = link.name  # tasks of a session that the broker kept arrive before the welcome
         return link
 
     def serve(self, name: str, path: str | Path) -> None:
-        """Serve a file under this name, to apps that `download` it."""
+        """Serve a file under this name to apps that `download` it."""
         if self._media is None:
             self._media = MediaStore(DeviceError)
             self.on("media_download", effect="at_least_once")(self._media.describe)
@@ -177,8 +178,8 @@ class Device(Client):
         """Push something to the apps: `status_report`, `event_report`, `log_report`, `visit_notification`, or
         a type of your own.
 
-        The push is kept until the hub has stored it, over disconnects and, with `store=`, restarts. Awaiting
-        the returned object waits for that. Raises `RateLimited` if too many are waiting.
+        The push is kept until the hub has stored it, across disconnects and, with `store=`, restarts. Await
+        the returned object to wait for that. Raises `RateLimited` if too many are waiting.
         """
         return self._pushes.push(type, data)
 
@@ -238,7 +239,7 @@ class Device(Client):
         self._link.send(_ack(app, seq_id, answer, state))
 
     def _handler(self, kind: str) -> tuple[Handler | None, bool]:
-        """Returns the handler of this type, and whether it may be run again after a crash."""
+        """Return the handler of this type, and whether it may run again after a crash."""
         return self._handlers.get(kind) or self._handlers.get(ANY) or (None, False)
 
     async def _run(self, message: Message, attempt: int) -> None:
@@ -264,8 +265,7 @@ class Device(Client):
 
 
 def _done(message: Message, returned: object) -> Answer:
-    """Returns the answer of a handler that returned. A value that cannot be sent does not make it a
-    failure."""
+    """Return the answer of a handler that returned. A value that cannot be sent is not a failure."""
     try:
         answer = Answer(DeviceCode.DONE, bytes(frames.dump(returned)))
         frames.check(_ack(message.scope, message.id, answer, State.DONE))

@@ -1,8 +1,8 @@
 """A sentinel's connection to its tower over plain HTTP: frames in batches by POST.
 
 The law is that of any link: it carries frames while it is up and loses them while it is down. One request is
-under way at a time, so frames arrive in order. HTTP has no connection: the link is up while requests are
-answered; after one that is not, an empty batch asks, with back-off, whether the tower answers again.
+under way at a time, so frames arrive in order. HTTP has no lasting connection: the link is up while requests
+are answered; after a failure it sends empty batches, with back-off, until the tower answers again.
 """
 
 from __future__ import annotations
@@ -54,18 +54,18 @@ class HttpLink:
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.connected = False
         self.denial: NotAuthenticated | None = None
-        """why the tower refuses us; None since it last accepted us"""
+        """why the tower refuses us; None after it has accepted us"""
 
     async def start(self) -> None:
         """Begin to connect."""
         self.tasks.spawn("http link", self._run)
 
     async def ready(self) -> Frame:
-        """Waits until the tower has answered for the first time."""
+        """Wait until the tower has answered for the first time."""
         return await asyncio.shield(self._first)
 
     async def stop(self) -> None:
-        """End what is under way, and send nothing more."""
+        """Cancel what is under way, and send nothing more."""
         await self.tasks.stop()
         self._first.cancel()
 
@@ -88,7 +88,7 @@ class HttpLink:
                     await self._serve(http, date)
                 except NotAuthenticated as problem:
                     self.denial = problem
-                    if self._where is None or not self.connected:  # else it asks for a new token at once
+                    if self._where is None or not self.connected:  # otherwise it asks for a new token at once
                         self._denied(problem)
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError):
                     pass  # a tower that is down, or breaks the protocol, is tried again
@@ -100,7 +100,7 @@ class HttpLink:
 
     async def _serve(self, http: aiohttp.ClientSession, date: str) -> None:
         while not self._queue.empty():
-            self._queue.get_nowait()  # meant for before it broke
+            self._queue.get_nowait()  # sent before the link broke
         self.connected, self.denial = True, None
         welcome = Frame("welcome", time=_ms(date))
         self._up(welcome)
@@ -118,7 +118,7 @@ class HttpLink:
                     self._heard(frames.decode(answer))
 
     async def _post(self, http: aiohttp.ClientSession, batch: list[bytes]) -> tuple[list[bytes], str]:
-        """Returns the answers to a batch, and the tower's `Date`."""
+        """Return the answers to a batch, and the tower's `Date`."""
         body = msgspec.json.encode([msgspec.Raw(frame) for frame in batch])
         headers = {"Authorization": f"Bearer {self._token}"}
         async with http.post(self._url, data=body, headers=headers, ssl=self._tls) as response:
@@ -134,7 +134,7 @@ def _messages(url: str) -> str:
 
 
 def _ms(date: str) -> int | None:
-    """Milliseconds of an HTTP `Date`, plus half a second: the header has no fractions."""
+    """Return the milliseconds of an HTTP `Date`, plus half a second: the header has no fractions."""
     try:
         return round(parsedate_to_datetime(date).timestamp() * 1000) + 500
     except ValueError:

@@ -1,6 +1,6 @@
-"""A client's local ledger: a file of its own, or memory that ends with its process.
+"""A client's local ledger: a file, or memory that is lost with its process.
 
-The law: no id is minted twice. The newest one is a mark in the ledger, raised in the commit that stores its
+The law: no id is created twice. The newest one is a mark in the ledger, raised in the commit that stores its
 message; a restarted client continues after it.
 """
 
@@ -17,7 +17,7 @@ MINTED: Final = "ids"
 
 
 def store_url(store: str | None) -> str:
-    """Returns the URL of the ledger in this file, or at this URL; None is a ledger in memory.
+    """Return the ledger URL of a file name or URL; None means a ledger in memory.
 
     >>> store_url("app.db"), store_url("sqlite:///app.db"), store_url(None)
     ('sqlite:///app.db', 'sqlite:///app.db', 'memory:')
@@ -28,11 +28,11 @@ def store_url(store: str | None) -> str:
 
 
 async def open_store(store: str | None) -> Ledger:
-    """Opens the ledger that `store` names."""
+    """Open the ledger that `store` names."""
     return await open_ledger(store_url(store))
 
 
 async def minted_ids(ledger: Ledger) -> SeqIds:
-    """Returns a mint whose ids follow those of earlier runs."""
+    """Return an id generator whose ids follow those of earlier runs."""
     n, ms = (await ledger.marks()).get(MINTED, (-1, 0))
     return SeqIds(SeqId(ms, n) if n >= 0 else None)

@@ -1,10 +1,11 @@
-"""Media: a file from a device, in chunks, resumed after a break and checked by its hash.
+"""Media: downloads a file from a device in chunks, resumes it after a break, and checks its hash.
 
 The laws. Reading a chunk changes nothing, so it may be asked for any number of times; chunks are a dedup
 class of their own, are remembered briefly, and their data is stored nowhere on the way. A download is
-finished only when its SHA-256 is right: until then it is beside its target in a file named by the hash, so
-that the next call resumes it, and a file that has changed meanwhile is fetched anew. A device, hub or network
-that is away is waited for; a download gives up after `PATIENCE` without anything new."""
+finished only when its SHA-256 is right: until then it is stored next to its target in a file named by the
+hash, so that the next call resumes it; a file that has changed is fetched again from the start. A download
+waits for a device, hub or network that is down, and gives up after `PATIENCE` seconds without progress.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ from duly.runtime.backoff import Backoff
 from duly.wire.frames import DeviceCode, ServerCode
 
 CHUNK_BYTES: Final = 96 * 1024
-"""As base64 in JSON it stays well below the limit of a frame."""
+"""The size of a chunk: as base64 in JSON it stays well below the limit of a frame."""
 ASK_AGAIN: Final = 5
 PATIENCE: Final = 120.0
-"""Seconds that a device may be offline, or silent, in the middle of a download."""
+"""Seconds that a device may be offline or silent during a download."""
 PAUSE: Final = RetryPolicy.exponential(200 * MS, 3 * SECOND)
 AT_ONCE: Final = 4
 
@@ -130,14 +131,14 @@ async def _chunk(app: Asker, device: str, media: Media, n: int) -> bytes:
     wanted = {"name": media.name, "n": n}
     for _ in range(ASK_AGAIN):
         found = await _ask(app, device, "media_download_chunk", wanted, _Chunk)
-        # The hub answers the repeat of an answered question without the data: ask anew.
+        # The hub answers the repeat of an answered question without the data, so a new question is asked.
         if found.data:
             return base64.b64decode(found.data)
     raise MediaError(f"{device} does not give chunk {n} of {media.name}")
 
 
 async def _ask(app: Asker, device: str, kind: str, data: object, type_: type[T]) -> T:
-    """Ask until there is an answer. Reading changes nothing, so another try is always safe."""
+    """Ask until there is an answer. Reading changes nothing, so a retry is always safe."""
     loop, pause = asyncio.get_running_loop(), Backoff(PAUSE)
     until = loop.time() + PATIENCE
     while True:
@@ -168,7 +169,7 @@ def _read(device: str, kind: str, data: object, type_: type[T]) -> T:
 _AWAY: Final = (ServerCode.OFFLINE, ServerCode.INTERNAL)
 """Codes of the hub after which another try may succeed."""
 _LOST: Final = (State.UNKNOWN.word, State.EXPIRED.word, State.SUPERSEDED.word)
-"""States of a question that was not answered because a part was offline."""
+"""States of a question that got no answer because a part was offline."""
 
 
 class MediaStore:
@@ -183,14 +184,14 @@ class MediaStore:
         self._files[name] = path
 
     async def describe(self, command: Question) -> dict[str, object]:
-        """Answers `media_download`: name, size, SHA-256 and chunk size."""
+        """Answer `media_download`: name, size, SHA-256 and chunk size."""
         path = self._find(command.data)
         size = path.stat().st_size
         digest = await asyncio.get_running_loop().run_in_executor(None, _sha256, path)
         return {"name": command.data["name"], "size": size, "sha256": digest, "chunk": CHUNK_BYTES}
 
     async def chunk(self, command: Question) -> dict[str, object]:
-        """Answers `media_download_chunk`: chunk `n`, as base64."""
+        """Answer `media_download_chunk`: chunk `n` as base64."""
         path, n = self._find(command.data), command.data.get("n")
         if not isinstance(n, int) or n < 0:
             raise self._refuse(DeviceCode.BAD_PARAMETERS, "n is the number of a chunk, from 0")

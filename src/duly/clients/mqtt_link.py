@@ -2,7 +2,7 @@
 
 The law is that of `duly.clients.websocket_link`, with one addition: a task is acknowledged, to the broker
 (PUBACK) and to the hub (`ack`), when it is stored here, not before. Pushes go out on the device's own status
-topic, since no other account may write there. The status says how often it is renewed: a broker that dies
+topic, since no other account may write there. The status contains how often it is renewed: a broker that dies
 publishes no wills, and then only a missing status shows that the device is gone.
 """
 
@@ -35,7 +35,7 @@ HEARTBEAT: Final = 60
 TASKS_KEPT: Final = 4_096
 """How many unanswered commands have their msg_id remembered."""
 SUBSCRIBED: Final = (FdKind.PENDING, FdKind.ACK, FdKind.FAILED)
-"""Commands, and the hub's answers to pushes."""
+"""The topics of commands and of the hub's answers to pushes."""
 
 
 class MqttDeviceLink:
@@ -85,7 +85,7 @@ class MqttDeviceLink:
         await self._link.start()
 
     async def ready(self) -> Frame:
-        """Waits until the broker has accepted the connection. Raises `NotAuthenticated` if it does not."""
+        """Wait until the broker has accepted the connection. Raises `NotAuthenticated` if it does not."""
         try:
             await self._link.connected(within=30)
         except ConnectionRefused as problem:
@@ -106,7 +106,7 @@ class MqttDeviceLink:
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
     def _will(self) -> Will:
-        """Returns the will of the next connection: it names the same session as that connection's status."""
+        """Return the will of the next connection: it names the same session as that connection's status."""
         self._session = secrets.token_hex(8)
         return Will(self._topic(self.name, FdKind.STATUS), self._status(online=False))
 
@@ -165,8 +165,8 @@ class MqttDeviceLink:
     # ── out ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, frame: bytes) -> None:
-        """Send an ack or a push; without a connection it is lost. A push is lost until the link is up, too:
-        one that is repeated by its timer would overtake those that are sent again then."""
+        """Send an ack or a push; without a connection it is lost. A push is also dropped until the link is
+        up: one that its timer repeats would overtake those that are sent again then."""
         said = frames.decode(frame)
         if said.type != "ack":
             if not self.connected:
@@ -221,7 +221,7 @@ class MqttDeviceLink:
 
 
 def _push_ack(kind: FdKind, payload: bytes) -> Frame:
-    """Returns the hub's answer to a push as the `server_ack` that it stands for."""
+    """Return the hub's answer to a push as a `server_ack`."""
     match fd.decode(kind, payload):
         case fd.FdAck(msg_id=seq_id):
             return Frame("server_ack", seq_id, code=ServerCode.ACCEPTED)

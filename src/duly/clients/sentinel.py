@@ -1,9 +1,10 @@
-"""`duly.Sentinel`: reports what a monitor notices; each event reaches the tower once, unless it is cancelled.
+"""`duly.Sentinel`: reports events of monitored devices; each event reaches the tower once, unless it is
+cancelled.
 
-The laws. Reporting never waits for the network: a signal is judged and stored here, and goes out when its
-countdown is over and the tower can be reached, in order. Restarts and kill -9 lose nothing that was stored
-(`await alert.stored()` says when). A sentinel starts, and works for days, without its tower. While nothing
-can be stored, a critical event goes to the tower all the same.
+The laws. Reporting never waits for the network: a signal is judged and stored locally, and is sent in order
+when its countdown is over and the tower is reachable. Restarts and kill -9 lose nothing that was stored
+(`await alert.stored()` waits for that). A sentinel can start, and work for days, without its tower. If
+nothing can be stored, a critical event is sent to the tower anyway.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import NAME_LIMIT, Answer, key_of
 from duly.core.monitor.devices import DEVICES
+from duly.core.monitor.event_messages import SCOPE
 from duly.core.monitor.machine import SELF, Monitor
-from duly.core.monitor.messages import SCOPE
 from duly.core.monitor.signals import (
     DISCONNECT,
     SUMMARY,
@@ -46,7 +47,7 @@ from duly.core.monitor.signals import (
     SignalRuling,
     StopHeartbeat,
 )
-from duly.core.monitor.unstored import UnstoredEvent
+from duly.core.monitor.unstored_events import UnstoredEvent
 from duly.core.operations import PutNewItem
 from duly.core.steps import (
     Answered,
@@ -66,15 +67,15 @@ from duly.wire.frames import Frame, ServerCode
 
 HALF: Final = len(r"\ud83d")
 FIELD_LIMIT: Final = 64 * 1024
-"""The most bytes of `meta`, and of `location`, that the tower takes."""
+"""The most bytes of `meta`, and of `location`, that the tower accepts."""
 
 FINAL: Final = frozenset({"malformed", "too_large", "id_conflict", "stale", "expired", "refused"})
-"""Errors of the tower that no further try can change. After any other the event stays in the queue: a revoked
-token, or a wrong clock, may be put right."""
+"""Errors of the tower that no retry can change. After any other error the event stays in the queue: a revoked
+token or a wrong clock may be corrected."""
 
 
 class Sentinel(Client):
-    """A sentinel: it reports events of the devices it watches.
+    """A sentinel: reports events of the devices that it watches.
 
     async with duly.Sentinel("http://hub:7800", token, store="sentinel.db", profile="home") as sentinel:
         sentinel.disconnect("aa:bb:cc:dd:ee:ff")
@@ -82,11 +83,11 @@ class Sentinel(Client):
         print(await alert.sent)
 
     `async with` does not wait for the tower; `await sentinel.ready()` does. `store` is the file of its queue
-    and memory; without it both end with the process. `profile` says who is told, at the tower.
-    `transport="http"` is for networks that let no WebSocket through. `session` names what is guarded, if one
-    sentinel guards one thing after another. `heartbeat=60` promises the tower a sign of life every minute:
-    when it stops, the profile's people are told. Ending the program does not take the promise back;
-    `stand_down` does.
+    and state; without it both are lost with the process. `profile` selects, at the tower, who is notified.
+    `transport="http"` is for networks that do not allow WebSocket. `session` names what is guarded, if one
+    sentinel guards several things in turn. `heartbeat=60` promises the tower a heartbeat every minute: when
+    it is missing, the recipients of the profile are notified. Ending the program does not withdraw the
+    promise; `stand_down` does.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class Sentinel(Client):
         )  # fmt: skip
 
     async def _identify(self) -> Identity:
-        """Returns this sentinel's identity, drawn once and kept: the tower may be out of reach when it is
+        """Return this sentinel's identity, generated once and stored: the tower may be unreachable when it is
         first needed."""
         ledger = self._ledger
         if await ledger.item(SELF, "session") is None:
@@ -168,11 +169,11 @@ class Sentinel(Client):
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
     def disconnect(self, device: str, *, meta: object = None, location: object = None) -> Alert:
-        """Report that a device can no longer be reached."""
+        """Report that a device is no longer reachable."""
         return self.trigger(DISCONNECT, device, meta=meta, location=location)
 
     def reconnect(self, device: str) -> None:
-        """Report that a device can be reached again. While the countdown of its disconnect runs, this ends it
+        """Report that a device is reachable again. During the countdown of its disconnect this ends it
         without an alarm."""
         self._tell(DeviceBack(_name("device", device), self._now()))
 
@@ -203,8 +204,8 @@ class Sentinel(Client):
         return alert
 
     def cancel(self, device: str, event: str = "") -> None:
-        """Call off a device's events, or one of them: what has not gone out never will, and for what went out
-        within the last hour a correction follows."""
+        """Cancel a device's events, or one of them: unsent events are never sent, and events sent within the
+        last hour are followed by a correction."""
         self._tell(CancelRequest(self._now(), _name("device", device), event))
 
     def update(
@@ -215,7 +216,7 @@ class Sentinel(Client):
         meta: object = None,
         location: object = None,
     ) -> None:
-        """Add something newer to an event: it goes out with it, or after it."""
+        """Add newer information to an event: it is sent with the event, or after it."""
         if not event:
             raise Malformed("there is no event yet, or it was held back; await alert.stored() first")
         change = EventChange(
@@ -228,8 +229,8 @@ class Sentinel(Client):
         self._tell(change)
 
     def stand_down(self) -> asyncio.Future[None]:
-        """Take the promise of a heartbeat back: from now on no recipient is told when this sentinel falls
-        silent. The tower has it when the future is done; that need not be awaited."""
+        """Withdraw the promise of a heartbeat: from now on no recipient is notified when this sentinel falls
+        silent. The future is done when the tower has it; it need not be awaited."""
         if not self._link.connected:
             raise ConnectionLost(NOT_TOLD)
         self._tell(StopHeartbeat())
@@ -240,7 +241,7 @@ class Sentinel(Client):
         return self._alerts.news.read()
 
     async def drained(self) -> None:
-        """Wait until everything that was reported has ended."""
+        """Wait until every reported event has ended."""
         handled = asyncio.Event()
         self._engine.offer(MachineEvent(None), handled.set)
         await handled.wait()
@@ -259,7 +260,7 @@ class Sentinel(Client):
         return self._ledger.clock.now()
 
     def _moment(self) -> int:
-        """Returns the time of a new signal. No two signals have the same time, so it says which was first."""
+        """Return the time of a new signal. No two signals have the same time, so it shows which was first."""
         now = self._now()
         set_back = now < self._last - SECOND
         self._last = now if now > self._last or set_back else self._last + 1
@@ -299,15 +300,14 @@ class Sentinel(Client):
                     self._alerts.say("correcting", called.device, event=event)
 
     def _hand_over(self, unstored: UnstoredEvent) -> None:
-        """Send a critical event that could not be stored: the tower's answer is the acceptance, and what is
-        stored and sent later is a duplicate."""
+        """Send a critical event that could not be stored. The tower's answer counts as its acceptance; a copy
+        that is stored and sent later is a duplicate."""
         message, events = unstored.message, self._monitor.unstored
         if not events.may_go(message):
             return
         self._alerts.unstored(message, unstored.origin, self._engine.down, self._link.connected)
         if self._link.connected:
-            events.sent(message)
-            self._perform(Transmit(message, 1))
+            self._perform(Transmit(events.sent(message), 1))
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
@@ -320,7 +320,7 @@ class Sentinel(Client):
         self._heartbeat.connected()
 
     def _measure(self, frame: Frame) -> None:
-        """Measure how far the tower's clock is ahead of ours, if a frame says what it shows."""
+        """Measure how far the tower's clock is ahead of ours, if a frame contains its time."""
         if frame.time is not None:
             self._offer(MachineEvent(ClockOffset(frame.time * MS - self._now())))
 
@@ -341,8 +341,11 @@ class Sentinel(Client):
                     self._alerts.taken_unstored(key)
                 self._offer(Answered(key, State.DONE, Answer()))
             case ServerCode.BAD_PARAMETERS if frame.error in FINAL:
-                # The tower may have taken an earlier transmission, and forgotten it since.
-                state = State.UNKNOWN if frame.error == "stale" else State.FAILED
+                # The tower may have accepted an earlier transmission and forgotten it since. If it has the
+                # event in another form, an earlier run has sent it unstored.
+                is_event = self._alerts.event_of(key) == frame.seq_id
+                other_form = is_event and frame.error == "id_conflict"
+                state = State.UNKNOWN if other_form or frame.error == "stale" else State.FAILED
                 reason = f"{frame.error}: {frame.detail or ''}"
                 self._offer(Answered(key, state, Answer(ServerCode.BAD_PARAMETERS, b"", reason)))
             case _:
@@ -366,8 +369,8 @@ def _severity(value: Severity | str) -> Severity:
 
 
 def _dump(value: object) -> bytes:
-    """Returns a value as JSON. A text that was cut in the middle of a character must not cost an alert: what
-    cannot be written becomes a �."""
+    """Return a value as JSON. Text that was cut in the middle of a character must not cost an alert: what
+    cannot be encoded becomes a �."""
     try:
         return frames.dump(value)
     except UnicodeEncodeError:
@@ -375,7 +378,7 @@ def _dump(value: object) -> bytes:
 
 
 _HALVES: Final = re.compile(r"\\\\|(?:\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2})|\\ud[89a-f][0-9a-f]{2}")
-"""In JSON of ASCII: backslashes, whole characters in two halves, and halves alone."""
+"""In ASCII JSON: backslashes, surrogate pairs, and lone surrogates."""
 
 
 def _whole(found: re.Match[str]) -> str:

@@ -1,6 +1,7 @@
-"""Tracks the alerts of a sentinel: tells each alert how it ended, and the program what the sentinel does.
+"""Tracks the alerts of a sentinel: gives each alert its outcome, and the program news of what the sentinel
+does.
 
-The law: every signal is counted and told of, whether it passed or was held back, and so is every end.
+The law: every signal is counted and reported, whether it passed or was held back, and so is every outcome.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from duly.errors import Stopped
 
 LOG: Final = logging.getLogger("duly.sentinel")
 NEWS: Final = 10_000
-"""How many unread news are kept; then the oldest are dropped."""
+"""How many unread news are kept; beyond that the oldest are dropped."""
 
 _DONE: Final = {EVENT: "sent", "alert_update": "updated", "alert_cancel": "corrected"}
 
 
 class SentEvent(Struct, frozen=True):
-    """How a signal ended. `state` is `done` (the tower has it), `cancelled`, `held` (held back, for
+    """The outcome of a signal. `state` is `done` (the tower has it), `cancelled`, `held` (held back, for
     `reason`), `superseded`, `expired`, `failed` or `unknown`.
 
     >>> SentEvent("held", "debounced").done
@@ -49,10 +50,10 @@ class SentEvent(Struct, frozen=True):
 
 
 class SentinelNews(Struct, frozen=True, omit_defaults=True):
-    """One thing that a sentinel did. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
+    """One action of a sentinel. `what` is `stored`, `countdown`, `held`, `queued`, `sent`, `cancelled`,
     `correcting`, `corrected`, `updated`, `summary`, `refused`, `online`, `offline`, `denied`, `trouble` (the
-    store fails) or `unstored` (a critical event could not be stored; `detail` says whether it goes to the
-    tower all the same), or how an event ended. Times are in milliseconds."""
+    store fails) or `unstored` (a critical event could not be stored; `detail` says whether it is sent to the
+    tower anyway), or how an event ended. Times are in milliseconds."""
 
     what: str
     time: int
@@ -64,7 +65,7 @@ class SentinelNews(Struct, frozen=True, omit_defaults=True):
 
 
 class SentinelCounts(Struct):
-    """Counts of what a sentinel has done since it was started."""
+    """Counts of what a sentinel has done since its start."""
 
     signals: int = 0
     debounced: int = 0
@@ -78,13 +79,14 @@ class SentinelCounts(Struct):
 
     @property
     def held_back(self) -> dict[str, int]:
-        """Signals that were not reported, by the reason; those that none were held back for are left out."""
+        """Signals that were not reported, by reason; reasons without signals are left out."""
         by_reason = {"debounce": self.debounced, "limit": self.limited, "cooldown": self.cooling}
         return {reason: count for reason, count in by_reason.items() if count}
 
 
 class NewsFeed:
-    """The news of one sentinel, for one reader; the oldest are dropped when they are not read."""
+    """The news of one sentinel for one reader; unread news are dropped when there are too many, oldest
+    first."""
 
     def __init__(self) -> None:
         self._news: deque[SentinelNews] = deque(maxlen=NEWS)
@@ -116,7 +118,7 @@ class AlertOwner(Protocol):
     """The part of a sentinel that an alert uses."""
 
     def cancel(self, device: str, event: str = "") -> None:
-        """Call off an event."""
+        """Cancel an event."""
         ...
 
     def update(
@@ -127,7 +129,7 @@ class AlertOwner(Protocol):
         meta: object = None,
         location: object = None,
     ) -> None:
-        """Add something newer to an event."""
+        """Add newer information to an event."""
         ...
 
 
@@ -144,7 +146,7 @@ class Alert:
         self.device = device
         self.reason = reason
         self.id = ""
-        """the event's id, once it is stored; of a repeat, the id of the event it repeats"""
+        """the event's id, once it is stored; for a repeat, the id of the event it repeats"""
         self._cancelled = False
         self._ruled: asyncio.Future[str] = loop.create_future()
         self._sent: asyncio.Future[SentEvent] = loop.create_future()
@@ -155,11 +157,11 @@ class Alert:
 
     @property
     def sent(self) -> asyncio.Future[SentEvent]:
-        """Awaiting it waits for the end, and returns it."""
+        """Await it to wait for the outcome."""
         return asyncio.shield(self._sent)
 
     def cancel(self) -> None:
-        """Call it off. If it has gone out already, a correction follows."""
+        """Cancel it. If it was sent already, a correction follows."""
         if not self._ruled.done():
             self._cancelled = True
         elif self.id:
@@ -168,24 +170,24 @@ class Alert:
     def update(
         self, *, severity: Severity | str | None = None, meta: object = None, location: object = None
     ) -> None:
-        """Add something newer: it goes out with the event, or after it. Await `stored()` first."""
+        """Add newer information: it is sent with the event, or after it. Await `stored()` first."""
         self._sentinel.update(self.id, severity=severity, meta=meta, location=location)
 
     # ── for the sentinel ─────────────────────────────────────────────────────────────────────────
 
     def rule(self, event: str, ruling: str) -> None:
-        """The signal is judged."""
+        """Note the ruling on the signal."""
         self.id = event
         settle(self._ruled, ruling)
         if self._cancelled:
             self.cancel()
 
     def end(self, end: SentEvent) -> None:
-        """The signal has ended."""
+        """Note the outcome of the signal."""
         settle(self._sent, end)
 
     def abandon(self, problem: Stopped) -> None:
-        """Its end will not be heard."""
+        """Note that the outcome will not be known here."""
         fail(self._ruled, problem)
         fail(self._sent, problem)
 
@@ -197,11 +199,11 @@ class SentinelAlerts:
         self._now = now
         self._alerts: dict[str, list[Alert]] = {}
         self._under_way: dict[bytes, tuple[str, str]] = {}
-        """the kind and the event of everything that was transmitted"""
+        """the kind and the event of every transmitted message"""
         self._causes: dict[str, tuple[str, str]] = {}
         """the device and the reason of each event"""
         self._unstored: dict[str, bool] = {}
-        """critical events that could not be stored, and whether the tower could be reached"""
+        """critical events that could not be stored, and whether the tower was reachable"""
         self._taken: set[str] = set()
         """those of them that the tower has"""
         self.news = NewsFeed()
@@ -213,16 +215,16 @@ class SentinelAlerts:
         return list(self._alerts)
 
     def transmitted(self, message: Message) -> None:
-        """Note that a message goes out, for the first time or again."""
+        """Note that a message is sent, for the first time or again."""
         self.counts.resent += message.key in self._under_way
         self._under_way[message.key] = (message.kind, self._about(message))
 
     def event_of(self, key: bytes) -> str:
-        """Return the event that a transmitted message is about."""
+        """Return the event that a transmitted message refers to."""
         return self._under_way.get(key, ("", event_in(key)))[1]
 
     def ruled(self, ruled: SignalRuling) -> None:
-        """A signal is judged."""
+        """Note the ruling on a signal."""
         decision = ruled.decision
         if ruled.event:
             self._causes.setdefault(ruled.event, (ruled.device, ruled.reason))
@@ -246,7 +248,7 @@ class SentinelAlerts:
         alert.rule(ruled.event, decision.ruling.value)
 
     def unstored(self, message: Message, origin: Origin, problem: Exception | None, reachable: bool) -> None:
-        """A critical event could not be stored; it goes to the tower if that can be reached."""
+        """Note that a critical event could not be stored; it is sent to the tower if that is reachable."""
         event = self._about(message)
         if isinstance(origin, Alert):
             origin.id = event
@@ -254,7 +256,7 @@ class SentinelAlerts:
             if origin not in waiting:
                 waiting.append(origin)
         if self._unstored.get(event) is reachable:
-            return  # that was said
+            return  # that was reported
         self._unstored[event] = reachable
         if reachable:
             detail = f"it cannot be stored, and goes to the tower all the same: {problem}"
@@ -265,7 +267,8 @@ class SentinelAlerts:
         self.say("unstored", event=event, detail=detail)
 
     def taken_unstored(self, key: bytes) -> None:
-        """The tower has taken a critical event that is not stored here: that is its end, for its alert."""
+        """Note that the tower has accepted a critical event that is not stored here: for its alert that is
+        the outcome."""
         event = event_in(key)
         if event in self._taken:
             return
@@ -276,7 +279,7 @@ class SentinelAlerts:
             alert.end(SentEvent(State.DONE.word, "", event))
 
     def ended(self, key: bytes, state: State, answer: Answer) -> None:
-        """A message has ended."""
+        """Note the outcome of a message."""
         kind, event = self._under_way.pop(key, (EVENT, event_in(key)))
         what = _DONE[kind] if state is State.DONE else state.word
         device, reason = self._causes.get(event, ("", ""))
@@ -308,14 +311,15 @@ class SentinelAlerts:
         self.news.add(SentinelNews(what, self._now() // MS, device, reason, event, detail, until))
 
     def abandon(self, problem: Stopped) -> None:
-        """End the news; what is open goes on at the next start of the sentinel."""
+        """End the news; open events continue at the next start of the sentinel."""
         self.news.close()
         for alerts in self._alerts.values():
             for alert in alerts:
                 alert.abandon(problem)
 
     def _about(self, message: Message) -> str:
-        """Returns the event that a message is about; that of an earlier run is read from its body."""
+        """Return the event that a message refers to; for a message of an earlier run it is read from the
+        body."""
         if message.kind != EVENT:
             return event_of(message.body)
         if message.id not in self._causes:

@@ -1,7 +1,8 @@
-"""The heartbeat of a sentinel: promises the tower a sign of life, and says how many signals were held back.
+"""The heartbeat of a sentinel: promises the tower regular heartbeats, and reports how many signals were held
+back.
 
-The law: the tower expects heartbeats until it has stored that the promise was taken back. What the sentinel
-holds back is told soon after it happens, many signals in one heartbeat.
+The law: the tower expects heartbeats until it has stored that the promise was withdrawn. Held-back signals
+are reported soon afterwards, many in one heartbeat.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from duly.wire import frames
 from duly.wire.frames import Frame
 
 HELD_SECONDS: Final = 1.0
-"""How soon the tower is told that signals were held back; what happens meanwhile is told with it."""
+"""How soon held-back signals are reported to the tower, together with those that follow meanwhile."""
 STAND_DOWN: Final = "stand-down"
-"""The id of the heartbeat that takes the promise back."""
+"""The id of the heartbeat that withdraws the promise."""
 NOT_TOLD: Final = "the tower cannot be reached; it expects the heartbeat until it is told"
 
 
 class SentinelHeartbeat:
-    """The heartbeats of one sentinel, `every` so many milliseconds. `link` and `tasks` return what the
-    sentinel has since its last start."""
+    """The heartbeats of one sentinel, one `every` so many milliseconds. `link` and `tasks` return those of
+    the sentinel's last start."""
 
     def __init__(
         self,
@@ -46,17 +47,17 @@ class SentinelHeartbeat:
         self._run = secrets.token_hex(8)
         self._telling: SupervisedTask | None = None
         self._stood_down: asyncio.Future[None] | None = None
-        """done when the tower knows that the promise of a heartbeat was taken back; None: it was not"""
+        """done when the tower knows that the promise was withdrawn; None if it was not"""
         self._told: dict[str, int] = {}
-        """what the tower was told of held back signals"""
+        """the held-back counts that the tower was sent"""
 
     def beat(self) -> None:
-        """Send a heartbeat that is due, unless the promise was taken back."""
+        """Send a heartbeat that is due, unless the promise was withdrawn."""
         if self._stood_down is None:
             self._send(self._every)
 
     def stand_down(self) -> asyncio.Future[None]:
-        """Take the promise back; the future is done when the tower has stored that."""
+        """Withdraw the promise; the future is done when the tower has stored that."""
         if self._stood_down is None or self._stood_down.done():
             self._stood_down = asyncio.get_running_loop().create_future()
         self._send(0, STAND_DOWN)
@@ -73,7 +74,7 @@ class SentinelHeartbeat:
             fail(self._stood_down, ConnectionLost(NOT_TOLD))
 
     def report_held_back(self) -> None:
-        """Tell the tower soon how many signals were held back, if it does not know that yet."""
+        """Report soon how many signals were held back, if the tower does not know yet."""
         if self._telling is None and self._link().connected and self._told != self._alerts.counts.held_back:
             self._telling = self._tasks().after(
                 "telling what was held back", HELD_SECONDS, self._send_held_back
@@ -99,8 +100,8 @@ class SentinelHeartbeat:
         self._send(None)
 
     def _send(self, every: int | None, id_: str | None = None) -> None:
-        """Send a heartbeat, and promise the next within `every` milliseconds; 0 takes the promise back, None
-        leaves it as it is. One with an id is answered."""
+        """Send a heartbeat, and promise the next one within `every` milliseconds; 0 withdraws the promise,
+        None leaves it unchanged. A heartbeat with an id is answered."""
         held = self._told = self._alerts.counts.held_back
         reported = {"run": self._run, "held": held} if held else {}
         beat = frames.dump({"profile_id": self._profile, "every": every} | reported)

@@ -1,13 +1,13 @@
-"""A client's connection to its hub: one WebSocket, made again with back-off whenever it breaks.
+"""A client's connection to its hub: one WebSocket, which reconnects with back-off whenever it breaks.
 
 The law: a link carries frames while it is up and loses them while it is down. Nothing durable is here; the
-outbox or inbox behind it repeats what was lost. `up` is called at every new connection, `down` at every end
-of one that the client did not end itself. A hub that refuses the token at first is not asked again, unless
-there is a `denied` callback: then that is called, and the link tries again.
+outbox or inbox behind it repeats what was lost. `up` is called at every new connection, `down` whenever a
+connection ends that the client did not end itself. If the hub refuses the token at the first login, the link
+gives up, unless there is a `denied` callback: then that is called, and the link tries again.
 
 A URL may name several hubs, separated by commas: when one does not answer, the next is tried. The token
-decides which one is tried first, so that clients spread over the hubs. When none of them answers, the log
-says so, once.
+decides which one is tried first, so that clients spread over the hubs. When none of them answers, that is
+logged once.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ Where: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 
 
 class Access(Struct, frozen=True):
-    """How a client reaches its hub, where a URL and a token are not enough."""
+    """How a client reaches its hub, if a URL and a token are not enough."""
 
     where: Where | None = None
-    """called before each connection: for a hub that moves, and for tokens that end"""
+    """called before each connection, for a hub that moves or tokens that expire"""
     tls: SSLContext | None = None
-    """the TLS context of https:// and wss:// addresses; None checks certificates as usual"""
+    """the TLS context of https:// and wss:// addresses; None verifies certificates as usual"""
 
 
 class WebSocketLink:
-    """A connection to one of the hubs in `url`; `cursors` are told to the hub at every connection."""
+    """A connection to one of the hubs in `url`; `cursors` are sent to the hub at every connection."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class WebSocketLink:
         self.tasks = Supervisor()
         self._first: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         self.denial: NotAuthenticated | None = None
-        """why the hub refuses us; None since it last accepted us"""
+        """why the hub refuses us; None after it has accepted us"""
         self._stopping = asyncio.Event()
 
     @property
@@ -91,18 +91,18 @@ class WebSocketLink:
         self.tasks.spawn("websocket link", self._run)
 
     async def ready(self) -> Frame:
-        """Waits for the first welcome. Raises `NotAuthenticated` if the hub refuses the token."""
+        """Wait for the first welcome. Raises `NotAuthenticated` if the hub refuses the token."""
         return await asyncio.shield(self._first)
 
     async def stop(self) -> None:
-        """Hang up, and do not connect again."""
+        """Disconnect, and do not connect again."""
         self._stopping.set()
         await self.tasks.stop()
         if not self._first.done():
             self._first.cancel()
 
     def send(self, frame: bytes) -> None:
-        """Send a frame. While the link is down it is lost, as it might be on the way."""
+        """Send a frame. While the link is down it is lost."""
         if self._socket is not None:
             self._queue.put_nowait(frame)
 
@@ -145,7 +145,7 @@ class WebSocketLink:
         async with asyncio.timeout(10):
             message = await socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
-            raise ConnectionError("the hub hung up before its welcome")  # it is dying: tried again
+            raise ConnectionError("the hub hung up before its welcome")  # it is shutting down: try again
         answer = frames.decode(message.data)
         if answer.type != "welcome":
             raise NotAuthenticated(answer.detail or "the hub does not know this token")
@@ -181,7 +181,7 @@ class WebSocketLink:
             await socket.send_frame(await self._queue.get(), aiohttp.WSMsgType.TEXT)
 
     def _written(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Hang up if nothing more is written to a connection, so that the link begins anew."""
+        """Disconnect if nothing more can be written to a connection, so that the link reconnects."""
         if self._socket is socket:
             self.tasks.do("websocket hang-up", self._hang_up(socket))
 
@@ -190,7 +190,7 @@ class WebSocketLink:
 
 
 def hubs(urls: str) -> list[str]:
-    """Returns the hubs that a URL names, separated by commas.
+    """Return the hubs in a URL, separated by commas.
 
     >>> hubs("ws://a:7800/, https://b")
     ['http://a:7800', 'https://b']

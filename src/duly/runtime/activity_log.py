@@ -1,7 +1,7 @@
-"""The activity log: what was refused and why, and what is happening now.
+"""The activity log: records what was refused and why, and shows what is happening now.
 
-The law (P5): "why did nothing happen?" has an answer. Every refusal is recorded in the ledger with its
-reason, and admins who watch see everything as it happens.
+The law (P5): the question "why did nothing happen?" always has an answer. Every refusal is recorded in the
+ledger with its reason, and watching admins see everything as it happens.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ ID_SHOWN = 200
 
 
 class ActivityLog:
-    """Records the refusals of one hub, and shows what happens to the sessions in `watchers`."""
+    """Records the refusals of one hub, and shows events to the sessions in `watchers`."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self.watchers: list[Session] = []
         self.unrecorded: list[Callable[[], Awaitable[None]]] = []
-        """what records the refusals that are counted first and recorded now and then"""
+        """record the refusals that are first counted and recorded later"""
 
     async def refuse(self, scope: str, id_: str, word: str, reason: str, at: int = 0) -> None:
-        """Records that a message was refused, now or `at` a time before, and shows it to the watchers."""
+        """Record that a message was refused, now or earlier (`at`), and show it to the watchers."""
         self.see("refused", scope=scope, id=id_, word=word, reason=reason)
         LOG.info("refused: %s", reason, extra={"scope": scope, "id": id_[:ID_SHOWN], "word": word})
         await self._ledger.write(RecordRefusal(scope, id_[:ID_SHOWN], word, reason, at or self.now()))
@@ -44,12 +44,12 @@ class ActivityLog:
         return self._ledger.clock.now()
 
     async def settle(self) -> None:
-        """Records what was refused and is not recorded yet."""
+        """Record the refusals that are not recorded yet."""
         for record in self.unrecorded:
             await record()
 
     def see(self, what: str, **more: object) -> None:
-        """Shows an event to the watchers; with none it costs nothing."""
+        """Show an event to the watchers; without watchers this costs nothing."""
         if self.watchers:
             seen = SeenFrame({"what": what, **more}, self._ledger.clock.now() // MS)
             for watcher in self.watchers:

@@ -1,8 +1,8 @@
 """The pause between two tries of something that is not stored, such as a connection.
 
-What is durable waits in the ledger, for a time that survives a restart (`core/retry.py`). A connection is
-not durable: it is made again after a pause by the same `RetryPolicy`, which begins anew once a connection
-has worked.
+Durable retries wait in the ledger, until a time that survives a restart (`core/retry.py`). A connection is
+not durable: it is retried after a pause by the same `RetryPolicy`, which starts over once a connection has
+worked.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Backoff:
         self._tries = 0
 
     def worked(self) -> None:
-        """Begin anew: the next failure is the first one."""
+        """Start over: the next failure counts as the first one."""
         self._tries = 0
 
     async def wait(self, stopping: asyncio.Event | None = None, *, among: int = 1) -> bool:

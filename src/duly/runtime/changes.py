@@ -1,7 +1,7 @@
-"""A signal that something may have changed: the owner tells it, and a task that waits looks again.
+"""A signal that something may have changed: the owner sends it, and waiting tasks check again.
 
-The law: a task that reads the state and then waits misses no change, as long as it does not wait for anything
-else in between.
+The law: a task that reads the state and then waits misses no change, provided that it awaits nothing else in
+between.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import asyncio
 
 
 class Changes:
-    """Wakes all tasks that wait, each time that something may have changed."""
+    """Wakes all waiting tasks whenever something may have changed."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def tell(self) -> None:
-        """Wake the tasks that wait now; a task that begins to wait later waits for the next change."""
+        """Wake the tasks that wait now; a task that starts to wait later waits for the next change."""
         self._event.set()
         self._event.clear()
 

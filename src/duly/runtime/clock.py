@@ -1,8 +1,8 @@
-"""Clocks: where the time comes from. The core gets the time as an argument; everything else asks a `Clock`.
+"""Clocks: the sources of time. The core gets the time as an argument; everything else asks a `Clock`.
 
 Wall time (`now`) is stored in the ledger and sent over the wire, and may jump. Waiting is measured on the
-monotonic clock of the event loop, which may not. The time that has passed (`steady`) is measured on a
-clock that also runs while the machine sleeps.
+monotonic clock of the event loop, which may not. Elapsed time (`steady`) is measured on a clock that also
+runs while the machine sleeps.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Keeps the totals of a hub's counters in the ledger, so that they go on after a restart.
+"""Stores the totals of a hub's counters in the ledger, so that they continue after a restart.
 
-The laws. Each hub has one row, named by its data folder, and adds to it what it has counted since it last
-did; a row that another process has changed meanwhile is read again, never overwritten. `/metrics` shows what
-is stored: a hub that is killed loses a few seconds of counts, and no counter ever goes backwards. The rows of
-hubs that have been gone for long are added up in one row, so the sum over all rows is the sum of the cluster.
+The laws. Each hub has one row, named by its data folder, and adds its new counts to it; a row that another
+process has changed meanwhile is read again, never overwritten. `/metrics` shows what is stored: a hub that is
+killed loses a few seconds of counts, and no counter ever goes backwards. The rows of hubs that have been gone
+for long are merged into one row, so that the sum over all rows is the total of the cluster.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ PAST: Final = "(past)"
 """The row of hubs that are gone."""
 GONE_AFTER: Final = 30 * DAY
 TRIES: Final = 5
-"""How often a row that others change at the same moment is read again."""
+"""How often a row that others change at the same time is read again."""
 
 
 class TotalRow(Struct, frozen=True, array_like=True):
-    """What the ledger holds of one hub: when it was stored (µs), and its counters by name and labels."""
+    """The stored counters of one hub: when they were stored (µs), and the values by name and labels."""
 
     at: int
     totals: list[tuple[str, tuple[str, ...], int]]
 
     def as_dict(self) -> dict[tuple[str, tuple[str, ...]], int]:
-        """The counters, to be looked up."""
+        """Return the counters as a dictionary."""
         return {(name, labels): value for name, labels, value in self.totals}
 
 
@@ -49,16 +49,16 @@ class DurableTotals:
         self._ledger = ledger
         self._telemetry = telemetry
         self._body: bytes | None = None
-        """the row as it was read or written last"""
+        """the row as it was last read or written"""
         self._storing = asyncio.Lock()
 
     async def load(self) -> None:
-        """Go on from what the ledger holds."""
+        """Continue from the stored totals."""
         await self._read()
         await self._add_up()
 
     async def store(self) -> None:
-        """Store what was counted since the last time, if anything was."""
+        """Store what was counted since the last time, if anything."""
         async with self._storing:
             for _ in range(TRIES):
                 taken = [
@@ -88,7 +88,7 @@ class DurableTotals:
         return await self._ledger.apply(CheckItem(BUCKET, name, self._body, then=(put,)))
 
     async def _read(self) -> None:
-        """Take over the stored totals; what is not stored yet stays counted."""
+        """Take over the stored totals; counts that are not stored yet are kept."""
         self._body = await self._ledger.item(BUCKET, self._telemetry.hub)
         if self._body is None:
             return
@@ -99,7 +99,7 @@ class DurableTotals:
                 _go_on(self._telemetry.counter(name, *labels), value)
 
     async def summed(self) -> dict[tuple[str, tuple[str, ...]], int]:
-        """The totals of all hubs on this ledger, as far as they are stored, by name and labels."""
+        """Return the stored totals of all hubs on this ledger, by name and labels."""
         found: dict[tuple[str, tuple[str, ...]], int] = {}
         for body in (await self._ledger.bucket(BUCKET)).values():
             for place, value in _decode(body).as_dict().items():
@@ -107,7 +107,7 @@ class DurableTotals:
         return found
 
     async def _add_up(self) -> None:
-        """Add the rows of hubs that are gone for long to one row."""
+        """Merge the rows of hubs that have been gone for long."""
         rows = await self._ledger.bucket(BUCKET)
         now = self._ledger.clock.now()
         past = rows.get(PAST)

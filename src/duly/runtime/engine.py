@@ -1,14 +1,15 @@
-"""The engine: the only loop. Input → core → grouped commit → perform; one timer.
+"""The engine: the loop that passes events to a machine, commits its steps in groups, and performs its
+effects.
 
-Nothing is performed before what it rests on is committed, and effects are performed in the order of their
-events. While a group is being flushed the next events are handled, and they are flushed while the first are
-being answered: load makes the groups larger, not the wait longer. At most one commit is under way. What waits
-is bounded, and senders take turns: a sender that floods waits, or is told that the queue is full, and delays
-no other sender.
+An effect is performed only after the steps that it depends on are committed, and effects are performed in the
+order of their events. The engine handles the next events while a group is being flushed, and flushes them
+while the effects of the first group are performed: load makes the groups larger, not the wait longer. At most
+one commit is under way. The queue of events is bounded, and senders take turns: a sender that floods waits,
+or gets an error that the queue is full, and delays no other sender.
 
-If the ledger cannot commit, nothing has happened: senders are told to try again, the machine is thrown
-away and rebuilt from the ledger as soon as that answers. A clean stop takes in nothing more, commits and
-performs what was taken in, and leaves the rest where it is: in the ledger.
+If the ledger cannot commit, senders are told to try again, and the machine is rebuilt from the ledger as soon
+as the ledger answers. A clean stop accepts no more events, commits and performs those that were accepted, and
+leaves everything else in the ledger.
 """
 
 from __future__ import annotations
@@ -33,39 +34,40 @@ Perform: TypeAlias = Callable[[Effect], None]
 """Carries out an effect."""
 
 Performers: TypeAlias = Mapping[type, Callable[..., None]]
-"""What carries out the effects of each type."""
+"""The functions that carry out effects, by the type of the effect."""
 
 CAPACITY: Final = 10_000
-"""Events that may wait. At ten thousand a second this is a second of delay: more would only be later."""
+"""How many events may wait. At ten thousand a second this is a second of delay; more would only delay
+more."""
 
 GROUP: Final = 500
-"""Most steps in one commit: more would hardly be cheaper, and all their senders wait for it."""
+"""The most steps in one commit: more would hardly be cheaper, and all their senders wait for the commit."""
 
 GROUP_BYTES: Final = 8 * 1024 * 1024
-"""About the most that messages in one commit hold together."""
+"""The approximate limit for the total size of the messages in one commit."""
 
 RECOVERY: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
-"""How often a ledger that failed is asked again."""
+"""The pauses between attempts to use a ledger that failed."""
 
 
 class Machine(TimedMachine, Protocol):
-    """What the engine drives: an inbox, an outbox, an application made of them."""
+    """A machine that the engine drives: an inbox, an outbox, or an application made of them."""
 
     @property
     def channel(self) -> str:
-        """The channel of its deliveries."""
+        """The channel of the machine's deliveries."""
         ...
 
     def handle(self, event: Event, now: int) -> list[Todo]:
-        """Take an event in, and return what to commit and what to do."""
+        """Handle an event, and return steps to commit and effects to perform."""
         ...
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
-        """Answer a repeat of a message that has ended, from memory."""
+        """Answer a repeat of an ended message with the verdict that memory holds."""
         ...
 
     def wake(self, now: int) -> list[Todo]:
-        """Do what is due."""
+        """Handle everything that is due."""
         ...
 
     def restore(
@@ -75,26 +77,26 @@ class Machine(TimedMachine, Protocol):
         marks: Mapping[str, tuple[int, int]],
         now: int,
     ) -> list[Todo]:
-        """Begin again from what the ledger holds, and return what to do: go on with open deliveries, report
-        messages that have ended."""
+        """Rebuild the machine from the ledger, and return steps and effects: to continue open deliveries, and
+        to report messages that have ended."""
         ...
 
     @property
     def keys(self) -> list[bytes]:
-        """What is under way here."""
+        """The keys of the messages under way here."""
         ...
 
     def unable(self, event: Event) -> list[Effect]:
-        """Return what to tell of an event that could not be stored."""
+        """Return the replies to an event that could not be stored."""
         ...
 
 
 def no_effect(_: Effect) -> None:
-    """Perform nothing: for an engine whose `performers` have every effect that means something."""
+    """Do nothing: for an engine whose `performers` cover every effect that matters."""
 
 
 def _not_told(_: LedgerError) -> None:
-    """Ignore that the ledger fails."""
+    """Ignore a failure of the ledger."""
 
 
 def _not_measured(_: float) -> None:
@@ -110,13 +112,13 @@ class _Group:
         self.steps: list[Step] = []
         self.taken: list[QueuedEvent] = []
         self.size = 0
-        """bytes of the messages in it"""
+        """the bytes of the messages in the group"""
         self.attached: list[Event] = []
-        """messages that need no step of their own: they share what becomes of another"""
+        """repeats without a step of their own, which share the outcome of the message they repeat"""
         self._commit: asyncio.Future[list[Results]] | None = None
 
     def commit(self, ledger: Ledger, through: Callable[[], None]) -> None:
-        """Hand the steps to the ledger; `through` is called when it has flushed or failed."""
+        """Submit the steps to the ledger; `through` is called when the flush has ended or failed."""
         self.began = perf_counter()
         try:
             self._commit = asyncio.ensure_future(ledger.commit([step.writes for step in self.steps]))
@@ -132,7 +134,7 @@ class _Group:
 
     @property
     def problem(self) -> LedgerError | None:
-        """Why it could not be committed. What is not the ledger's trouble is a bug, and raised."""
+        """The ledger's error, if the group was not committed. Any other error is a bug, and is raised."""
         assert self._commit is not None
         error = self._commit.exception()
         if error is not None and not isinstance(error, LedgerError):
@@ -141,25 +143,25 @@ class _Group:
 
     @property
     def results(self) -> list[Results]:
-        """What the ledger returned, per step; raises what the commit failed of."""
+        """The results of each step; raises the error of a failed commit."""
         assert self._commit is not None
         return self._commit.result()
 
     async def settled(self) -> bool:
-        """Whether the ledger has it, once that is decided."""
+        """Wait for the commit to end; return whether it succeeded."""
         if self._commit is None:
             return False
         await asyncio.wait({self._commit})
         return not self._commit.cancelled() and self._commit.exception() is None
 
     def abandon(self) -> None:
-        """Give the results up: the engine has stopped."""
+        """Drop the results: the engine has stopped."""
         if self._commit is not None and not self._commit.cancel() and not self._commit.cancelled():
-            self._commit.exception()  # so that asyncio does not complain that it was never retrieved
+            self._commit.exception()  # so that asyncio does not log that it was never retrieved
 
 
 class _Performers(dict[type, Callable[..., None]]):
-    """What performs the effects of each type; `otherwise` performs those of any other."""
+    """The functions that perform effects, by type; `otherwise` performs effects of any other type."""
 
     def __init__(self, known: Performers, otherwise: Perform) -> None:
         super().__init__(known)
@@ -173,11 +175,11 @@ class Engine:
     """Drives one machine on one ledger.
 
     `perform` is called for every effect, in order, on the event loop; it must not block. For an effect of a
-    type in `performers`, the function there is called instead. `recall` is awaited
-    before the machine is rebuilt: it reads what that needs besides deliveries and marks. `ours` reads what a
-    restart goes on with: all of the machine's channel, unless other engines work on it too. `fair`: senders
-    take turns; otherwise everything is handled in the order it came, from any sender. `recalls`: memory is
-    asked for the end of each message that arrives; off where the application has done that already.
+    type in `performers`, the function there is called instead. `recall` is awaited before the machine is
+    rebuilt; it reads what the rebuild needs besides deliveries and marks. `ours` reads the deliveries that a
+    restart continues: by default all of the machine's channel, which is wrong if other engines work on it.
+    `fair`: senders take turns; otherwise events are handled in order of arrival. `recalls`: the engine looks
+    up in memory whether each arriving message has ended; off if the application has done that already.
     """
 
     def __init__(
@@ -201,40 +203,40 @@ class Engine:
         self._ours = ours
         self._events = EventQueue(capacity, fair=fair)
         self._gathering = _Group()
-        """what has been handled while another group is being flushed"""
+        """the steps of events that are handled while another group is being flushed"""
         self._flushing: _Group | None = None
         self._bugs = 0
-        """how often it has died since it last committed something"""
+        """how often a bug has ended the engine since its last commit"""
         self._news = asyncio.Event()
         self._told = False
-        """the loop will look at the queue: there is no need to wake it once more"""
+        """the loop has been woken and will read the queue"""
         self._timer = WakeTimer(machine, lambda: ledger.clock, self._news.set)
         self._task: asyncio.Task[None] | None = None
         self._open = False
-        """events are taken in"""
+        """events are accepted"""
         self._stopping = False
         self._failures = 0
         self._hurried = False
-        """the ledger is asked again without a rest"""
+        """the next attempt to use a failed ledger is made at once"""
         self._idle = False
-        """nothing is being flushed: only news or the timer ends this sleep"""
+        """the loop sleeps while nothing is being flushed: only `_news` or the timer wakes it"""
         self.on_commit: Callable[[float], None] = _not_measured
-        """is told how many seconds each commit took"""
+        """called with the seconds that each commit took"""
         self.on_down: Callable[[LedgerError], None] = _not_told
-        """is told when the ledger begins to fail"""
+        """called with the error when the ledger begins to fail"""
         self.down: Exception | None = None
-        """why nothing can be committed now; None when all is well"""
+        """the reason why nothing can be committed now, or None"""
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Rebuild the machine from the ledger and begin."""
+        """Rebuild the machine from the ledger and start the loop."""
         self._begin(await self._restore())
 
     def offer(self, event: Event, committed: Callable[[], None] | None = None) -> None:
-        """Take an event in, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
+        """Accept an event, or raise: `Overloaded` if the queue is full, `Stopped` when stopping.
 
-        `committed` is called when what the event brought about is stored: the moment for a PUBACK.
+        `committed` is called when the steps of the event are stored; a PUBACK may be sent then.
         """
         if not self._open:
             raise _stopped()
@@ -246,11 +248,11 @@ class Engine:
 
     @property
     def waiting(self) -> int:
-        """The number of events that were taken in and not handled."""
+        """The number of accepted events that are not handled yet."""
         return len(self._events)
 
     async def put(self, event: Event, committed: Callable[[], None] | None = None) -> None:
-        """Take an event in, waiting for room: how a reader is made to read no faster than we store."""
+        """Accept an event when there is room, so that a reader reads no faster than the engine stores."""
         await self._events.wait_for_room(event)
         if not self._open:
             raise _stopped()
@@ -258,7 +260,7 @@ class Engine:
         self._news.set()
 
     async def stop(self) -> None:
-        """Take in nothing more, finish what was taken in, leave the rest in the ledger."""
+        """Accept no more events, finish the accepted ones, and leave everything else in the ledger."""
         self._stopping, self._open = True, False
         self._events.make_room(all_=True)
         self._news.set()
@@ -267,44 +269,44 @@ class Engine:
         self._timer.cancel()
 
     def now(self) -> int:
-        """The time, for what an application does to its machine between two steps.
+        """Return the time, for an application that calls its machine between two steps.
 
-        If the wall clock was set, the machine's timers are moved first: a timer that is set by this time is
-        not moved once more by a step of the clock that the loop has not noticed yet.
+        If the wall clock was set, the machine's timers are moved first. So the loop, which may not have
+        noticed that yet, does not move a timer that is set from this time once more.
         """
         return self._timer.now()
 
     def nudge(self) -> None:
-        """Look at the machine's next wake again: it has changed between two steps.
+        """Make the loop read the machine's next wake again, because it has changed between two steps.
 
-        Whatever sets a timer outside `handle`, `wake`, `restore` and a step's `done` calls this; without it
-        the loop sleeps until something else happens.
+        Code that sets a timer outside `handle`, `wake`, `restore` and a step's `done` must call this;
+        otherwise the loop sleeps until another event comes.
         """
         self._news.set()
 
     def hurry(self) -> None:
-        """Ask a ledger that failed again at once: something has come that cannot wait."""
+        """Try a failed ledger again at once, because an event has come that cannot wait."""
         self._hurried = True
         self._news.set()
 
     @property
     def sleeps_past_a_timer(self) -> bool:
-        """Whether the loop sleeps beyond its machine's next wake, which is always a bug. For checkers."""
+        """Whether the loop sleeps beyond its machine's next wake, which is always a bug; for checkers."""
         return self._idle and not self._news.is_set() and self._timer.rings_too_late
 
     async def wait(self) -> None:
-        """Wait until the engine ends; raises what ended it, if that was a bug."""
+        """Wait until the engine ends; raise the error if a bug ended it."""
         if self._task is not None:
             await asyncio.shield(self._task)
 
     async def live(self) -> None:
-        """Wait like `wait`, and first start the engine again if a bug has ended it: for a supervisor."""
+        """Start the engine again if a bug has ended it, then wait like `wait`; for a supervisor."""
         if self._task is not None and self._task.done() and not self._stopping:
             await self._revive()
         await self.wait()
 
     def kill(self) -> None:
-        """End without finishing anything, as a crash would."""
+        """End the engine without finishing anything, as a crash would."""
         self._stopping, self._open = True, False
         self._events.clear()
         self._timer.cancel()
@@ -344,7 +346,7 @@ class Engine:
                     if flushed is not None:
                         self._do(self._follow_up(flushed), self._gathering)
                     if flushing is None:
-                        _tell(gathering)  # there was nothing to store, and what came before is told
+                        _tell(gathering)  # nothing to store, and the effects of earlier groups are performed
                         if flushed is not None and self._gathering.steps:
                             continue
                 if flushing is None:
@@ -360,13 +362,13 @@ class Engine:
                 flushing.abandon()
 
     async def _hear(self) -> None:
-        """Sleep until there is news."""
+        """Sleep until the loop is woken."""
         await self._news.wait()
         self._news.clear()
         self._told = False
 
     def _take_in(self, group: _Group, now: int) -> None:
-        """Handle the events that wait, as many as the group has room for."""
+        """Handle waiting events, as many as the group has room for."""
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
@@ -387,13 +389,13 @@ class Engine:
         self._events.reserve(len(group.taken))
 
     def _end_of(self, message: Message, now: int) -> Verdict | None:
-        """Return what a repeat of a message that has ended is told, if memory knows."""
+        """Return the verdict on a repeat of an ended message, if it is in memory."""
         known = self._ledger.recall(message, now)
         return None if known is None or known.state is None or not known.state.terminal else known
 
     def _follow_up(self, group: _Group) -> list[Todo]:
-        """Return what the steps of a group that is committed say. All are asked first, and then it is done:
-        one thing for many commands is faster than many things for one."""
+        """Return what follows the steps of a committed group. `done` of all steps is called before any effect
+        is performed: running the same code for many commands in a row is faster than alternating."""
         self._failures = self._bugs = 0
         self.on_commit(perf_counter() - group.began)
         _tell(group)
@@ -404,7 +406,7 @@ class Engine:
         return todo
 
     def _do(self, todo: list[Todo], group: _Group) -> None:
-        """Perform what needs no commit; the rest joins the group that is gathering."""
+        """Perform effects at once, and add steps to the group."""
         steps, performers = group.steps, self._performers
         for item in todo:
             if type(item) is Step:
@@ -424,7 +426,7 @@ class Engine:
             self.on_down(problem)
         gathered, self._gathering = self._gathering, _Group()
         self._withdraw(failed, gathered)
-        # What a recipient or a handler said is not said again: it waits for the ledger.
+        # Recipients and handlers do not repeat their events, so these wait for the ledger.
         taken = failed.taken + gathered.taken
         self._events.put_back(taken)
         self._events.reserve(0)
@@ -443,8 +445,7 @@ class Engine:
         return []
 
     async def _restore_meanwhile(self) -> list[Todo]:
-        """Rebuild the machine; a ledger that does not answer may take its time, who comes meanwhile is told
-        at once."""
+        """Rebuild the machine; messages that arrive while the ledger does not answer are refused at once."""
         restoring = asyncio.ensure_future(self._restore())
         restoring.add_done_callback(lambda _: self._news.set())
         try:
@@ -456,7 +457,7 @@ class Engine:
             restoring.cancel()
 
     def _withdraw(self, *groups: _Group) -> None:
-        """Nothing came of these: tell those who wait to try again."""
+        """Tell the senders of groups that were not committed to try again."""
         for group in groups:
             for step in group.steps:
                 self._perform(step.failed)
@@ -464,9 +465,9 @@ class Engine:
                 self._perform(self._machine.unable(event))
 
     async def _revive(self) -> None:
-        """Go on after a bug, as after a ledger that failed. What was said and not committed is tried once
-        more, unless the engine died of that already: then it is left out, so that one event cannot end it
-        for ever."""
+        """Restart after a bug, as after a failure of the ledger. Events that were not committed are tried
+        once more, unless the engine has already died since its last commit: then they are dropped, so that
+        one event cannot end the engine for ever."""
         groups = [group for group in (self._flushing, self._gathering) if group is not None]
         self._flushing, self._gathering = None, _Group()
         self._bugs += 1
@@ -474,7 +475,7 @@ class Engine:
         again: list[QueuedEvent] = []
         for group in groups:
             if await group.settled() or self._bugs > 1:
-                _tell(group)  # if only so that a broker does not send it again, for ever
+                _tell(group)  # also for dropped events, so that a broker does not send them for ever
             else:
                 again += group.taken
         self._events.put_back(again)
@@ -485,7 +486,7 @@ class Engine:
         self._begin(todo)
 
     async def _rest(self, lasts: int) -> None:
-        """Leave the ledger alone for a while; who comes meanwhile is told at once."""
+        """Pause before the next use of the ledger; messages that arrive meanwhile are refused at once."""
         loop = asyncio.get_running_loop()
         over = loop.time() + lasts / SECOND
         while not self._stopping and not self._hurried and loop.time() < over:
@@ -496,7 +497,7 @@ class Engine:
         self._hurried = False
 
     def _refuse_arrivals(self) -> None:
-        """Nothing can be stored now: say so at once instead of letting senders wait."""
+        """Refuse the messages that wait, because nothing can be stored now."""
         for event in self._events.remove_arrivals():
             self._perform(self._machine.unable(event))
         self._events.make_room(all_=self._stopping)
@@ -510,7 +511,7 @@ class Engine:
         still = {item.message.key for item in open_}
         ended: list[Ended] = []
         for key in machine.keys:
-            # A commit that failed may have gone through all the same; its sender must still hear of it.
+            # A commit that failed may have reached the ledger; then its sender must still get the outcome.
             record = None if key in still else await ledger.find(key)
             if record is not None and record.state.terminal:
                 ended.append(Ended(key, record.state, record.answer or Answer()))

@@ -1,9 +1,9 @@
-"""Handles messages of many senders fairly: those of one sender in order, those of different senders side
-by side.
+"""Handles messages of many senders fairly: those of one sender in order, those of different senders side by
+side.
 
-A sender with many messages makes only itself wait. No message can end the reading: an exception of its
-handler is reported to `failed`, and the next message follows. Only a ledger that cannot be used stops the
-messages of a sender: they wait for it.
+A sender with many messages delays only itself. No message can stop the reader: an exception of its handler is
+reported to `failed`, and the next message follows. Only if the ledger is unusable do the messages of a sender
+wait.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Item = TypeVar("Item")
 
 
 class FairReader(Generic[Item]):
-    """Handles items in one task for each sender that has some."""
+    """Handles items in one task per sender."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class FairReader(Generic[Item]):
         return sum(map(len, self._queues.values()))
 
     async def stop(self) -> None:
-        """Handle nothing more; what was not acknowledged is sent again by its sender."""
+        """Handle nothing more; unacknowledged items are sent again by their sender."""
         self._stopped = True
         tasks = list(self._tasks)
         for task in tasks:

@@ -1,8 +1,8 @@
 """Files and folders that only their owner may read: ledgers, keys, tokens, passwords.
 
 A private file is written whole or not at all, also through a power cut. It is private from its first byte,
-whatever the umask of the process. A file that an older version or another program has left readable is
-made private before it is used, and that is logged.
+whatever the umask of the process. If an older version or another program has left it readable, it is made
+private before use, and that is logged.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def write_private(path: Path, text: bytes) -> None:
 
 
 def private_folder(path: Path) -> None:
-    """Make a folder that only its owner may read; an existing one is made private.
+    """Create a folder that only its owner may read; an existing one is made private.
 
-    The current folder and those above it are left as they are: other programs may live there.
+    The current folder and those above it are left alone: other programs may use them.
     """
     if not path.is_dir():
         path.parent.mkdir(parents=True, exist_ok=True)

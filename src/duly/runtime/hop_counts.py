@@ -1,8 +1,8 @@
-"""Counts hops: what was said of messages, how they ended, and how long that took.
+"""Counts hops: verdicts on messages, their outcomes, and how long they took.
 
-The law: hops are counted many at once, a few times a second. What is done for each of them here is done for
-every message, so each line of the loop is paid for; everything that can be is done once for all of them. Most
-messages begin and end between two counts, on one of a few courses, and are counted as one.
+The law: hops are counted in batches, a few times a second. The work per hop is done for every message, so as
+much as possible is done once per batch. Most messages begin and end within one batch, on one of a few usual
+courses, and are counted together.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from duly.core.units import MS, SECOND
 from duly.runtime.telemetry import Telemetry
 
 OPEN_KEPT: Final = 100_000
-"""Messages under way whose times are remembered."""
+"""How many messages under way have their times remembered."""
 LEAVING: Final = 10 * SECOND
-"""How long a message is remembered that is no longer under way and whose end was not noted: it is being
-stored just now, or has ended at another hub."""
+"""How long a message is remembered that is no longer under way although its end was not noted: it is being
+stored, or has ended at another hub."""
 
 
 class HopKind(IntEnum):
-    """What a hop means for the metrics."""
+    """The meaning of a hop for the metrics."""
 
     SAID = 0
-    """its sender was told a verdict"""
+    """its sender was sent a verdict"""
     SENT = 1
     """it was handed over to its recipient"""
     ENDED = 2
@@ -43,20 +43,20 @@ HOP_WIDTH: Final = 6
 HopValues: TypeAlias = tuple[Any, ...]
 """The values of several hops, one after the other."""
 NotedHops: TypeAlias = dict[bytes, HopValues]
-"""Hops by the key of their message: its hops one after the other, as one tuple of plain values. Python's
-garbage collector has nothing to look for in it."""
+"""Hops by the key of their message, as one flat tuple of plain values, which Python's garbage collector need
+not traverse."""
 
 SAID, SENT, ENDED, NOTED = HopKind
 _OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
 _FRESH: Final = "fresh"
 _SAID_WORD: Final = 1
-"""Where the verdict stands in the hops of a message that was told one first."""
+"""The position of the verdict in the hops of a message that begins with one."""
 _COURSES: Final = {
     kinds: kinds.index(ENDED) * HOP_WIDTH + 1
     for kinds in ((SAID, SENT, ENDED), (SAID, ENDED), (SAID, ENDED, NOTED))
 }
-"""The usual courses of messages from beginning to end, as the kinds of their hops, and where the word for the
-end stands: a command is sent before it ends, and a line of chat ends when it is stored."""
+"""The usual courses of messages from beginning to end, as the kinds of their hops, and the position of the
+outcome: a command is sent before it ends, and a chat line ends when it is stored."""
 _UNKNOWN: Final = "unknown"
 
 
@@ -66,7 +66,7 @@ def each(hops: HopValues) -> Iterator[NotedHop]:
 
 
 class _Tally:
-    """The counts of one batch of hops, and the times that they took."""
+    """The counts and durations of one batch of hops."""
 
     def __init__(self) -> None:
         self.said: Counter[tuple[str, str]] = Counter()
@@ -81,7 +81,7 @@ class _Tally:
         """the time of the last hop"""
 
     def take_whole(self, noted: NotedHops, before: Container[bytes]) -> list[tuple[bytes, NotedHop]]:
-        """Count the messages that were told fresh and have taken a usual course to their end; return the
+        """Count the messages that were accepted as fresh and took a usual course to their end; return the
         other hops."""
         rest: list[tuple[bytes, NotedHop]] = []
         whole: dict[HopValues, NotedHops] = {kinds: {} for kinds in _COURSES}
@@ -103,7 +103,7 @@ class _Tally:
         return rest
 
     def _count_alike(self, kinds: HopValues, alike: NotedHops) -> None:
-        """Count messages that have hops of the same kinds, value by value for all of them together."""
+        """Count messages whose hops have the same kinds, value by value for all of them together."""
         columns = list(zip(*alike.values(), strict=True))
         began, what, of = columns[0], columns[_SAID_WORD], columns[5]
         end = _COURSES[kinds]
@@ -131,12 +131,12 @@ class HopCounts:
         self._sent: dict[bytes, int] = {}
         """when they were first sent"""
         self._leaving: dict[bytes, tuple[int, int]] = {}
-        """when messages were accepted that are no longer under way, and since when they are not"""
+        """when messages that are no longer under way were accepted, and since when they are not"""
         self._skews = [0.0, 0.0]
         self._minute = 0
 
     def resume(self, messages: Iterable[Message], now: int) -> None:
-        """Take up messages that were under way before a restart."""
+        """Resume messages that were under way before a restart."""
         for message in sorted(messages, key=lambda one: one.made):
             self._kinds[message.key] = message.kind
             self._accepted.setdefault(message.key, message.made or now)
@@ -160,7 +160,7 @@ class HopCounts:
         self._forget()
 
     def _count_each(self, rest: Iterable[tuple[bytes, NotedHop]], tally: _Tally) -> None:
-        """Count the hops of messages that began before, or go on."""
+        """Count the hops of messages that began earlier, or continue."""
         kinds, accepted, sent = self._kinds, self._accepted, self._sent
         for key, (at, what, attempt, _, kind, of) in rest:
             tally.last = at
@@ -193,15 +193,16 @@ class HopCounts:
                     kinds[key] = known  # a late answer may settle it
 
     def _forget(self) -> None:
-        """Forget the oldest where there are too many; messages that never end here do not fill memory."""
+        """Forget the oldest when there are too many, so that messages that never end here do not fill
+        memory."""
         for known in (self._kinds, self._accepted, self._sent, self._leaving):
             while len(known) > OPEN_KEPT:
                 del known[next(iter(known))]
 
     def oldest(self, is_under_way: Callable[[bytes], bool], now: int) -> float:
-        """The age of the oldest message under way, in seconds; 0 if there is none. Messages that are no
-        longer under way here, by what `is_under_way` says, are forgotten, a little later: the end of one that
-        is being stored is noted when it is stored."""
+        """Return the age of the oldest message under way in seconds, or 0. Messages that `is_under_way` no
+        longer knows are forgotten a little later, since the end of a message that is being stored is noted
+        only then."""
         while self._leaving:
             key = next(iter(self._leaving))
             if now - self._leaving[key][1] < LEAVING:
@@ -222,7 +223,7 @@ class HopCounts:
         self._skews[0] = max(self._skews[0], abs(seconds))
 
     def skew(self, now: int) -> float:
-        """The farthest clock of the last minute or two, in seconds."""
+        """Return the largest clock difference of the last minute or two, in seconds."""
         minute = now // (60 * SECOND)
         if minute != self._minute:
             self._skews = [0.0, self._skews[0] if minute == self._minute + 1 else 0.0]

@@ -1,9 +1,10 @@
-"""Keeps the points of a hub's charts in the ledger, so that hours and days go on after a restart.
+"""Stores the points of a hub's charts in the ledger, so that charts of hours and days continue after a
+restart.
 
-The laws. One point of a minute or an hour is one item; it takes the place of the point that has become too
-old, so there are never more items than points are shown. Points that cannot be read, or whose columns are
-those of another version, are left out. The points of a hub that has been gone for longer than its charts
-reach are dropped by the next hub that starts.
+The laws. One point of a minute or an hour is one item; it replaces the point that has become too old, so
+there are never more items than points shown. Points that cannot be decoded, or that have the columns of
+another version, are left out. The points of a hub that has been gone for longer than its charts reach are
+dropped by the next hub that starts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from duly.storage.ledger import Ledger
 
 BUCKET: Final = "charts"
 KEPT_STEPS: Final = (ChartStep.MINUTE, ChartStep.HOUR)
-"""Seconds are gone after ten minutes, and are not kept."""
+"""The steps that are stored. Points of a second are dropped after ten minutes."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(ChartPoint).decode
@@ -35,7 +36,7 @@ class KeptCharts:
         """the time of the newest stored point"""
 
     async def load(self) -> None:
-        """Go on from the points in the ledger."""
+        """Continue from the points in the ledger."""
         now = self._ledger.clock.now() // MS
         found: dict[ChartStep, list[ChartPoint]] = {step: [] for step in KEPT_STEPS}
         past: list[DropItem] = []
@@ -53,7 +54,7 @@ class KeptCharts:
             await self._ledger.write(*past)
 
     async def store(self) -> None:
-        """Store the points that are new."""
+        """Store the new points."""
         fresh = {
             step: [point for point in self._series.points(step) if point.time > self._stored[step]]
             for step in KEPT_STEPS
@@ -73,7 +74,7 @@ def _name(hub: str, step: ChartStep, point: ChartPoint) -> str:
 
 
 def _read(name: str, body: bytes) -> tuple[str, ChartStep | None, ChartPoint | None]:
-    """The hub, the length and the point of an item; None for what cannot be read."""
+    """Return the hub, the length and the point of an item, or None if it cannot be decoded."""
     hub, _, rest = name.rpartition("/")[0].rpartition("/")
     step = ChartStep(rest) if rest in KEPT_STEPS else None
     with suppress(msgspec.DecodeError):

@@ -1,8 +1,8 @@
-"""Keeps the traces of commands that are under way in the ledger, so that a restart does not cut them.
+"""Stores the traces of commands under way in the ledger, so that a restart does not interrupt them.
 
-A command that ends within a moment is never written: only what is still under way when the traces are stored,
-a few times a second. A hub that is killed loses the traces of its last moment, never a command. A hub that
-hands over what another has accepted finds the trace where that one has kept it.
+A command that ends quickly is never written: only commands that are still under way when traces are stored, a
+few times a second. A hub that is killed loses the traces of its last moment, never a command. A hub that
+hands over a command accepted by another hub finds its trace in the ledger.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from duly.runtime.tracing import CommandTraces, is_traceparent
 from duly.storage.ledger import Ledger
 
 BUCKETS: Final = "traces/"
-"""What the names of the buckets begin with; the name of the hub follows."""
+"""The prefix of the bucket names; the name of the hub follows."""
 HUBS: Final = "traces"
 """The bucket with the names of the hubs that have kept a trace."""
 AT_ONCE: Final = 500
-"""Items that are written together."""
+"""How many items are written together."""
 
 
 class KeptTraces:
@@ -38,7 +38,7 @@ class KeptTraces:
         """the names of items, by the keys of their commands"""
 
     async def load(self, messages: Iterable[Message]) -> None:
-        """Take up the traces of messages that were under way before a restart, and forget the others."""
+        """Resume the traces of messages that were under way before a restart, and drop the others."""
         items = await self._ledger.bucket(self._bucket)
         if not items:
             return
@@ -52,7 +52,7 @@ class KeptTraces:
         await self._write([DropItem(self._bucket, name) for name in items])
 
     async def store(self) -> None:
-        """Write the traces that are new, and drop those of commands that have ended."""
+        """Write the new traces, and drop those of commands that have ended."""
         now = self._traces.open
         if not now and not self._stored:
             return
@@ -69,7 +69,7 @@ class KeptTraces:
             del self._stored[key]
 
     async def resume(self, messages: Sequence[Message]) -> None:
-        """Take up the traces that other hubs have kept of messages that are handed over here."""
+        """Resume the traces that other hubs have stored for messages that are handed over here."""
         others = [hub for hub in await self._ledger.bucket(HUBS) if hub != self._hub]
         untraced = [message for message in messages if message.key not in self._traces.open]
         places = [(message, BUCKETS + hub) for message in untraced for hub in others]
@@ -85,5 +85,5 @@ class KeptTraces:
 
 
 def _name(key: bytes) -> str:
-    """The name of an item: short, however long the key is."""
+    """Return the name of an item, which is short however long the key is."""
     return blake2b(key, digest_size=16).hexdigest()

@@ -1,7 +1,7 @@
-"""Repeats of senders that have used up a limit: they are answered, and only new messages are refused.
+"""Repeats from senders that have used up a limit: repeats are answered, and only new messages are refused.
 
-The law: a message that was taken has its answer for every repeat, also while its sender may send no more. A
-sender that floods a hub with new messages makes it read the ledger so often and no more.
+The law: every repeat of an accepted message is answered, even while its sender is over a limit. The number of
+ledger reads that a flooding sender can cause is limited.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ READS: Final = Rate(20, SECOND, burst=100)
 
 
 class LimitedRepeats:
-    """Knows which messages of one ledger were taken."""
+    """Recognises messages that were accepted before."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._reads = Quota(READS)
 
     async def is_repeat(self, sender: str, id_: str | None) -> bool:
-        """Whether a message that a limit refuses was taken before."""
+        """Return whether a message that a limit refuses was accepted before."""
         if id_ is None or self._reads.take(sender, self._ledger.clock.now()):
             return False
         return await self._ledger.find(key_of(sender, id_)) is not None

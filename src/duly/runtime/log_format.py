@@ -1,7 +1,7 @@
 """The log lines of a hub: one JSON object a line for programs, or lines for people.
 
 The law: no secret is written. Tokens, passwords in addresses and `Authorization` headers are replaced
-wherever they stand, also in tracebacks. What a stranger wrote cannot steer a terminal or forge a line.
+everywhere, also in tracebacks. Foreign text cannot control a terminal or forge a line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 from duly.core.printable import printable, printable_json, printable_lines
 
 FIELDS: Final = ("scope", "id", "kind", "to", "attempt", "word", "detail", "part", "seconds")
-"""What a record may say of a message or a part of the hub, besides its text (`extra=`)."""
+"""The fields of a record about a message or a part of the hub, besides its text (`extra=`)."""
 HIDDEN: Final = "(hidden)"
 
 _SECRETS: Final = (
@@ -33,7 +33,7 @@ _SECRETS: Final = (
 
 
 def without_secrets(text: str) -> str:
-    """A text with everything hidden that looks like a token or a password.
+    """Return a text in which everything that looks like a token or a password is hidden.
 
     >>> without_secrets("postgresql://duly:geheim@db/duly refused duly_0123456789abcdefgh")
     'postgresql://duly:(hidden)@db/duly refused (hidden)'
@@ -84,7 +84,7 @@ class HumanLogFormatter(logging.Formatter):
 
 
 def set_up_logs(form: Literal["human", "json"], level: str, hub: Callable[[], str]) -> None:
-    """Write what this process logs to stderr, in this form. `hub` is asked for the name of the hub."""
+    """Log to stderr in this form. `hub` returns the name of the hub."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLogFormatter(hub) if form == "json" else HumanLogFormatter())
     root = logging.getLogger()

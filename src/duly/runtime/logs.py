@@ -15,7 +15,7 @@ from typing import Final
 EVERY: Final = 1.0
 """Seconds between two records of one kind."""
 KINDS: Final = 1_000
-"""Kinds that are remembered."""
+"""How many kinds are remembered."""
 
 
 class RateLimitedLog(logging.Filter):
@@ -28,7 +28,7 @@ class RateLimitedLog(logging.Filter):
         self._kinds: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether a record is written; it is told how many were left out before it."""
+        """Return whether a record is written, and add how many were left out before it."""
         problem = record.exc_info[0] if record.exc_info else None
         kind = (record.name, record.levelno, str(record.msg)[:200], problem)
         now = self._now()

@@ -27,7 +27,7 @@ class Outages:
         self.current: dict[str, Outage] = {}
 
     def see(self, problems: Mapping[str, str | None]) -> None:
-        """Note how parts are now: the reason why one does not work, or None."""
+        """Note the present state of parts: the reason why one does not work, or None."""
         for part, reason in problems.items():
             known = self.current.get(part)
             if reason and known is None:

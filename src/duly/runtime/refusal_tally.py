@@ -1,9 +1,8 @@
-"""Counts refusals that may come in floods, and records them now and then.
+"""Counts refusals that may come in floods, and records them periodically.
 
-Every refusal is counted, and its kind is recorded with its reasons [P5]. A flood of refusals fills no disk
-and delays nothing: it becomes about `KINDS` rows in `PERIOD` seconds, each with the time at which it last
-happened and the number of times. Before refusals are shown, those that were counted are recorded
-(`ActivityLog.settle`).
+Every refusal is counted, and its kind is recorded with its reasons [P5]. A flood of refusals neither fills
+the disk nor delays other work: it becomes about `KINDS` rows per `PERIOD` seconds, each with its count and
+the time of the last one. Before refusals are shown, those still counted are recorded (`ActivityLog.settle`).
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from duly.runtime.tasks import Supervisor
 PERIOD: Final = 5.0
 """Seconds between two records."""
 KINDS: Final = 50
-"""Kinds of refusals that become rows of their own in one period."""
+"""How many kinds of refusals get their own row in one period."""
 REASONS: Final = 5
-"""Different reasons of one kind that become rows of their own; more are counted with the last of them."""
+"""How many reasons of one kind get their own row; further ones are counted with the last of them."""
 REST: Final = "(others)"
 """The id under which the refusals of further kinds are counted."""
 
@@ -36,14 +35,14 @@ class RefusalTally:
         self._period = period
         self._tasks = tasks or Supervisor()
         self._counts: dict[tuple[str, str, str], dict[str, tuple[int, int]]] = {}
-        """how often each reason was given, and when last, by scope, id and word"""
+        """by scope, id and word: how often each reason was given, and when last"""
         activity.unrecorded.append(self._write)
         self._rows = 0
         self._task: asyncio.Task[None] | None = None
         self.total = 0
 
     def note(self, scope: str, id_: str, word: str, reason: str) -> None:
-        """Count a refusal. It is recorded at once if nothing was refused just before, and else within
+        """Count a refusal. It is recorded at once if nothing was refused just before, otherwise within
         `period`."""
         self.total += 1
         self._count((scope, id_, word), reason, 1, self._activity.now())
@@ -88,7 +87,8 @@ class RefusalTally:
                     return
 
     def _take(self, kind: tuple[str, str, str], reason: str) -> tuple[int, int]:
-        """Remove a reason and return its count and time; 0 if it was added to another reason meanwhile."""
+        """Remove a reason and return its count and time; the count is 0 if it was merged with another reason
+        meanwhile."""
         reasons = self._counts.get(kind, {})
         times, at = reasons.pop(reason, (0, 0))
         self._rows -= times > 0

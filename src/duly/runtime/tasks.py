@@ -1,11 +1,10 @@
-"""Supervised background work: tasks that must go on, work that is due again and again, and small jobs.
+"""Supervised background work: long-running tasks, periodic work, and small jobs.
 
-The laws. No task dies quietly: a failure is logged, counted and, where the work is meant to go on, followed
-by a new start after a growing pause. Work that keeps failing is a problem that `problems` names, and the
-hub's health with it; it is tried on, unless it was given a number of tries. A stopped supervisor starts
-nothing more.
+The laws. No task dies silently: a failure is logged, counted and, for long-running work, followed by a
+restart after a growing pause. Work that keeps failing is listed by `problems`, and so by the hub's health; it
+is retried for ever unless it has a limited number of tries. A stopped supervisor starts nothing more.
 
-A restart hangs on the end of a task and not on a task of its own, so that nothing is left to die in silence.
+A restart is a callback of the ended task, not another task, so that nothing is left that could die silently.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ RESTART: Final = RetryPolicy.exponential(50 * MS, 5 * SECOND, jitter=0.0)
 STABLE: Final = 10.0
 """Seconds after which a start counts as a success."""
 ENGINE_TRIES: Final = 5
-"""How often in a row an engine may die of a bug; then it is given up, and `ended` raises what it died of."""
+"""How often in a row an engine may fail; then it is given up, and `ended` raises its error."""
 UNSTEADY: Final = 3
-"""Failures in a row after which work is a problem even while it has just been started again."""
+"""Failures in a row after which work counts as a problem even if it has just been restarted."""
 
 CANCEL_AGAIN: Final = 5.0
-"""Seconds after which a task that goes on is cancelled once more."""
+"""Seconds after which a task that does not end is cancelled once more."""
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
 async def cancel(*tasks: asyncio.Task[None]) -> None:
-    """Cancel tasks and wait until they are over. A cancellation can be lost: `asyncio.wait_for` swallows one
-    that comes together with its result (before Python 3.12), and libraries and handlers use it."""
+    """Cancel tasks and wait until they end. A cancellation can be lost: before Python 3.12 `asyncio.wait_for`
+    swallows one that coincides with its result, and libraries and handlers use it."""
     going = set(tasks)
     while going:
         for task in going:
@@ -50,7 +49,7 @@ async def cancel(*tasks: asyncio.Task[None]) -> None:
 
 
 def report(name: str) -> Callable[[asyncio.Task[object]], None]:
-    """A callback for the end of a small task that its owner keeps: what it failed of is logged."""
+    """Log the failure of a small task that its owner keeps; a callback for its end."""
 
     def over(task: asyncio.Task[object]) -> None:
         problem = None if task.cancelled() else task.exception()
@@ -61,7 +60,7 @@ def report(name: str) -> Callable[[asyncio.Task[object]], None]:
 
 
 class SupervisedTask:
-    """One piece of supervised work, from its first start to its stop, through every restart."""
+    """One piece of supervised work, from its first start to its stop, across all restarts."""
 
     def __init__(
         self,
@@ -91,14 +90,14 @@ class SupervisedTask:
 
     @property
     def problem(self) -> BaseException | None:
-        """What it failed of, while it does not run or does not stay up."""
+        """The error it failed with, while it does not run or keeps failing."""
         if self._failed >= UNSTEADY and not self.periodic and self._loop.time() - self._began > STABLE:
             self.worked()
         running = self.task is not None and not self.task.done()
         return None if running and self._failed < UNSTEADY else self._problem
 
     def worked(self) -> None:
-        """The next failure is a first one again."""
+        """Reset the failure count."""
         if self._failed:
             self._failed, self._problem = 0, None
             self._backoff.worked()
@@ -114,7 +113,7 @@ class SupervisedTask:
             await cancel(task)
 
     def kill(self) -> None:
-        """End at once, as a crash would."""
+        """End it at once, as a crash would."""
         self._stopped = True
         self._supervisor.forget(self)
         if self._timer is not None:
@@ -123,7 +122,7 @@ class SupervisedTask:
             self.task.cancel()
 
     async def finish(self) -> None:
-        """Wait until the work returns by itself, and do not start it again."""
+        """Wait until the work returns by itself, and do not restart it."""
         self._stopped = True
         self._supervisor.forget(self)
         if self._timer is not None:
@@ -165,7 +164,7 @@ class SupervisedTask:
 
     def _begin_again(self) -> None:
         if self.task is not None and self.task.cancelled() and self._problem is not None:
-            # Said only now: at the end of a loop everything is cancelled, and that is not a failure.
+            # Logged only now: when the loop ends everything is cancelled, and that is not a failure.
             self._supervisor.failed(self.name, self._problem)
         self._begin()
 
@@ -175,7 +174,7 @@ class Supervisor:
 
     def __init__(self) -> None:
         self.failures: Counter[str] = Counter()
-        """how often each part has failed since the start"""
+        """failures by part since the start"""
         self.lives: list[SupervisedTask] = []
         self._jobs: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[None] | None = None
@@ -184,18 +183,18 @@ class Supervisor:
         self._parts: list[Supervisor] = []
 
     def adopt(self, part: Supervisor) -> None:
-        """Answer for the work of a part of the owner: its failures and problems are counted here, too, and it
-        is stopped with the rest."""
+        """Take over the supervision of another supervisor's work: its failures and problems are counted here
+        as well, and it is stopped with the rest."""
         part._parent = self
         self._parts.append(part)
 
     def spawn(self, name: str, work: Work, *, tries: int | None = None) -> SupervisedTask:
-        """Run `work` and start it again whenever it fails; it is over when it returns. After `tries` failures
-        in a row it is given up."""
+        """Run `work` and restart it whenever it fails; it ends when it returns. After `tries` failures in a
+        row it is given up."""
         return self._live(SupervisedTask(self, name, work, tries=tries))
 
     def every(self, name: str, seconds: float, work: Work) -> SupervisedTask:
-        """Do `work` after so many seconds, and again that long after it was done."""
+        """Do `work` after this many seconds, and again that long after each run."""
         life: SupervisedTask
 
         async def again() -> None:
@@ -208,7 +207,7 @@ class Supervisor:
         return self._live(life)
 
     def after(self, name: str, seconds: float, work: Work) -> SupervisedTask:
-        """Do `work` once, after so many seconds; again, without that wait, whenever it fails."""
+        """Do `work` once after this many seconds; if it fails it is retried without that wait."""
         waited = False
 
         async def later() -> None:
@@ -223,8 +222,8 @@ class Supervisor:
     def do(
         self, name: str, work: Coroutine[object, None, None], *, expected: tuple[type[Exception], ...] = ()
     ) -> asyncio.Task[None] | None:
-        """Do this once, in the background; what it fails of is logged and counted, unless it is `expected`.
-        None: everything was stopped, and this is not begun."""
+        """Do this once in the background; a failure is logged and counted unless it is `expected`. Returns
+        None if everything was stopped, and does not start it."""
         if self._stopped:
             work.close()
             return None
@@ -241,19 +240,19 @@ class Supervisor:
         return task
 
     def failed(self, name: str, problem: BaseException) -> None:
-        """Log and count a failure: of work here, or of a step that its work has survived."""
+        """Log and count a failure of work here, or of a step that its work has survived."""
         LOG.error(f"{name} failed: %r", problem, exc_info=problem)
         self.count(name)
 
     def count(self, name: str) -> None:
-        """Count a failure that is logged where it happened."""
+        """Count a failure that was already logged."""
         owner: Supervisor | None = self
         while owner is not None:
             owner.failures[name] += 1
             owner = owner._parent
 
     def give_up(self, name: str, problem: BaseException) -> None:
-        """Log that this work is not started again, and raise its error in every `ended` that waits."""
+        """Log that this work is not restarted, and raise its error in every waiting `ended`."""
         LOG.error(f"{name} is given up: %r", problem)
         owner: Supervisor | None = self
         while owner is not None:
@@ -263,16 +262,16 @@ class Supervisor:
 
     @property
     def problems(self) -> dict[str, str]:
-        """The parts that do not run, or do not stay up, and what they failed of."""
+        """Return the parts that do not run or keep failing, with their errors."""
         return {life.name: repr(life.problem) for life in self._all() if life.problem is not None}
 
     @property
     def busy(self) -> bool:
-        """Whether a small job is under way here."""
+        """Return whether a small job is under way."""
         return bool(self._jobs)
 
     async def ended(self) -> None:
-        """Wait until a part is given up, and raise what it failed of."""
+        """Wait until a part is given up, and raise its error."""
         for life in self._all():
             if life.given_up and life.problem is not None:
                 raise life.problem
@@ -281,12 +280,12 @@ class Supervisor:
         await asyncio.shield(self._ended)
 
     def forget(self, life: SupervisedTask) -> None:
-        """Supervise this task no longer: it has ended or is being stopped."""
+        """Stop supervising this task, because it has ended or is being stopped."""
         if life in self.lives:
             self.lives.remove(life)
 
     async def stop(self) -> None:
-        """End everything, in reverse order, and start nothing more."""
+        """Stop everything in reverse order, and start nothing more."""
         self._stopped = True
         for part in reversed(self._parts):
             await part.stop()
@@ -295,8 +294,8 @@ class Supervisor:
         await self._end_jobs()
 
     async def finish(self, within: float | None = None) -> None:
-        """Let the small jobs finish, and those that they begin meanwhile. What takes longer than `within`
-        seconds is ended. Work that is meant to go on does, until `stop`."""
+        """Let the small jobs finish, including those that they start. Jobs that take longer than `within`
+        seconds are cancelled. Long-running work continues until `stop`."""
         loop = asyncio.get_running_loop()
         over = None if within is None else loop.time() + within
         while self._jobs and (over is None or loop.time() < over):
@@ -317,7 +316,7 @@ class Supervisor:
             task.cancel()
 
     async def stop_periodic(self) -> None:
-        """End what is due again and again; what must go on until the end goes on."""
+        """Stop periodic work; long-running work continues."""
         for life in [life for life in self.lives if life.periodic]:
             await life.stop()
 

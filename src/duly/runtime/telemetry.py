@@ -1,9 +1,9 @@
 """The metrics of one hub: counters, gauges and histograms, declared as data.
 
-The laws. A counter is one attribute, and counting adds 1 to it: nothing is looked up by labels where
-messages pass. A gauge is read when it is asked for. Labels are bounded: kinds of messages beyond `KINDS` are
-counted as `other`. What is durable is never shown higher than it is stored (`durable_totals`), so that no
-counter goes backwards when the hub is killed.
+The laws. A counter is one attribute, and counting adds 1 to it: no lookup by labels happens per message. A
+gauge is read on demand. Labels are bounded: kinds of messages beyond `KINDS` are counted as `other`. A
+durable counter is never shown higher than it is stored (`durable_totals`), so that no counter goes backwards
+when the hub is killed.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from duly.runtime.clock import Clock, SystemClock
 from duly.runtime.time_series import ChartPoint, ChartStep, TimeSeries, quantile
 
 KINDS: Final = 40
-"""Kinds of messages that are counted by name; those beyond are `other`."""
+"""How many kinds of messages are counted by name; further ones are `other`."""
 OTHER: Final = "other"
 RATE_SECONDS: Final = 10
-"""Rates in a snapshot are those of the last seconds, so many."""
+"""The time in seconds over which the rates of a snapshot are measured."""
 
 FAST: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
-"""Upper ends of the buckets for what takes milliseconds, in seconds."""
+"""Upper bounds of the buckets for what takes milliseconds, in seconds."""
 SLOW: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
-"""Upper ends of the buckets for what may wait for people, in seconds."""
+"""Upper bounds of the buckets for what may wait for people, in seconds."""
 
 Labels: TypeAlias = tuple[str, ...]
 """The values of a metric's labels, in their order."""
@@ -45,7 +45,7 @@ class MetricKind(StrEnum):
 
 
 class Metric(Struct, frozen=True):
-    """The declaration of a metric. The total of a `durable` one survives a restart."""
+    """The declaration of a metric. The total of a `durable` metric survives a restart."""
 
     name: str
     kind: MetricKind
@@ -107,7 +107,7 @@ METRICS: Final = (
     _gauge("duly_pending", "Messages that this hub has accepted or taken over and that have not ended."),
     _gauge("duly_oldest_pending_seconds", "Age of the oldest of those messages."),
     _gauge("duly_reorder_held", "Messages that wait for their turn or for a missing number before them."),
-    _gauge("duly_dead_letters", "Notifications that were given up."),
+    _gauge("duly_dead_letters", "Notifications that were given up and still need a person."),
     _gauge(
         "duly_clock_skew_seconds",
         "How far the clock of the sender that is farthest off was from the hub's, in the last minute or two.",
@@ -141,8 +141,8 @@ CHARTED: Final = (
 
 
 class CounterCell:
-    """One counter. `value` is what was counted since the start of this process, `stored` what the ledger
-    holds of it, with what earlier processes counted; `base` is the part of `stored` from before the start."""
+    """One counter. `value` counts since the start of this process; `stored` is the total in the ledger,
+    including earlier processes; `base` is the part of `stored` from before the start."""
 
     __slots__ = ("base", "stored", "value")
 
@@ -153,12 +153,12 @@ class CounterCell:
 
     @property
     def total(self) -> int:
-        """Everything that was counted, also what is not stored yet."""
+        """The whole total, including what is not stored yet."""
         return self.base + self.value
 
 
 class HistogramCell:
-    """One histogram: how many observations lie in each bucket, their number and their sum."""
+    """One histogram: observations per bucket, their number and their sum."""
 
     __slots__ = ("_bounds", "counts", "sum")
 
@@ -228,8 +228,8 @@ class TelemetrySnapshot(Struct, frozen=True):
     hub: str
     started: int
     rates: dict[str, float]
-    """what happened per second in the last seconds; also `p50_ms`, `p99_ms` of a message from its acceptance
-    to its end and `commit_p50_ms`, `commit_p99_ms` of a commit"""
+    """events per second in the last seconds; also `p50_ms` and `p99_ms` of a message from acceptance to
+    outcome, and `commit_p50_ms` and `commit_p99_ms` of a commit"""
     metrics: list[MetricSnapshot]
 
 
@@ -263,19 +263,19 @@ class Telemetry:
         self.commits = HistogramCell(FAST)
         self.stages = {stage: HistogramCell(SLOW) for stage in STAGES}
         self._outcomes: dict[tuple[str, str], CounterCell] = {}
-        """counters of messages by kind and outcome as they were said, before kinds are bounded"""
+        """counters of messages by kind and outcome, before kinds are bounded"""
         self._charted = {name: CounterCell() for name in CHARTED}
         self.series = TimeSeries((*CHARTED, "pending", "connections"))
 
     # ── counting ─────────────────────────────────────────────────────────────────────────────────
 
     def counter(self, name: str, *labels: str) -> CounterCell:
-        """The counter of a metric with these labels; a caller on a hot path keeps it."""
+        """Return the counter of a metric with these labels; a caller on a hot path keeps it."""
         cells = self._counters[name]
         return cells.get(labels) or cells.setdefault(labels, CounterCell())
 
     def count(self, kind: str, outcome: str, times: int = 1) -> None:
-        """Count messages of a kind by what was said of them, or by how they ended."""
+        """Count messages of a kind by their verdict or outcome."""
         cell = self._outcomes.get((kind, outcome))
         if cell is None:
             cell = self._outcomes[kind, outcome] = self._outcome(kind, outcome)
@@ -294,7 +294,7 @@ class Telemetry:
         return self.counter("duly_messages_total", self.bounded_kind(kind), outcome)
 
     def bounded_kind(self, kind: str) -> str:
-        """The label of a kind: its name, or `other` if there are too many kinds."""
+        """Return the label of a kind: its name, or `other` if there are too many kinds."""
         if kind in self._kinds:
             return kind
         if len(self._kinds) >= KINDS or not kind:
@@ -308,7 +308,7 @@ class Telemetry:
         self._charted["retries"].value += times
 
     def read(self, name: str, reader: GaugeReader) -> None:
-        """Set how a gauge is read."""
+        """Set the reader of a gauge."""
         if self.metrics[name].kind is not MetricKind.GAUGE:
             raise ValueError(f"{name} is not a gauge")
         self._gauges[name] = reader
@@ -316,13 +316,13 @@ class Telemetry:
     # ── showing ──────────────────────────────────────────────────────────────────────────────────
 
     def cells(self) -> Iterator[tuple[Metric, Labels, CounterCell]]:
-        """All counters that have been used."""
+        """Return all counters that have been used."""
         for name, cells in self._counters.items():
             for labels, cell in list(cells.items()):
                 yield self.metrics[name], labels, cell
 
     def unsaved(self) -> dict[tuple[str, Labels], int]:
-        """What was counted and is not stored yet, by name and labels."""
+        """Return the counts that are not stored yet, by name and labels."""
         return {
             (metric.name, labels): cell.total - cell.stored
             for metric, labels, cell in self.cells()
@@ -330,7 +330,7 @@ class Telemetry:
         }
 
     def gauge(self, name: str) -> dict[Labels, float]:
-        """The values of a gauge now; none if it cannot be read yet."""
+        """Return the present values of a gauge; none if it cannot be read yet."""
         reader = self._gauges.get(name)
         found = {} if reader is None else reader()
         return dict(found) if isinstance(found, Mapping) else {(): float(found)}
@@ -347,13 +347,13 @@ class Telemetry:
         )
 
     def chart(self, step: ChartStep) -> ChartSnapshot:
-        """The columns of a chart with points of this length."""
+        """Return the columns of a chart with points of this length."""
         columns = [*self.series.columns, *LATENCIES]
         rows = [_row(point) for point in self.series.points(step)]
         return ChartSnapshot(step, step.seconds, ["time", *columns], rows)
 
     def snapshot(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All metrics now; with `stored`, durable counters as far as the ledger holds them."""
+        """Return all metrics; with `stored`, durable counters as far as they are stored."""
         found: list[MetricSnapshot] = []
         for metric in METRICS:
             shown = MetricSnapshot(metric.name, metric.kind, metric.help, metric.labels, [], [])
@@ -374,7 +374,7 @@ class Telemetry:
         return TelemetrySnapshot(self._clock.now() // MS, self.hub, self.started // MS, self.rates(), found)
 
     def rates(self) -> dict[str, float]:
-        """The rates per second over the last seconds, and the percentiles of that time."""
+        """Return the rates per second over the last seconds, and the percentiles of that time."""
         point = self.series.recent(RATE_SECONDS)
         if point is None:
             return {}
@@ -393,7 +393,7 @@ LATENCIES: Final = ("p50_ms", "p99_ms", "commit_p50_ms", "commit_p99_ms")
 
 
 def _row(point: ChartPoint) -> list[float]:
-    """A point as numbers: its time, its rates and gauges, and percentiles in milliseconds."""
+    """Return a point as numbers: its time, its rates and gauges, and percentiles in milliseconds."""
     of_total = [quantile(SLOW, point.totals, part) * 1000 for part in (0.5, 0.99)]
     of_commit = [quantile(FAST, point.commits, part) * 1000 for part in (0.5, 0.99)]
     numbers = [*point.rates, *point.gauges, *of_total, *of_commit]

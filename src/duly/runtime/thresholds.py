@@ -1,4 +1,4 @@
-"""Thresholds: above which values a metric is a reason to look, and what to do then.
+"""Thresholds: the values above which a metric needs attention, and what to do then.
 
 The same numbers are in the alert rules of `deploy/prometheus`, in `duly doctor` and in `GET /v1/metrics`.
 """
@@ -13,7 +13,7 @@ from duly.runtime.telemetry import TelemetrySnapshot
 
 
 class Threshold(Struct, frozen=True):
-    """The largest value of a metric that is well; of a histogram it is the 99th percentile, in seconds."""
+    """The largest healthy value of a metric; for a histogram it is the 99th percentile, in seconds."""
 
     metric: str
     most: float
@@ -22,7 +22,7 @@ class Threshold(Struct, frozen=True):
 
 
 class JudgedMetric(Struct, frozen=True):
-    """A metric beside its threshold."""
+    """A metric and its threshold."""
 
     metric: str
     value: float
@@ -53,7 +53,7 @@ THRESHOLDS: Final = (
 
 
 def judge(snapshot: TelemetrySnapshot) -> list[JudgedMetric]:
-    """The metrics that have a threshold, each beside it."""
+    """Return the metrics that have a threshold, each with it."""
     metrics = {metric.name: metric for metric in snapshot.metrics}
     found = []
     for one in THRESHOLDS:

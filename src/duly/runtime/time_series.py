@@ -1,8 +1,8 @@
-"""A short memory of metrics for charts: seconds for ten minutes, minutes for a day, hours for two weeks.
+"""Recent metrics for charts: seconds for ten minutes, minutes for a day, hours for two weeks.
 
-Counters come in as totals and become rates; the buckets of histograms come in as totals and become those of
-the time between two points, so that the percentiles of an hour are those of all its observations. Memory is
-bounded; `kept_charts` stores the minutes and hours.
+Totals of counters become rates, and totals of histogram buckets become the observations between two points,
+so that the percentiles of an hour cover all its observations. Memory is bounded; `kept_charts` stores the
+minutes and hours.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEPT: Final = {ChartStep.SECOND: 600, ChartStep.MINUTE: 1_440, ChartStep.HOUR: 
 
 
 class ChartPoint(Struct, frozen=True):
-    """The metrics of one stretch of time, which ends at `time` (milliseconds)."""
+    """The metrics of one period, which ends at `time` (milliseconds)."""
 
     time: int
     rates: list[float]
@@ -81,13 +81,13 @@ class TimeSeries:
         totals: Sequence[int],
         commits: Sequence[int],
     ) -> None:
-        """Take a reading; it becomes a point of every length whose time is over."""
+        """Add a reading; it becomes a point of every length whose period is over."""
         reading = _CounterReading(time, list(counts), list(totals), list(commits))
         self._readings.append(reading)
         self._gauges = list(gauges)
         for step in (ChartStep.SECOND, ChartStep.MINUTE):
             points, last = self._points[step], self._last.setdefault(step, reading)
-            # A reading that comes a little early still ends its stretch.
+            # A reading that is a little early still ends its period.
             if time - last.time >= step.seconds * _SECOND - _EARLY:
                 points.append(_between(last, reading, self._gauges))
                 self._last[step] = reading
@@ -97,7 +97,7 @@ class TimeSeries:
                 self._last[step] = reading
 
     def _add_hour(self, time: int) -> None:
-        """Make a point of an hour out of its minutes, also of those before a restart."""
+        """Make the point of an hour from its minutes, including those from before a restart."""
         minutes, hours = self._points[ChartStep.MINUTE], self._points[ChartStep.HOUR]
         since = [one for one in minutes if one.time > (hours[-1].time if hours else 0)]
         began = hours[-1].time if hours else since[0].time - 60 * _SECOND
@@ -105,17 +105,17 @@ class TimeSeries:
             hours.append(_combined(since))
 
     def restore(self, step: ChartStep, points: Sequence[ChartPoint]) -> None:
-        """Put points of before a restart, oldest first, in front of those that are here. Points with other
-        columns than these are left out."""
+        """Insert points from before a restart, oldest first, before the present ones. Points with other
+        columns are left out."""
         fit = [point for point in points if len(point.rates) + len(point.gauges) == len(self.columns)]
         self._points[step] = deque([*fit, *self._points[step]], step.kept)
 
     def points(self, step: ChartStep) -> list[ChartPoint]:
-        """The points of one length, oldest first."""
+        """Return the points of one length, oldest first."""
         return list(self._points[step])
 
     def recent(self, seconds: int) -> ChartPoint | None:
-        """One point for the last seconds; None before the second reading."""
+        """Return one point for the last seconds, or None before the second reading."""
         if len(self._readings) < 2:
             return None
         last = self._readings[-1]
@@ -136,7 +136,7 @@ def _between(first: _CounterReading, last: _CounterReading, gauges: list[float])
 
 
 def _combined(points: list[ChartPoint]) -> ChartPoint:
-    """One point for several that follow each other: mean rates, the last gauges, and all observations."""
+    """Combine consecutive points into one: mean rates, the last gauges, and all observations."""
     last = points[-1]
     return ChartPoint(
         last.time,
@@ -148,8 +148,8 @@ def _combined(points: list[ChartPoint]) -> ChartPoint:
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:
-    """The value below which this part of the observations lies, by straight lines within buckets; 0 if there
-    are none.
+    """Return the value below which this part of the observations lies, with linear interpolation within
+    buckets; 0 if there are none.
 
     >>> quantile((1.0, 2.0), [0, 10, 0], 0.5)
     1.5

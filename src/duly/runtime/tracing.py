@@ -1,11 +1,11 @@
 """OpenTelemetry: the spans of commands at an app, a hub and a device, as one trace.
 
-The laws. A trace goes with a command in its field `traceparent` (W3C), and is no part of what the command
-means: a repeat may have another one. Only the API of OpenTelemetry is used, and only in a process that has
-loaded it; elsewhere nothing is recorded, and a hub passes the field on as it came. A field that is no
-`traceparent` is ignored. The traces of commands that last are in the ledger, too, and go on after a restart
-of the hub (`duly.runtime.kept_traces`). Where another hub hands a command over, the spans `deliver` and `run`
-are below the span `accept` of the hub that accepted it, and that hub makes the span `answer`.
+The laws. A trace travels in a command's field `traceparent` (W3C) and is not part of the command's meaning: a
+repeat may have another one. Only the API of OpenTelemetry is used, and only in a process that has loaded it;
+otherwise nothing is recorded, and a hub passes the field on unchanged. An invalid `traceparent` is ignored.
+The traces of commands that take longer are stored in the ledger and continue after a restart of the hub
+(`duly.runtime.kept_traces`). Where another hub hands a command over, the spans `deliver` and `run` are below
+the span `accept` of the hub that accepted it, and that hub makes the span `answer`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
 TRACES_KEPT: Final = 10_000
-"""Commands under way whose traces are remembered."""
+"""How many commands under way have their traces remembered."""
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
@@ -40,7 +40,7 @@ def is_traceparent(text: str) -> bool:
 
 
 def tracer() -> Tracer | None:
-    """What makes spans, if this process has loaded OpenTelemetry."""
+    """Return the tracer, if this process has loaded OpenTelemetry."""
     if "opentelemetry.trace" not in sys.modules:
         return None
     from opentelemetry import trace
@@ -55,7 +55,7 @@ def _context(traceparent: str) -> Context:
 
 
 def traceparent_of(span: Span) -> str:
-    """The traceparent that makes others children of a span; empty if it belongs to no trace."""
+    """Return the traceparent for children of a span; empty if it belongs to no trace."""
     context = span.get_span_context()
     if not context.is_valid:
         return ""
@@ -73,7 +73,7 @@ def _about(scope: str, id_: str, kind: str, to: str) -> dict[str, str]:
 
 
 class _HubTrace(Struct, eq=False):
-    """The trace of one command at a hub: where it comes from, and its spans that have not ended."""
+    """The trace of one command at a hub: its parent, and its open spans."""
 
     traceparent: str
     about: dict[str, str]
@@ -81,19 +81,21 @@ class _HubTrace(Struct, eq=False):
     commit: Span | None = None
     deliver: Span | None = None
     accepted_here: bool = True
+    told: bool = False
+    """the sender was told that the command is stored, and `accept` has ended"""
 
 
 class CommandTraces:
-    """The traces of commands at one hub. `open` is empty if none of them is traced."""
+    """The traces of commands at one hub. `open` is empty if no command is traced."""
 
     def __init__(self) -> None:
         self.open: OrderedDict[bytes, _HubTrace] = OrderedDict()
         self.hinted: OrderedDict[bytes, str] = OrderedDict()
-        """the traceparents of commands for devices here that other hubs have stored"""
+        """the traceparents of commands that other hubs have stored for devices here"""
 
     def arrived(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> bool:
-        """A command has come in: the spans `accept` and `commit` begin. Returns whether they do: a repeat
-        begins none, nor does a field that is no traceparent."""
+        """Begin the spans `accept` and `commit` of an arriving command. Returns whether they begin: not for a
+        repeat, nor for an invalid traceparent."""
         if key in self.open or not is_traceparent(traceparent):
             return False
         one = self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to))
@@ -113,18 +115,19 @@ class CommandTraces:
             _end(oldest.commit, oldest.accept, oldest.deliver)
 
     def resume(self, key: bytes, traceparent: str, scope: str, id_: str, kind: str, to: str) -> None:
-        """A command was under way before a restart: its spans go on below the one that it came with."""
-        self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to))
+        """Continue the trace of a command that was under way before a restart, below its parent span."""
+        self.open[key] = _HubTrace(traceparent, _about(scope, id_, kind, to), told=True)
 
     def handed_on(self, key: bytes) -> str:
-        """The traceparent for the hub that hands a command over; empty if the command is not traced."""
+        """Return the traceparent for the hub that hands a command over; empty if the command is not
+        traced."""
         one = self.open.get(key)
         if one is None:
             return ""
         return one.traceparent if one.accept is None else traceparent_of(one.accept) or one.traceparent
 
     def hint(self, key: bytes, traceparent: str) -> None:
-        """Another hub has stored a command for a device here, which is part of this trace."""
+        """Note the trace of a command that another hub has stored for a device here."""
         if key in self.open or not is_traceparent(traceparent):
             return
         self.hinted[key] = traceparent
@@ -132,23 +135,25 @@ class CommandTraces:
             self.hinted.popitem(last=False)
 
     def resume_hinted(self, message: Message) -> None:
-        """A command of another hub is to be handed over here: its trace goes on, if a hint told it."""
+        """Continue the trace of another hub's command that is handed over here, if a hint brought it."""
         traceparent = self.hinted.pop(message.key, "")
         if traceparent:
             self.resume_remote(message, traceparent)
 
     def resume_remote(self, message: Message, traceparent: str) -> None:
-        """A command of another hub is to be handed over here: its trace goes on below that hub's span."""
+        """Continue the trace of another hub's command that is handed over here, below that hub's span."""
         if message.key not in self.open:
             about = _about(message.scope, message.id, message.kind, message.recipient)
-            self.open[message.key] = _HubTrace(traceparent, about, accepted_here=False)
+            self.open[message.key] = _HubTrace(traceparent, about, accepted_here=False, told=True)
             self._drop_oldest()
 
     def said(self, key: bytes, word: str, *, taken: bool) -> None:
-        """It is stored, or was refused, and its sender is told: `commit` and `accept` end."""
+        """End `commit` and `accept`: the command is stored or refused, and its sender is told. The reply to a
+        repeat, or to other content under the same id, changes nothing."""
         one = self.open.get(key)
-        if one is None:
+        if one is None or one.told:
             return
+        one.told = True
         if one.accept is not None:
             one.accept.set_attribute("duly.verdict", word)
         _end(one.commit, one.accept)
@@ -157,8 +162,8 @@ class CommandTraces:
             del self.open[key]
 
     def sent(self, key: bytes, attempt: int) -> str:
-        """It is handed to its device: `deliver` begins. Returns the traceparent for the device; empty if the
-        command is not traced."""
+        """Begin `deliver`: the command is handed to its device. Returns the traceparent for the device; empty
+        if the command is not traced."""
         one = self.open.get(key)
         if one is None:
             return ""
@@ -175,7 +180,7 @@ class CommandTraces:
         return traceparent_of(one.deliver) or one.traceparent
 
     def ended(self, key: bytes, state: str) -> None:
-        """It has ended: `deliver` ends, and `answer` is a span of its own at the hub that tells the app."""
+        """End `deliver`: the command has ended. The hub that tells the app makes the span `answer`."""
         one = self.open.pop(key, None)
         makes = tracer()
         if one is None or makes is None:
@@ -183,9 +188,8 @@ class CommandTraces:
         from opentelemetry.trace import set_span_in_context
 
         above = one.deliver or one.accept
-        for span in (one.deliver, one.accept):
-            if span is not None:
-                span.set_attribute("duly.state", state)
+        if one.deliver is not None:
+            one.deliver.set_attribute("duly.state", state)
         parent = _context(one.traceparent)
         context = parent if above is None else set_span_in_context(above, parent)
         if one.accepted_here:
@@ -201,7 +205,7 @@ class ClientTraces:
         self._parents: OrderedDict[bytes, str] = OrderedDict()
 
     def begin(self, key: bytes, scope: str, id_: str, kind: str, to: str) -> None:
-        """An app sends a command: its span `command` begins, below the span that is current."""
+        """Begin the span `command` of an app's command, below the current span."""
         makes = tracer()
         if makes is None or key in self._spans:
             return
@@ -213,19 +217,19 @@ class ClientTraces:
             _end(self._spans.popitem(last=False)[1])
 
     def traceparent(self, key: bytes) -> str:
-        """The traceparent of a command that is sent; empty if it is not traced."""
+        """Return the traceparent of a command that is sent; empty if it is not traced."""
         span = self._spans.get(key) if self._spans else None
         return "" if span is None else traceparent_of(span)
 
     def end(self, key: bytes, state: str) -> None:
-        """A command has ended."""
+        """End the span of a command."""
         span = self._spans.pop(key, None) if self._spans else None
         if span is not None:
             span.set_attribute("duly.state", state)
             span.end()
 
     def heard(self, key: bytes, traceparent: str | None) -> None:
-        """A device has received a command with this traceparent, or without any."""
+        """Note that a device has received a command with this traceparent, or without one."""
         if traceparent is not None and is_traceparent(traceparent):
             self._parents[key] = traceparent
             if len(self._parents) > TRACES_KEPT:
@@ -233,7 +237,7 @@ class ClientTraces:
 
     @contextmanager
     def running(self, key: bytes, scope: str, id_: str, kind: str, to: str) -> Iterator[None]:
-        """A handler runs in its span `run`: spans that it makes itself are below that."""
+        """Run a handler in its span `run`; spans that it makes itself are below that."""
         parent = self._parents.pop(key, "") if self._parents else ""
         makes = tracer() if parent else None
         if makes is None:

@@ -1,10 +1,10 @@
-"""The trail: what happened to every message at this hub, hop by hop, kept in the ledger.
+"""The trail: records hop by hop what happened to every message at this hub, in the ledger.
 
-The laws. Noting a hop is one addition to the hops of its message; everything else is done for many hops at
-once, a few times a second: they are counted (`telemetry`), and written to the ledger as an entry of a stream.
-The stream is bounded by age and size. The newest hops are answered from memory, older ones from the entries
-written while the message was under way. A hub that is killed loses the hops of the last moment, never an
-outcome.
+The laws. Noting a hop appends it to the hops of its message; everything else happens in batches, a few times
+a second: hops are counted (`telemetry`) and written to the ledger as an entry of a stream. The stream is
+bounded by age and size. Questions about the newest hops are answered from memory, about older ones from the
+entries written while the message was under way. A hub that is killed loses the hops of the last moment, never
+an outcome.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from duly.storage.ledger import Ledger, Record, StreamEntry
 LOG: Final = logging.getLogger("duly.messages")
 
 STREAMS: Final = "trail/"
-"""What the names of trails begin with; the name of the hub follows."""
+"""The prefix of trail names; the name of the hub follows."""
 HUBS: Final = "trails"
 """The bucket with the names of the hubs that have a trail."""
 HOPS_KEPT: Final = 15_000
-"""Hops that are answered from memory; a command has three, if all goes well."""
+"""How many hops are kept in memory; a command has three, if all goes well."""
 FLUSH_SECONDS: Final = 0.25
 UNSAVED: Final = 600
-"""Lists of hops, each of a quarter of a second, that may wait for a ledger that does not answer; beyond, the
-oldest are lost."""
+"""How many batches of hops, each of a quarter of a second, may wait for a ledger that does not answer; beyond
+that the oldest are lost."""
 HOPS_IN_ENTRY: Final = 5_000
 PAGE: Final = 100
 SCANNED_ENTRIES: Final = 20_000
 SCANNED_BYTES: Final = 64 * 1024 * 1024
-"""How much of one hub's stream is looked through for one message."""
+"""How much of one hub's stream is searched for one message."""
 EARLIER: Final = HOUR
 """How long before its acceptance a message may have been refused under the same id."""
 KEPT: Final = 7 * DAY
 BYTES_KEPT: Final = 128 * 1024 * 1024
 UNTOLD: Final = "untold"
-"""What stands with the end of a message that its sender was not there to be told of."""
+"""Marks the outcome of a message whose sender was not connected to be told."""
 DETAIL_LIMIT: Final = 300
-"""Characters of a reason that are kept."""
+"""The most characters of a reason that are kept."""
 
 
 class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
-    """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where; of
-    an end also whether its sender was not there to be told."""
+    """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where; for
+    an outcome also whether its sender was not connected."""
 
     time: int
     what: str
@@ -77,8 +77,8 @@ class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class _TrailEntry(Struct, frozen=True, array_like=True):
-    """The hops of one moment, as they were noted. An earlier duly has stored a list for each hop:
-    microseconds after `began`, the word or its number, the attempt and the detail."""
+    """The hops of one moment. Earlier versions stored a list for each hop: microseconds after `began`, the
+    word or its number, the attempt and the detail."""
 
     began: int
     hops: dict[bytes, HopValues]
@@ -88,9 +88,9 @@ _WORDS: Final = (
     "fresh", "duplicate", "sent", "done", "failed", "expired", "superseded", "cancelled", "unknown",
     "at work", "delivered", "conflict", "stale", "offline", "read", "attempt",
 )  # fmt: skip
-"""Words that an earlier duly has stored as numbers: never change the order."""
+"""Words that earlier versions stored as numbers: never change the order."""
 _LEAD: Final = 8
-"""Bytes before an entry's hops: how many bytes the stream has had up to this entry."""
+"""The prefix of an entry: how many bytes the stream has had up to it."""
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(_TrailEntry).decode
@@ -111,10 +111,10 @@ class Trail:
         self._recent: deque[NotedHops] = deque()
         """the newest hops, as they were noted"""
         self._remembered = 0
-        """how many those are"""
+        """how many hops those are"""
         self._unsaved: deque[NotedHops] = deque()
         self._written = -1
-        """bytes that the stream has had; -1 before its end was read"""
+        """bytes written to the stream so far; -1 until its end was read"""
 
     @property
     def hub(self) -> str:
@@ -129,7 +129,7 @@ class Trail:
     # ── noting ───────────────────────────────────────────────────────────────────────────────────
 
     def said(self, message: Message, verdict: Verdict) -> None:
-        """Note that a sender was told this of its message."""
+        """Note the verdict that a sender got about its message."""
         hop = (self._ledger.clock.now(), verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
         self._noted[message.key] += hop
 
@@ -139,25 +139,25 @@ class Trail:
         self._noted[message.key] += hop
 
     def ended(self, key: bytes, state: State, reason: str = "", *, told: bool = True) -> None:
-        """Note that a message has ended here, and whether its sender was told."""
+        """Note the outcome of a message here, and whether its sender was told."""
         about = "" if told else UNTOLD
         self._noted[key] += (
             self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, about
         )  # fmt: skip
 
     def stored(self, message: Message, verdict: Verdict, state: State, *, told: bool = True) -> None:
-        """Note that a sender was told this of its message, which has ended with that."""
+        """Note the verdict that a sender got about its message, which ended with it."""
         now = self._ledger.clock.now()
         said = (now, verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
         self._noted[message.key] += (*said, now, state.word, 0, "", ENDED, "" if told else UNTOLD)
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "", *, told: bool = True) -> None:
-        """Note anything else that happened to a message; also its end at another hub."""
+        """Note any other event of a message; also its outcome at another hub."""
         about = "" if told else UNTOLD
         self._noted[key] += (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, about)
 
     def resume(self, messages: Iterable[Message]) -> None:
-        """Take up messages that were under way before a restart."""
+        """Resume messages that were under way before a restart."""
         self._counts.resume(messages, self._ledger.clock.now())
 
     def skewed(self, seconds: float) -> None:
@@ -167,7 +167,7 @@ class Trail:
     # ── a few times a second ─────────────────────────────────────────────────────────────────────
 
     def fold(self) -> None:
-        """Count the hops that were noted, and get them ready to be written."""
+        """Count the noted hops, and prepare them for writing."""
         noted = self._noted
         if not noted:
             return
@@ -186,11 +186,11 @@ class Trail:
                 self._unsaved.popleft()
 
     def oldest(self, is_under_way: Callable[[bytes], bool]) -> float:
-        """The age of the oldest message under way, in seconds; 0 if there is none."""
+        """Return the age of the oldest message under way in seconds, or 0."""
         return self._counts.oldest(is_under_way, self._ledger.clock.now())
 
     def skew(self) -> float:
-        """The farthest clock of the last minute or two, in seconds."""
+        """Return the largest clock difference of the last minute or two, in seconds."""
         return self._counts.skew(self._ledger.clock.now())
 
     async def flush(self) -> None:
@@ -214,7 +214,7 @@ class Trail:
             self._written = written
 
     async def _find_end(self) -> None:
-        """Read how far the stream has come, and make it known to the other hubs."""
+        """Read the end of the stream, and announce the stream to the other hubs."""
         extent = await self._ledger.extent(self.stream)
         last = await self._ledger.entries(self.stream, extent.last - 1, 1) if extent.last else []
         await self._ledger.write(PutNewItem(HUBS, self._telemetry.hub, b""))
@@ -237,14 +237,14 @@ class Trail:
     # ── asking ───────────────────────────────────────────────────────────────────────────────────
 
     async def of_record(self, record: Record) -> list[Hop]:
-        """What happened to a message that the ledger holds; also refusals under its id shortly before it was
-        accepted."""
+        """Return what happened to a message in the ledger, including refusals under its id shortly before it
+        was accepted."""
         return await self.of(record.message.key, begin_of(record))
 
     async def of(self, key: bytes, since: int) -> list[Hop]:
-        """What happened to a message from `since` on (µs), in order, at this hub and at others on its ledger.
-        Only so much is looked through: of a message that is asked for again hours after its end, the last
-        repeats may be missing."""
+        """Return what happened to a message since `since` (µs), in order, at all hubs on its ledger. The
+        search is bounded: for a message that is repeated hours after its end, the last repeats may be
+        missing."""
         self.fold()
         me = self._telemetry.hub
         streams = set(await self._ledger.bucket(HUBS)) if self._size else set()
@@ -269,7 +269,7 @@ class Trail:
     async def _stored(
         self, hub: str, key: bytes, since: int, until: int, shown: str
     ) -> list[tuple[int, Hop]]:
-        """The hops of a message that are in the stream of a hub, from before `until`."""
+        """Return the hops of a message in the stream of a hub, from before `until`."""
         stream = _stream(hub)
         extent = await self._ledger.extent(stream)
         begin = await self._seek(stream, extent.first, extent.last, lambda entry: entry.at >= since)
@@ -291,8 +291,8 @@ class Trail:
         return found
 
     async def _seek(self, stream: str, first: int, last: int, holds: Callable[[StreamEntry], bool]) -> int:
-        """The number of the first entry for which this holds, as it does for all after it; beyond the last if
-        there is none."""
+        """Return the number of the first entry for which this holds, as it does for all later ones; beyond
+        the last if there is none."""
         low, high = first, last + 1
         while low < high:
             middle = (low + high) // 2
@@ -305,30 +305,34 @@ class Trail:
 
 
 def _log(noted: NotedHops) -> None:
-    """Write every hop into the log, among them retries and duplicates."""
+    """Log every hop, including retries and duplicates."""
     for key, hops in noted.items():
         try:
             scope, id_ = names_in(key)
         except UnicodeDecodeError:
             continue
         for _, what, attempt, detail, _, kind in each(hops):
-            about = {"scope": scope, "id": id_, "kind": kind, "attempt": attempt or None, "detail": detail}
-            LOG.debug("%s", what, extra=about)
+            told = kind != UNTOLD  # with an end this stands in the place of the kind
+            about = {
+                "scope": scope, "id": id_, "kind": kind if told else None,
+                "attempt": attempt or None, "detail": detail,
+            }  # fmt: skip
+            LOG.debug("%s", what if told else f"{what}, and its sender was not there to be told", extra=about)
 
 
 def _count(noted: NotedHops) -> int:
-    """How many hops these are."""
+    """Return the number of hops."""
     return sum(map(len, noted.values())) // HOP_WIDTH
 
 
 def _begin(noted: NotedHops) -> int:
-    """The time of the first of these hops."""
+    """Return the time of the first of these hops."""
     begin: int = next(iter(noted.values()))[0]
     return begin
 
 
 def _split(noted: NotedHops) -> tuple[NotedHops, NotedHops]:
-    """The hops that one entry holds, and the rest."""
+    """Return the hops that fit into one entry, and the rest."""
     rest: NotedHops = dict(noted)
     first: NotedHops = {}
     room = HOPS_IN_ENTRY * HOP_WIDTH
@@ -342,7 +346,7 @@ def _split(noted: NotedHops) -> tuple[NotedHops, NotedHops]:
 
 
 def begin_of(record: Record) -> int:
-    """The time from which on there may be hops of a message."""
+    """Return the time from which there may be hops of a message."""
     accepted = record.accepted_at
     return max(min((record.message.made or accepted) - SECOND, accepted), accepted - EARLIER)
 
@@ -352,7 +356,7 @@ def _stream(hub: str) -> str:
 
 
 def is_readable(body: bytes) -> bool:
-    """Say whether the body of an entry is one that a trail has written."""
+    """Return whether the body of an entry was written by a trail."""
     try:
         _decode(body[_LEAD:])
     except msgspec.DecodeError:
@@ -361,12 +365,12 @@ def is_readable(body: bytes) -> bool:
 
 
 def _bytes_up_to(entry: StreamEntry) -> int:
-    """How many bytes a stream has had, up to this entry and with it."""
+    """Return how many bytes a stream has had up to and including this entry."""
     return int.from_bytes(entry.body[:_LEAD], "big")
 
 
 def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[tuple[int, Hop]]:
-    """The hops of one message in an entry. An entry that cannot be read is passed over."""
+    """Return the hops of one message in an entry. An entry that cannot be decoded is skipped."""
     try:
         noted = _decode(entry.body[_LEAD:])
     except msgspec.DecodeError:

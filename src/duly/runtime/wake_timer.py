@@ -1,10 +1,10 @@
-"""The one timer of an engine, and the steps of the wall clock.
+"""The single timer of an engine, which also notices when the wall clock is set.
 
-The laws. The timer rings at the latest when the machine has something to do. When the wall clock was set, the
-machine's timers move with it before the time is used: they measure lengths. What is due at a moment of the
-wall clock (an expiry, a planned notification) may be due at once then; no one tells a program that the clock
-was set, so it looks every few seconds while something waits. While a computer sleeps time passes, although
-the loop's own stands still: that sets no clock.
+The laws. The timer rings no later than the machine has something to do. When the wall clock was set, the
+machine's timers, which measure lengths of time, are moved before the time is used. Events at a wall-clock
+time (an expiry, a planned notification) may then be due at once. The operating system does not report that
+the clock was set, so the timer checks it every few seconds while something waits. Time also passes while a
+computer sleeps and the event loop's clock stands still; that does not count as setting the clock.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from duly.core.units import SECOND
 from duly.runtime.clock import Clock
 
 CLOCK_STEP: Final = SECOND
-"""The wall clock was set, if it has moved this much against the steady one; less is its ordinary drift."""
+"""The wall clock was set if it has moved this much against the steady one; less is normal drift."""
 
 LOOKS_AGAIN: Final = 5.0
-"""Seconds after which the wall clock is looked at, if nothing happens before."""
+"""Seconds after which the wall clock is checked if nothing else happens."""
 
 
 class TimedMachine(Protocol):
@@ -31,7 +31,7 @@ class TimedMachine(Protocol):
         ...
 
     def shift(self, by: int) -> None:
-        """Move all timers: the wall clock was set."""
+        """Move all timers because the wall clock was set."""
         ...
 
 
@@ -44,12 +44,12 @@ class WakeTimer:
         self._ring_out = ring
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        """when it rings"""
+        """when the timer rings, by the loop's clock"""
         self._ahead: int | None = None
         """wall clock minus steady clock"""
 
     def now(self) -> int:
-        """Return the time, after the machine's timers were moved if the wall clock was set."""
+        """Return the time, after moving the machine's timers if the wall clock was set."""
         clock = self._clock()
         now = clock.now()
         ahead = now - clock.steady()
@@ -61,8 +61,8 @@ class WakeTimer:
         return now
 
     def set(self, now: int) -> None:
-        """Ring at the machine's next wake at the latest. A timer that rings too early is left alone: most of
-        what is waited for comes before it is due, so setting it anew each time would be for nothing."""
+        """Ring no later than the machine's next wake. A timer that rings too early is left alone: most waits
+        end before they are due, so resetting it each time would be wasted."""
         wake = self._machine.next_wake()
         if wake is None:
             return
@@ -73,14 +73,14 @@ class WakeTimer:
             self._timer, self._due = loop.call_at(due, self._ring), due
 
     def cancel(self) -> None:
-        """Ring no more until it is set again."""
+        """Stop the timer until it is set again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     @property
     def rings_too_late(self) -> bool:
-        """Whether the machine has something to do before the timer rings."""
+        """Return whether the machine has something to do before the timer rings."""
         wake = self._machine.next_wake()
         if wake is None or self._ahead is None:
             return False

@@ -1,1 +1,1 @@
-"""Ways in and out of a process. They do not know each other."""
+"""Ways in and out of a process. They do not import each other."""

@@ -1,15 +1,15 @@
-"""The connections to the hub's port, and how many of them there may be.
+"""The connections to the hub's port, and their limits.
 
-The laws. An address may hold so many connections and no more, by default half of what there is room for. One
-that has not authenticated has ten seconds for each request: silence, or a request that comes byte by byte,
-ends it. When descriptors run short, or those of an address, a connection that has not authenticated makes
-room for the next: the oldest of those that the hub waits for, be it for a request, for the rest of one, or
-for a WebSocket to say whose it is. One that has authenticated is never closed for a stranger's sake, up to
-the share of its account, a quarter of the room: those beyond the share make room as strangers do, so that no
-account keeps the others out.
+The laws. The number of connections per address is limited, by default to half of the room. An unauthenticated
+connection has ten seconds for each request: silence, or a request that arrives byte by byte, ends it. When
+descriptors, or those of an address, run short, an unauthenticated connection makes room for the next one: the
+oldest of those that the hub waits for, be it for a request, for the rest of one, or for the login of a
+WebSocket. An authenticated connection is never closed for an unauthenticated one, up to the share of its
+account, a quarter of the room: connections beyond the share make room as well, so that no account shuts out
+the others.
 
-The connections of a proxy that is trusted (`duly.core.trusted_proxies`) are those of its clients: the proxy
-may hold as many as there is room for, and a WebSocket that comes through it counts for its client's address.
+The connections of a trusted proxy (`duly.core.trusted_proxies`) belong to its clients: the proxy may use the
+whole room, and a WebSocket through it counts for its client's address.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from duly.core.trusted_proxies import TrustedProxies
 GUEST_SECONDS: Final = 10.0
 """How long a client that has not logged in may take for a request, in seconds."""
 RESERVE: Final = 128
-"""Descriptors that are kept for the ledger, the broker and files."""
+"""Descriptors that are reserved for the ledger, the broker and files."""
 LINGER_SECONDS: Final = 1.0
-"""How long a client that was turned away may take to read why."""
+"""How long a refused client may take to read the reason."""
 LINGERING: Final = 32
-"""Clients that may do so at the same time; the reserve has room for them."""
+"""How many clients may do so at the same time; the reserve has room for them."""
 HEAD_LIMIT: Final = 32 * 1024
-"""The longest head of a request, in bytes: what is kept of one that has not come whole."""
+"""The longest head of a request in bytes, which limits what is kept of an incomplete one."""
 _TOO_LONG: Final = (
     b"HTTP/1.1 431 Request Header Fields Too Large\r\nContent-Type: application/json\r\n"
     b"Content-Length: %d\r\nConnection: close\r\n\r\n%b"
@@ -48,7 +48,7 @@ _FULL: Final = (
 
 
 def raise_descriptor_limit() -> int:
-    """Raise this process's limit of open files to what it may have; what it is now."""
+    """Raise this process's limit of open files to the allowed maximum; return the limit."""
     try:
         import resource
     except ImportError:  # a platform without such limits
@@ -84,41 +84,41 @@ class ClientConnection:
         self.address = address
         self.network = network_of(address)
         self.busy = 0
-        """requests that are being served"""
+        """requests being served"""
         self.awaited = 0
-        """requests that cannot be served yet: the rest of them has not come"""
+        """requests that are incomplete and cannot be served yet"""
         self.known = False
-        """they have said who they are, and it is one of the connections that their account may hold"""
+        """authenticated, and within the share of its account"""
         self.account = ""
-        """whose it is, if it is known"""
+        """its account, if it is known"""
         self._visitors = visitors
         self._transport = transport
-        self._loop = asyncio.get_running_loop()  # asking for it is a call to the system
+        self._loop = asyncio.get_running_loop()  # getting it each time would be a system call
         self._heard = self._loop.time()
         self._timer: asyncio.TimerHandle | None = None
 
     def recognise(self, account: str) -> None:
-        """Note that the client has proved which account it is. A connection beyond the share of its account
-        is served, but makes room for others as a stranger's does."""
+        """Record that the client has authenticated as this account. A connection beyond the share of its
+        account is served, but may be closed to make room, like an unauthenticated one."""
         if not self.known:
             self.known = self._visitors.recognised(self, account)
 
     def client(self, forwarded: Iterable[str]) -> str:
-        """The address of the client whose request this is, by its `X-Forwarded-For` headers."""
+        """Return the address of the client that made this request, by its `X-Forwarded-For` headers."""
         return self._visitors.proxies.client(self.address, forwarded)
 
     def belongs_to(self, address: str) -> bool:
-        """Count this connection for the client at this address; False if that has too many."""
+        """Count this connection for the client at this address; return False if that has too many."""
         return self._visitors.assign(self, address)
 
     @property
     def idle(self) -> bool:
-        """Whether the hub waits for them, and not they for the hub."""
+        """Whether the hub waits for the client, and not the client for the hub."""
         return self.busy == self.awaited
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """While this lasts, what they ask for has not come whole."""
+        """Mark the request as incomplete while this context lasts."""
         self.awaited += 1
         try:
             yield
@@ -126,16 +126,16 @@ class ClientConnection:
             self.awaited -= 1
 
     def begin(self) -> None:
-        """A request has come whole, or as far as its body."""
+        """Record that a request has arrived, completely or up to its body."""
         self.busy += 1
 
     def end(self) -> None:
-        """It is answered."""
+        """Record that a request is answered."""
         self.busy -= 1
         self._heard = self._loop.time()
 
     def watch(self) -> None:
-        """Hang up on them when they are silent for too long, or do not come to an end."""
+        """Close the connection if the client is silent for too long, or a request does not end."""
         loop = self._loop
         if self._timer is not None:
             self._timer.cancel()
@@ -162,29 +162,31 @@ class ClientConnection:
 
 
 class Evictable:
-    """Connections that make room for the next: first those beyond the share of their account, then guests."""
+    """Connections that make room for the next one: first those beyond the share of their account, then
+    guests."""
 
     __slots__ = ("guests", "surplus")
 
     def __init__(self) -> None:
         self.guests: dict[ClientConnection, None] = {}
-        """those who have not said who they are, the oldest first"""
+        """unauthenticated connections, the oldest first"""
         self.surplus: dict[ClientConnection, None] = {}
-        """those beyond the share of their account, the oldest first"""
+        """connections beyond the share of their account, the oldest first"""
 
     def remove(self, visitor: ClientConnection) -> None:
-        """Leave a connection alone from now on; harmless if it is not one of these."""
+        """Remove a connection, so that it no longer makes room; harmless if it is not one of these."""
         self.guests.pop(visitor, None)
         self.surplus.pop(visitor, None)
 
     def exceed(self, visitor: ClientConnection) -> None:
-        """A guest has said who they are, and their account has its share."""
+        """Move a guest to the surplus: it authenticated as an account that already has its share."""
         if visitor in self.guests:
             del self.guests[visitor]
             self.surplus[visitor] = None
 
     def first(self) -> ClientConnection | None:
-        """The one that goes first. A guest that is being served goes only if there is no other."""
+        """Return the connection to close first. A guest that is being served is returned only if there is no
+        other."""
         idle = (one for one in self.guests if one.idle)
         return next(iter(self.surplus), None) or next(idle, None) or next(iter(self.guests), None)
 
@@ -193,8 +195,8 @@ class Evictable:
 
 
 class ClientConnections:
-    """All connections of one hub. `room` is how many there may be, `each` how many of one address; 0 is half
-    of the room. `proxies` are believed when they say whose request they pass on."""
+    """All connections of one hub. `room` is how many there may be, `each` how many per address; 0 means half
+    of the room. `proxies` are trusted to name the client of a request."""
 
     def __init__(
         self, room: int, each: int = 0, idle: float = 75.0, proxies: TrustedProxies | None = None
@@ -203,7 +205,7 @@ class ClientConnections:
         self.room = max(room, 16)
         self.each = each or max(self.room // 2, 8)
         self.share = max(self.room // 4, 8)
-        """how many an account may hold, however many clients come"""
+        """how many connections an account may hold, however many clients there are"""
         self.idle = idle
         self.refused = 0
         self.evictable = Evictable()
@@ -212,15 +214,15 @@ class ClientConnections:
         self._accounts: Counter[str] = Counter()
         self._per_network: dict[str, int] = {}
         self._strangers: dict[str, Evictable] = {}
-        """those of each address that make room for its next"""
+        """by address: the connections that make room for its next one"""
 
     @property
     def guests(self) -> dict[ClientConnection, None]:
-        """Those who have not said who they are, the oldest first."""
+        """Return the unauthenticated connections, the oldest first."""
         return self.evictable.guests
 
     def enter(self, transport: asyncio.Transport, address: str) -> ClientConnection | None:
-        """Take a connection in; None if it was turned away."""
+        """Accept a connection; returns None if it was refused."""
         visitor = ClientConnection(self, transport, address)
         here = self._per_network.get(visitor.network, 0)
         crowded = here >= self.each and not self.proxies.trusts(address)
@@ -237,8 +239,8 @@ class ClientConnections:
         return visitor
 
     def assign(self, visitor: ClientConnection, address: str) -> bool:
-        """Count a connection that came through a proxy for its client's address; False if that address has
-        its connections already."""
+        """Count a connection that came through a proxy for its client's address; return False if that address
+        has too many."""
         network = network_of(address)
         if network == visitor.network:
             return True
@@ -256,8 +258,8 @@ class ClientConnections:
         return True
 
     def recognised(self, visitor: ClientConnection, account: str) -> bool:
-        """Count a connection for its account, unless that has its share; return whether it is a guest no
-        longer."""
+        """Count a connection for its account, unless that has its share; return whether it is no longer a
+        guest."""
         if self._accounts[account] >= self.share:
             self.evictable.exceed(visitor)
             if (strangers := self._strangers.get(visitor.network)) is not None:
@@ -269,7 +271,7 @@ class ClientConnections:
         return True
 
     def _keep(self, visitor: ClientConnection) -> None:
-        """It makes room for no other."""
+        """Remove a connection from those that make room for others."""
         self.evictable.remove(visitor)
         self._drop_stranger(visitor)
 
@@ -298,7 +300,7 @@ class ClientConnections:
             self._per_network.pop(network, None)
 
     def _make_room(self, some: Evictable | None) -> bool:
-        """End the connection of the first of these."""
+        """Close the first of these connections; return whether there was one."""
         first = None if some is None else some.first()
         if first is None:
             return False
@@ -313,13 +315,14 @@ class ClientConnections:
         self.dismiss(transport, _FULL % (len(body), body))
 
     def dismiss(self, transport: asyncio.Transport, answer: bytes) -> None:
-        """Send a last answer, and end the connection when the client has had time to read it. What it still
-        sends must be ignored."""
+        """Send a last answer, and close the connection when the client has had time to read it. The caller
+        must ignore data that the client still sends."""
         transport.write(answer)
         if self._lingering >= LINGERING or not transport.can_write_eof():
             transport.close()
             return
-        # Closing now would reset the connection if a request has come: the client would not read the answer.
+        # Closing now would reset the connection if a request has arrived, and the client would not read the
+        # answer.
         transport.write_eof()
         self._lingering += 1
         asyncio.get_running_loop().call_later(LINGER_SECONDS, self._part, transport)
@@ -330,8 +333,8 @@ class ClientConnections:
 
 
 class Handler(RequestHandler):
-    """aiohttp's end of a connection, that says when it is over, and bounds the heads of requests: aiohttp
-    bounds each line and their number, which allows a MiB."""
+    """aiohttp's handler of a connection. It reports the end of the connection, and limits the size of request
+    heads: aiohttp limits only the length and the number of lines, which allows a MiB."""
 
     __slots__ = ("_head", "_last", "visitor")
 
@@ -339,9 +342,9 @@ class Handler(RequestHandler):
         super().__init__(server, loop=asyncio.get_running_loop(), **server._kwargs)
         self.visitor = visitor
         self._head = 0
-        """bytes of a head that has not come whole"""
+        """bytes of an incomplete head"""
         self._last = b""
-        """the last of them, in which its end may begin"""
+        """the last of these bytes, in which the end of the head may begin"""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Accept the transport from asyncio, and start the timer for silent clients."""
@@ -349,18 +352,18 @@ class Handler(RequestHandler):
         self.visitor.watch()
 
     def data_received(self, data: bytes) -> None:
-        """Hand what has been read to aiohttp, unless it makes a head too long."""
+        """Pass data to aiohttp, unless it makes a head too long."""
         if self._force_close:
             return
         if self._waiter is None and self._request_count:
-            self._head = 0  # a request is being served: this is its body, or what follows
+            self._head = 0  # a request is being served: this is its body, or the next request
         elif self._is_too_long(data):
             self._refuse_head()
             return
         super().data_received(data)
 
     def _is_too_long(self, data: bytes) -> bool:
-        """Count what has come of a head; return whether that is too much."""
+        """Count the bytes of a head; return whether there are too many."""
         if (self._last + data[: HEAD_LIMIT - self._head]).find(b"\r\n\r\n") >= 0:
             self._head, self._last = 0, b""
             return False
@@ -381,8 +384,8 @@ class Handler(RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        """What is said when aiohttp itself fails before anything of ours is asked: of an `Expect` that is no
-        text, for one."""
+        """Return the answer when aiohttp itself fails before the hub's handler is called, for example on an
+        `Expect` header that is not text."""
         if isinstance(exc, UnicodeError):
             self.force_close()
             said = {"error": "malformed", "detail": "the head of this request is no text"}
@@ -396,12 +399,12 @@ class Handler(RequestHandler):
 
 
 def visitor_of(request: web.Request) -> ClientConnection | None:
-    """The connection that a request came over."""
+    """Return the connection that a request came over."""
     return getattr(cast("Any", request.protocol), "visitor", None)
 
 
 def address_of(request: web.Request) -> str:
-    """The address of the client whose request this is."""
+    """Return the address of the client that made this request."""
     visitor = visitor_of(request)
     if visitor is None:
         return request.remote or "?"
@@ -409,7 +412,8 @@ def address_of(request: web.Request) -> str:
 
 
 def turn_away(request: web.Request) -> web.Response | None:
-    """Count the connection of a WebSocket for its client's address; the refusal, if that has too many."""
+    """Count the connection of a WebSocket for its client's address; return the refusal if that has too
+    many."""
     visitor, address = visitor_of(request), address_of(request)
     if visitor is None or visitor.belongs_to(address):
         return None
@@ -419,6 +423,6 @@ def turn_away(request: web.Request) -> web.Response | None:
 
 
 def waiting_for(request: web.Request) -> contextlib.AbstractContextManager[None]:
-    """While this lasts, the request is not being served: the rest of it has not come."""
+    """Mark the request as incomplete while this context lasts."""
     visitor = visitor_of(request)
     return contextlib.nullcontext() if visitor is None else visitor.waiting()

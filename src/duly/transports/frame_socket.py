@@ -1,10 +1,10 @@
-"""A WebSocket that hands its text frames to a receiver as they are read, without a task in between.
+"""A WebSocket that passes its text frames to a receiver as they are read, without a task in between.
 
-The laws. Frames are taken one after another. The receiver of a frame says at once that it has taken it, or
-returns what has to be awaited first; until that is done, and while the client does not read what it is sent,
-the frames that come are queued, and aiohttp stops reading from the socket when the queue is full. After the
-first frame that ends the connection, no frame is taken any more. What has come of a frame that is not whole
-counts as memory that is shared fairly (`duly.transports.read_memory`).
+The laws. Frames are passed on one after another. The receiver takes a frame at once, or returns an awaitable.
+Until that is done, and while the client does not read its own frames, incoming frames are queued, and aiohttp
+stops reading from the socket when the queue is full. After the first frame that ends the connection no frame
+is passed on. The received part of an incomplete frame counts towards the memory that clients share fairly
+(`duly.transports.read_memory`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from duly.transports.read_memory import MEMORY, Reading
 from duly.wire.frames import FRAME_LIMIT
 
 READ_BYTES: Final = 4 * FRAME_LIMIT
-"""A frame up to here is read, if only to say that it is too large; one beyond ends the connection."""
+"""The largest frame that is read, if only to refuse it as too large; a larger one ends the connection."""
 TOO_LARGE: Final = f"a frame of more than {READ_BYTES} bytes; the limit is {FRAME_LIMIT}".encode()
 FREE_BYTES: Final = 4 * 1024
-"""What may have come of a frame that is not whole before it is counted."""
+"""How many bytes of an incomplete frame are not counted as shared memory."""
 _QUEUE_BYTES: Final = 64 * 1024
 _WHY: Final = WSCloseCode.TRY_AGAIN_LATER.to_bytes(2, "big") + b"the hub is busy with large frames; come back"
 _TRY_AGAIN: Final = bytes((0x88, len(_WHY))) + _WHY
@@ -35,46 +35,48 @@ _OVER: Final = (WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED)
 _UNFINISHED: Final = WSMessage(WSMsgType.CONTINUATION, None, None)
 """Wakes the task that serves the connection; aiohttp itself queues no message of this type."""
 _HARMLESS: Final = frozenset({_TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG, _UNFINISHED.type})
-"""The types after which the connection goes on."""
+"""The message types after which the connection goes on."""
 
 HEAR_SECONDS: Final = 5.0
-"""A frame of a client that does not read is taken at least this often: it may be only a sign of life."""
+"""How often at least, in seconds, a frame is taken from a client that does not read: it may be a
+heartbeat."""
 
 Receive: TypeAlias = Callable[[bytes], bool | Awaitable[object]]
-"""Takes a frame; returns what is to be awaited before the next one, or a bool if that is nothing."""
+"""Takes a frame; returns an awaitable if the next frame has to wait for it, otherwise a bool."""
 
 
 class ReadingClient(Protocol):
-    """What of a session decides whether the frames of its client are taken."""
+    """The part of a session that decides whether the frames of its client are taken."""
 
     stall_timer: asyncio.TimerHandle | None
-    """checks that the client reads: it was congested a moment ago"""
+    """checks that the client reads; set if it was congested a moment ago"""
 
     async def drained(self, seconds: float | None = None) -> None:
-        """Returns when the client has read enough, or after this time."""
+        """Return when the client has read enough, or after this time."""
         ...
 
 
 class _FrameQueue(WebSocketDataQueue):
-    """What aiohttp's parser feeds. A text frame goes to the receiver; any other message, and what has to wait
-    its turn, is queued for the task that serves the connection."""
+    """The queue that aiohttp's parser fills. A text frame goes to the receiver; other messages, and frames
+    that have to wait, are queued for the task that serves the connection."""
 
     receive: Receive | None = None
-    """the receiver, while frames are handed over as they come"""
+    """the receiver, while frames are passed on as they are read"""
     client: ReadingClient
     over = False
-    """the connection has come to its end"""
+    """the connection has ended"""
     unfinished: Awaitable[object] | None = None
-    """what has to be awaited before the next frame is taken"""
+    """the awaitable that has to finish before the next frame is taken"""
     parsed = 0
-    """bytes of the frames that have come whole since that was last asked"""
+    """the bytes of frames that were completed since this was last read"""
 
     def feed_data(self, data: WSMessage, size: int) -> None:  # type: ignore[override]  # texts are bytes here
-        """Take what has been read. It must not raise: its caller is a C function that cannot."""
+        """Take a message from the parser. This must not raise, because the C function that calls it cannot
+        handle an error."""
         self.parsed += size + (6 if size < 126 else 8 if size < 65_536 else 14)  # with the frame's head
         receive = self.receive
         if receive is None or data[0] is not _TEXT:
-            self.receive = None  # the task comes first now
+            self.receive = None  # later frames queue behind this one, for the task
             self.over = self.over or data[0] not in _HARMLESS
             super().feed_data(data, size)
             return
@@ -92,7 +94,7 @@ class _FrameQueue(WebSocketDataQueue):
         return not self._buffer
 
     async def finish(self, said: bool | Awaitable[object]) -> None:
-        """Wait for what the receiver of a frame waits for, and for a client that does not read."""
+        """Wait until the receiver has taken a frame, and until the client reads."""
         if not isinstance(said, bool):
             await said
         if self.client.stall_timer is not None:
@@ -104,7 +106,7 @@ async def _failed(problem: Exception) -> None:
 
 
 class _CountingReader:
-    """aiohttp's parser, and how much it keeps of a frame that has not come whole."""
+    """Wraps aiohttp's parser, and counts the bytes that it keeps of an incomplete frame."""
 
     def __init__(self, heard: Callable[[], None], frames: _FrameQueue, request: web.BaseRequest) -> None:
         self._heard = heard
@@ -114,15 +116,15 @@ class _CountingReader:
             frames, READ_BYTES, compress=False, decode_text=False
         ).feed_data
         self._kept = 0
-        """bytes that the parser keeps; those of a frame in many parts count with their heads"""
+        """how many bytes the parser keeps; a fragmented frame counts with the headers of its fragments"""
         self._memory = request.app.get(MEMORY) if isinstance(request, web.Request) else None
         self._reading: Reading | None = None
         self._owner = ""
-        """whose memory it takes"""
+        """the client to which the bytes are charged"""
         self.feed_eof = frames.feed_eof
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Parse what has been read, and count what is left of it."""
+        """Parse data that was read, and count the bytes that the parser keeps."""
         self._heard()
         said = self._parse(data)
         frames = self._frames
@@ -133,20 +135,20 @@ class _CountingReader:
         return said
 
     def settle(self) -> None:
-        """Count anew: frames that had come before were parsed when there was room for them."""
+        """Count again: frames that had arrived before were parsed when there was room for them."""
         if self._reading is not None:
             self._kept = max(0, self._kept - self._frames.parsed)
             self._frames.parsed = 0
             self._count(self._kept)
 
     def belong_to(self, owner: str) -> None:
-        """From now on it takes the memory of this client."""
+        """Charge the bytes to this client from now on."""
         self.release()
         self._owner = owner
         self._count(self._kept)
 
     def release(self) -> None:
-        """The connection is over, or what was begun is whole."""
+        """Release the counted bytes: the connection has ended, or the frame is complete."""
         if self._reading is not None and self._memory is not None:
             self._memory.end(self._reading)
             self._reading = None
@@ -163,8 +165,8 @@ class _CountingReader:
             self._give_up()
 
     def _give_up(self) -> None:
-        """Close the connection: the client comes back, and finds everything again."""
-        self._parse = _forget  # what the parser keeps is freed now, and not when the connection has ended
+        """Close the connection; the client reconnects, and gets what it missed."""
+        self._parse = _forget  # frees the parser's bytes now, not when the connection has ended
         self._kept = 0
         self.release()
         transport = self._transport
@@ -172,7 +174,7 @@ class _CountingReader:
             transport.write(_TRY_AGAIN)
             transport.close()
             if transport.get_write_buffer_size():
-                transport.abort()  # it does not even read
+                transport.abort()  # the client does not even read
 
 
 def _forget(_: bytes) -> tuple[bool, bytes]:
@@ -180,11 +182,10 @@ def _forget(_: bytes) -> tuple[bool, bytes]:
 
 
 class FrameSocket(web.WebSocketResponse):
-    """The server's end of a WebSocket; `heartbeat` is how often (s) a silent client is asked for a sign of
-    life."""
+    """The server's end of a WebSocket; after `heartbeat` seconds of silence it sends the client a ping."""
 
     def __init__(self, heartbeat: float) -> None:
-        # Text is left as the bytes it came in: that is what is read, stored and passed on.
+        # Text is not decoded: its bytes are parsed, stored and passed on as they are.
         super().__init__(max_msg_size=READ_BYTES, heartbeat=heartbeat, compress=False, decode_text=False)
         self._frames: _FrameQueue | None = None
         self._every = heartbeat
@@ -192,7 +193,7 @@ class FrameSocket(web.WebSocketResponse):
         self._counting: _CountingReader | None = None
 
     def _post_start(self, request: web.BaseRequest, protocol: str | None, writer: WebSocketWriter) -> None:
-        """Begin to read. aiohttp does the same, with a queue of its own."""
+        """Start reading, as aiohttp does, but with the queue and the parser of this module."""
         self._ws_protocol = protocol
         self._writer = writer
         self._reset_heartbeat()
@@ -203,27 +204,26 @@ class FrameSocket(web.WebSocketResponse):
         handler.keep_alive(False)
 
     def _on_data_received(self) -> None:
-        """Put the next heartbeat off: the client has given a sign of life. The timer that runs is left alone;
-        it looks at the time when it is due. (aiohttp does the same in a callback of its own for every
-        read.)"""
+        """Postpone the next heartbeat, since the client has sent data. The running timer is not reset; it
+        checks the time when it is due. (aiohttp schedules a callback for every read instead.)"""
         if self._heartbeat_cb is None or self._pong_response_cb is not None:
             self._reset_heartbeat()
         else:
             self._heartbeat_when = self._time() + self._every
 
     def belong_to(self, owner: str) -> None:
-        """Count what has come of unfinished frames for this client."""
+        """Charge the bytes of incomplete frames to this client."""
         if self._counting is not None:
             self._counting.belong_to(owner)
 
     def release(self) -> None:
-        """The connection is over: nothing of it is kept."""
+        """Release the memory of a connection that has ended."""
         if self._counting is not None:
             self._counting.release()
 
     async def serve(self, receive: Receive, client: ReadingClient) -> AsyncIterator[WSMessage]:
-        """Hand the text frames to `receive` until the connection ends, and yield the other messages. Raises
-        what `receive` has raised."""
+        """Pass the text frames to `receive` until the connection ends, and yield the other messages. Raises
+        the errors of `receive`."""
         frames, counting = self._frames, self._counting
         assert frames is not None
         assert counting is not None
@@ -245,7 +245,7 @@ class FrameSocket(web.WebSocketResponse):
                 yield message
 
     async def close(self, *, code: int = WSCloseCode.OK, message: bytes = b"", drain: bool = True) -> bool:
-        """Close the socket; the client learns the limit if it has sent a frame that is too large."""
+        """Close the socket; if the client sent a frame that is too large, the close frame names the limit."""
         if code == WSCloseCode.MESSAGE_TOO_BIG:
             message = message or TOO_LARGE
         return await super().close(code=code, message=message, drain=drain)

@@ -1,10 +1,10 @@
-"""The memory of what is being read: bodies of requests, and frames that have not come whole.
+"""The memory of what is being read: bodies of requests, and incomplete frames.
 
 The laws. All of it together is bounded, and so is what one account, or one address that has not
 authenticated, holds of it. When it runs short, the client that holds most makes room: the oldest of what is
 still being read for it is given up. So a client that asks for little is served, however many others hold
-much, and a client that holds most itself is told to come back. What has come whole is worked on, and makes
-no room.
+much, and a client that holds most itself is told to come back. What has come whole is worked on, and makes no
+room.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class ReadMemory:
         self._change(reading.owner, owner, more, more)
 
     def complete(self, reading: Reading) -> None:
-        """It has come whole: it keeps what it holds until it is worked off."""
+        """Note that it is complete: it keeps its memory until it is processed."""
         owner = self._owners.get(reading.owner)
         if owner is not None and reading in owner.unfinished:
             del owner.unfinished[reading]

@@ -1,10 +1,10 @@
 """WebSocket at `/v1/ws`: frames both ways on one connection.
 
-The laws. A client authenticates first, within ten seconds; no other frame of it is read before that. Frames
-go out in the order they were pushed. A client that reads slowly is waited for: what can wait is not pushed to
-it, and its own frames are read only as fast as it reads. The connection of a client that reads nothing, or
-to which far too much is pushed all the same, is closed: it harms no other client, and the client finds
-everything again when it reconnects.
+The laws. A client authenticates first, within ten seconds; the hub reads no other frame before that. Frames
+go out in the order in which they were pushed. The hub waits for a client that reads slowly: it pushes no
+frame that can wait, and reads the client's own frames only as fast as the client reads. If a client reads
+nothing, or its queue still becomes far too long, the hub closes the connection: other clients are not
+affected, and the client gets everything that it missed when it reconnects.
 """
 
 from __future__ import annotations
@@ -37,44 +37,45 @@ HEARTBEAT_SECONDS: Final = 20.0
 CLOSE_SECONDS: Final = 1.0
 ROOM_FRAMES: Final = 1_000
 ROOM_BYTES: Final = 1024 * 1024
-"""What is queued for a client before it counts as congested."""
+"""How many bytes may be queued for a client before it counts as congested."""
 QUEUE_FRAMES: Final = 100_000
 QUEUE_BYTES: Final = 64 * 1024 * 1024
-"""What is queued at most: answers to what the client asked itself, since everything else waits for room."""
+"""The most bytes that are queued. Beyond `ROOM_BYTES` these are answers to the client's own requests, since
+all other frames wait for room."""
 STILL_SECONDS: Final = 10.0
-"""How long a congested client may take nothing at all."""
+"""How many seconds a congested client may read nothing at all."""
 WRITE_BYTES: Final = 64 * 1024
-"""About as much as is written at once."""
+"""About how many bytes are written at once."""
 
 
 class WebSocketBackend(Protocol):
     """The part of a hub that a WebSocket uses."""
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """The owner of a token; raises `NotAuthenticated`."""
+        """Return the owner of a token; raise `NotAuthenticated` if there is none."""
         ...
 
     async def connected(
         self, session: WebSocketSession, who: Principal, cursors: dict[str, int] | None
     ) -> None:
-        """Greets a session that has logged in, and sends what it missed since its cursors."""
+        """Greet a session that has logged in, and send what it missed since its cursors."""
         ...
 
     def receiver(
         self, session: WebSocketSession, who: Principal
     ) -> Callable[[bytes], bool | Awaitable[object]]:
-        """Returns what takes the frames of a session; it returns what is to be awaited before the next one,
-        if anything."""
+        """Return the function that takes the frames of a session; it returns an awaitable if the next frame
+        has to wait."""
         ...
 
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None:
-        """Forgets a session that has ended."""
+        """Remove a session that has ended."""
         ...
 
 
 class WebSocketSession:
-    """One WebSocket connection: a queue that is written at the end of the loop's turn, and a task that writes
-    when the client does not read so fast."""
+    """One WebSocket connection. Its queue is written at the end of the event loop's turn; if the client does
+    not read that fast, a task writes it instead."""
 
     def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
         self._socket = socket
@@ -82,9 +83,9 @@ class WebSocketSession:
         self._queue: deque[bytes] = deque()
         self._size = 0
         self._written = 0
-        """bytes handed to the transport so far"""
+        """how many bytes were passed to the transport so far"""
         self.stall_timer: asyncio.TimerHandle | None = None
-        """checks that the client reads: the session is congested, or was a moment ago"""
+        """checks that the client reads; set while the session is congested, or was a moment ago"""
         self._drained: list[asyncio.Future[None]] = []
         self._news = asyncio.Event()
         self._due = False
@@ -99,7 +100,7 @@ class WebSocketSession:
         self._writer = loop.create_task(self._write())
 
     def push(self, frame: OutgoingFrame) -> None:
-        """Queues a frame, as JSON."""
+        """Queue a frame, as JSON."""
         if self._closing is None:
             text = encode(frame)
             self._queue.append(text)
@@ -109,7 +110,8 @@ class WebSocketSession:
                 self._soon(self._flush)
 
     def _congest(self) -> None:
-        """The session is congested: a timer checks whether the client reads, and too long a queue ends it."""
+        """Start the timer that checks whether a congested client reads; end the session if its queue is too
+        long."""
         if self.stall_timer is None:
             self.stall_timer = self._later(STILL_SECONDS, self._check_stalled, self._taken)
         if len(self._queue) > QUEUE_FRAMES or self._size > QUEUE_BYTES:
@@ -122,11 +124,11 @@ class WebSocketSession:
 
     @property
     def congested(self) -> bool:
-        """Whether more is queued than the client takes in a moment."""
+        """Whether more than `ROOM_BYTES` is queued for the client."""
         return self._size > ROOM_BYTES or len(self._queue) > ROOM_FRAMES
 
     async def drained(self, seconds: float | None = None) -> None:
-        """Returns when the queue is short again, when the session has ended, or after this time."""
+        """Return when the queue is short again, when the session has ended, or after this time."""
         if self._closing is not None or not self.congested:
             return
         room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -137,11 +139,11 @@ class WebSocketSession:
 
     @property
     def _taken(self) -> int:
-        """Bytes that have left this process."""
+        """Return how many bytes have left this process."""
         return self._written - (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def _check_stalled(self, before: int) -> None:
-        """Closes the connection of a congested client that has read nothing since."""
+        """Close the connection of a congested client that has read nothing since the last check."""
         self.stall_timer = None
         if self._closing is not None or not self.congested:
             return
@@ -156,27 +158,27 @@ class WebSocketSession:
         self.close("you do not read what you are sent; reconnect and catch up")
 
     def _tell_room(self) -> None:
-        """Wakes what waits for room."""
+        """Wake the callers that wait for room."""
         waiting, self._drained = self._drained, []
         for room in waiting:
             if not room.done():
                 room.set_result(None)
 
     def close(self, reason: str) -> None:
-        """Closes the connection after what is queued, with this reason."""
+        """Close the connection with this reason, after the queued frames are written."""
         if self._closing is None:
             self._closing = reason
             self._news.set()
             self._tell_room()
             if self.stall_timer is not None:
                 self.stall_timer.cancel()
-            # A client that does not read does not see the close either; the writer waits for it until then.
+            # A client that does not read would not read the close frame either, and the writer would wait.
             if self._transport is not None:
                 loop = asyncio.get_running_loop()
                 self._last_resort = loop.call_later(CLOSE_SECONDS, self._transport.abort)
 
     async def finish(self) -> None:
-        """The connection is over."""
+        """Release the resources of a connection that has ended."""
         self.close("")
         if self._last_resort is not None:
             self._last_resort.cancel()
@@ -194,7 +196,7 @@ class WebSocketSession:
                     self._written += len(frame)
                     if self._drained and not self.congested:
                         self._tell_room()
-                    # aiohttp then waits until the other side has taken enough of it.
+                    # aiohttp then waits until the client has read enough of it.
                     await socket.send_frame(frame, WSMsgType.TEXT)
                     self._write_together()
                 self._behind = False
@@ -205,11 +207,11 @@ class WebSocketSession:
                 self._news.clear()
                 await self._news.wait()
         except (ConnectionError, RuntimeError):
-            return  # the reader notices, too
+            return  # the reader notices it as well
         except Exception:
             LOG.exception("a bug in writing to a WebSocket")
             if self._transport is not None:
-                self._transport.abort()  # the client comes back, and finds everything again
+                self._transport.abort()  # the client reconnects, and gets what it missed
 
     def _flush(self) -> None:
         self._due = False
@@ -221,10 +223,10 @@ class WebSocketSession:
             self._congest()
 
     def _write_together(self) -> None:
-        """Writes what is queued at once, unless too much is on its way already."""
+        """Write all queued frames with one call, unless too much is already unsent."""
         transport, queue = self._transport, self._queue
         if transport is None or transport.is_closing() or self._socket.closed:
-            return  # the task finds out
+            return  # the task notices it
         if transport.get_write_buffer_size() > WRITE_BYTES:
             return
         size = self._size
@@ -245,7 +247,7 @@ class WebSocketSession:
 
 
 def _header(length: int) -> bytes:
-    """What goes before a text frame of a server (RFC 6455, 5.2): whole, not masked, not compressed.
+    """Return the header of a server's text frame (RFC 6455, 5.2): unfragmented, not masked, not compressed.
 
     >>> _header(5), _header(300)
     (b'\\x81\\x05', b'\\x81~\\x01,')
@@ -258,7 +260,7 @@ def _header(length: int) -> bytes:
 
 
 class _Headers(dict[int, bytes]):
-    """The headers of frames by length; those of short frames, nearly all, are made once."""
+    """The headers of frames by length; headers of short frames, which are nearly all, are made once."""
 
     def __missing__(self, length: int) -> bytes:
         return _header(length)
@@ -268,7 +270,7 @@ _header_of: Final = _Headers((length, _header(length)) for length in range(1_024
 
 
 def _framed(texts: Collection[bytes]) -> bytes:
-    """Texts as frames, one after another. No step of this is taken in Python for each frame."""
+    """Return texts as consecutive frames. No Python code runs per frame, only C functions."""
     return b"".join(chain.from_iterable(zip(map(_header_of, map(len, texts)), texts, strict=True)))
 
 
@@ -280,7 +282,7 @@ class WebSockets:
         self._sessions: set[WebSocketSession] = set()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """The request handler."""
+        """Handle a request for a WebSocket."""
         server = self._server
         if (refusal := turn_away(request)) is not None:
             return refusal
@@ -288,7 +290,7 @@ class WebSockets:
         try:
             await socket.prepare(request)
         except ConnectionError:
-            return web.Response()  # the client has gone already
+            return web.Response()  # the client has disconnected already
         socket.belong_to(f"from {network_of(address_of(request))}")
         session = WebSocketSession(socket, request.transport)
         self._sessions.add(session)
@@ -313,7 +315,7 @@ class WebSockets:
         return socket
 
     async def close(self, _: web.Application) -> None:
-        """Closes every connection, so that clients look for another hub at once."""
+        """Close every connection, so that clients look for another hub at once."""
         for session in self._sessions:
             session.close("the hub is stopping; come back soon")
 
@@ -321,7 +323,7 @@ class WebSockets:
 async def _introduction(
     server: WebSocketBackend, request: web.Request, socket: web.WebSocketResponse, session: WebSocketSession
 ) -> tuple[Principal | None, dict[str, int] | None]:
-    """Authenticates a client, by its header or its first frame."""
+    """Authenticate a client by its header or its first frame."""
     address = address_of(request)
     said: bytes = b""
     reason = "not authenticated"
@@ -356,7 +358,7 @@ async def _introduction(
     session.push(refusal)
     session.close(reason)
     with waiting_for(request):
-        async for _ in socket:  # until the client has seen it and closed
+        async for _ in socket:  # until the client has read the close frame and closed
             pass
     return None, None
 
@@ -368,7 +370,7 @@ def _recognise(request: web.Request, who: Principal) -> None:
 
 
 def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> ServerAck:
-    """What is wrong with a frame, under its id if that can be read."""
+    """Return the refusal of a frame, with the frame's id if it can be read."""
     return trouble(frames.seq_id_in(frame), code, word, detail, wait)
 
 

@@ -1,1 +1,1 @@
-"""Wire forms of the same kernel: bytes ↔ core messages, nothing else."""
+"""The wire formats of the kernel: translates between bytes and core messages."""

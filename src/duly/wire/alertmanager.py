@@ -1,9 +1,9 @@
-"""Webhooks of Prometheus Alertmanager and of Grafana, read as frames of a sentinel.
+"""Translates webhooks of Prometheus Alertmanager and Grafana into frames of a sentinel.
 
-The law: an alert there is known by its labels (its `fingerprint`) and by the moment since which it fires. So
-a webhook that is sent again, by a retry, by `repeat_interval` or by a second Alertmanager, names the same
-ids, and an alert that fires anew has another id. What changes while an alert fires (annotations with a value
-in them) is no part of the id. Grafana sends what Alertmanager sends, and a few fields more.
+The law: an alert is identified by its labels (its `fingerprint`) and by when it began to fire. So a webhook
+that is sent again, by a retry, by `repeat_interval` or by a second Alertmanager, contains the same ids, and
+an alert that fires again later has a new id. Annotations, which may change while an alert fires, are not part
+of the id. Grafana sends what Alertmanager sends, and a few fields more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from duly.wire.frames import Frame, dump, encode
 PROFILE: Final = "duly_profile"
 """The label that names the profile of an alert."""
 _OWN_PLACE: Final = frozenset({"alertname", "severity", "instance", PROFILE})
-"""The labels that an alert of ours has a place of its own for."""
+"""The labels that become fields of their own."""
 _LINKS: Final = ("generatorURL", "dashboardURL", "panelURL", "silenceURL", "imageURL", "valueString")
 _CRITICAL: Final = frozenset(
     {"critical", "page", "emergency", "fatal", "disaster", "high", "error", "p1", "sev1"}
@@ -67,7 +67,7 @@ class FiringAlert(Struct, frozen=True, rename="camel"):
 
     @property
     def severity(self) -> Severity:
-        """Its label `severity` as one of ours; a warning if it has none, or one that is not known."""
+        """Its label `severity` as one of ours; a warning if the label is missing or unknown."""
         word = self.labels.get("severity", "").strip().lower()
         if word in _CRITICAL:
             return Severity.CRITICAL
@@ -84,7 +84,7 @@ _decode: Final = msgspec.json.Decoder(AlertmanagerWebhook).decode
 
 
 def read_webhook(body: bytes) -> list[FiringAlert]:
-    """Return the alerts in the body of a webhook; raises `Malformed` if it is no such body."""
+    """Return the alerts in the body of a webhook; raises `Malformed` if the body is invalid."""
     limits.check_depth(body, "a webhook")
     try:
         return _decode(body).alerts
@@ -96,8 +96,8 @@ def read_webhook(body: bytes) -> list[FiringAlert]:
 
 
 def event_frame(alert: FiringAlert, profile: str, now: int) -> bytes:
-    """The frame that reports an alert which fires. What has fired for more than a day is reported as of now:
-    it may be older than what a hub remembers, and is no less true."""
+    """Return the frame that reports a firing alert. An alert that has fired for more than a day is dated now,
+    since it may be older than a hub remembers."""
     meta = {name: value for name, value in alert.labels.items() if name not in _OWN_PLACE}
     meta |= alert.annotations
     given = msgspec.to_builtins(alert)
@@ -118,12 +118,12 @@ def event_frame(alert: FiringAlert, profile: str, now: int) -> bytes:
 
 
 def resolved_frame(alert: FiringAlert) -> bytes:
-    """The frame that says that an alert is over."""
+    """Return the frame that reports that an alert is over."""
     data = {"event": alert.id, "resolved": True, "reason": "it fires no more"}
     return encode(Frame(CANCEL, f"{alert.id}-resolved", data=dump(data)))
 
 
 def _fingerprint(labels: dict[str, str]) -> str:
-    """Stands in for the fingerprint that an old Alertmanager does not send."""
+    """Return a substitute for the fingerprint, which old versions of Alertmanager do not send."""
     pairs = msgspec.json.encode(sorted(labels.items()))
     return blake2b(pairs, digest_size=8).hexdigest()

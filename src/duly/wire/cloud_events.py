@@ -1,8 +1,8 @@
 """CloudEvents 1.0 over HTTP, in and out: structured, binary and batched in; structured and binary out.
 
-The law: `source` and `id` together are an event's identity, and become the id of its frame; so an event that
-is sent again is the same message. `type` is the type of the frame (what stands before its last dot names the
-sender's domain, and is left out), `subject` its recipient, `data` its data.
+The law: `source` and `id` together identify an event and become the id of its frame, so an event that is sent
+again is the same message. `type` is the type of the frame (the part up to the last dot is the sender's
+domain, and is left out), `subject` its recipient, `data` its data.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
 VERSION: Final = "1.0"
 PREFIX: Final = "ce-"
-"""How the names of an event's headers begin, in binary mode."""
+"""The prefix of an event's headers in binary mode."""
 LASTS: Final = 5 * MINUTE
-"""How long after its `time` a command may take effect that names no `expirytime`; a day if it may wait."""
+"""How long after its `time` a command without `expirytime` may take effect; a day if it may wait."""
 _SAFE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"%')
-"""The characters that stand for themselves in a header."""
+"""The characters that need no escape in a header."""
 
 Moment = Annotated[datetime, Meta(tz=True)]
 
 
 class CloudEvent(Struct, frozen=True):
-    """An event, with the attributes that mean something here; others are ignored."""
+    """An event with the attributes that are used; others are ignored."""
 
     id: str
     source: str
@@ -67,8 +67,8 @@ def media_type(content_type: str) -> str:
 
 
 def read_events(headers: Mapping[str, str], body: bytes) -> list[CloudEvent] | CloudEvent:
-    """The event in a request, or the events of a batch; raises `Malformed` for what is none. The names of
-    headers are in small letters."""
+    """Return the event in a request, or the events of a batch; raises `Malformed` if it is invalid. Header
+    names are lower case."""
     limits.check_depth(body, "an event")
     form = media_type(headers.get("content-type", ""))
     try:
@@ -80,7 +80,7 @@ def read_events(headers: Mapping[str, str], body: bytes) -> list[CloudEvent] | C
 
 
 def _binary(headers: Mapping[str, str], body: bytes) -> CloudEvent:
-    """The event whose attributes are headers, and whose data is the body."""
+    """Return an event from its headers, with the body as data."""
     named = {
         name.removeprefix(PREFIX): unquote(value)
         for name, value in headers.items()
@@ -97,7 +97,7 @@ def _binary(headers: Mapping[str, str], body: bytes) -> CloudEvent:
 
 
 def _checked(event: CloudEvent) -> CloudEvent:
-    """The event with its data as JSON."""
+    """Return the event with its data as JSON."""
     if event.specversion != VERSION:
         raise ValueError(f"its specversion is {event.specversion[:20]!r}")
     if not (event.id and event.source and event.type):
@@ -107,7 +107,7 @@ def _checked(event: CloudEvent) -> CloudEvent:
     form = media_type(event.datacontenttype)
     if bytes(event.data) or event.data_base64 is None:
         return event
-    if form.endswith(("/json", "+json", "/octet-stream")):  # the last is what HTTP clients say by default
+    if form.endswith(("/json", "+json", "/octet-stream")):  # the last is the default of many HTTP clients
         msgspec.json.decode(event.data_base64)
         return structs.replace(event, data=Raw(event.data_base64))
     if form.startswith("text/"):
@@ -116,8 +116,8 @@ def _checked(event: CloudEvent) -> CloudEvent:
 
 
 def frame_of(event: CloudEvent) -> bytes:
-    """The frame that an event means. What has a `time` and is a command has an end, too: then its id need not
-    be remembered for ever, and an old event has no effect."""
+    """Return the frame of an event. A command with a `time` also gets an expiry, so that its id need not be
+    remembered for ever and an old event has no effect."""
     type_ = event.type.rpartition(".")[2]
     alert = type_.startswith("alert_")
     made = None if event.time is None else _micros(event.time)
@@ -141,8 +141,8 @@ def frame_of(event: CloudEvent) -> bytes:
 
 
 def _id_of(event: CloudEvent) -> str:
-    """The id of an event's frame: its source and its id, or a hash of both where they are long. No source has
-    a space in it, so two events never share one."""
+    """Return the id of an event's frame: its source and its id, or a hash of both if they are long. A source
+    contains no space, so two events never share an id."""
     both = f"{event.source} {event.id}"
     return both if len(both) <= NAME_LIMIT else f"ce:{blake2b(both.encode(), digest_size=16).hexdigest()}"
 
@@ -152,7 +152,7 @@ def _micros(at: datetime) -> int:
 
 
 class OutgoingEvent(Struct, frozen=True):
-    """An event that we send; its data is JSON."""
+    """An event to send; its data is JSON."""
 
     id: str
     source: str
@@ -163,7 +163,7 @@ class OutgoingEvent(Struct, frozen=True):
 
 
 def structured(event: OutgoingEvent) -> tuple[bytes, dict[str, str]]:
-    """The body and the headers of an event in structured mode."""
+    """Return the body and the headers of an event in structured mode."""
     whole = {"specversion": VERSION, "datacontenttype": "application/json"} | msgspec.to_builtins(
         event, builtin_types=(Raw,)
     )
@@ -171,7 +171,7 @@ def structured(event: OutgoingEvent) -> tuple[bytes, dict[str, str]]:
 
 
 def binary(event: OutgoingEvent) -> tuple[bytes, dict[str, str]]:
-    """The body and the headers of an event in binary mode."""
+    """Return the body and the headers of an event in binary mode."""
     named = {name: getattr(event, name) for name in ("id", "source", "type", "subject", "time")}
     headers = {f"{PREFIX}{name}": quote(value, safe=_SAFE) for name, value in named.items()}
     headers |= {f"{PREFIX}specversion": VERSION, "Content-Type": "application/json"}

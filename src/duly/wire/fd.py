@@ -1,9 +1,9 @@
 """The FD dialect: a small task protocol in JSON over MQTT.
 
-The law: whatever comes in is either a value that fits, or a `SenderError` that says what is wrong with it.
-A sender's name that fits is safe to build a topic from. Times are seconds on the wire, microseconds here.
+The law: decoding returns a valid value or raises a `SenderError` that says what is wrong. A valid sender's
+name is safe to build a topic from. Times are seconds on the wire, microseconds here.
 
-How the bytes in a message are written is in `duly.wire.fd_content`.
+`duly.wire.fd_content` defines how the bytes in a message are encoded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SIZE_LIMIT: Final = limits.SIZE_LIMIT
 PREFIX: Final = "nodes"
 
 NAMES_CACHED: Final = 4_096
-"""Names and topics that were found to be sound: a node talks to the same few all the time."""
+"""How many valid names and topics are cached: a node talks to the same few all the time."""
 
 
 class FdKind(StrEnum):
@@ -72,13 +72,13 @@ class FdPending(Struct, frozen=True, gc=False):
     old_names: bool = False
     """the peer uses the older field names, and is answered with them"""
     order: bytes = b""
-    """JSON, as a gateway wrote it: its place among an app's tasks, for a receiver that orders for itself"""
+    """JSON from a gateway: its position among an app's tasks, for a receiver that orders by itself"""
     traceparent: str = ""
-    """W3C trace context; no part of what the task means, and not signed"""
+    """W3C trace context; not part of the task's meaning, and not signed"""
 
     @property
     def form(self) -> Form | None:
-        """How the peer wrote the payload; None if the payload does not show it."""
+        """The form of the payload; None if the payload does not show it."""
         return self.payload.form
 
 
@@ -103,7 +103,7 @@ class FdComplete(Struct, frozen=True, gc=False):
 
     @property
     def form(self) -> Form | None:
-        """How the peer wrote the value; None if the value does not show it."""
+        """The form of the value; None if the value does not show it."""
         return self.value.form
 
 
@@ -118,12 +118,12 @@ class FdFailed(Struct, frozen=True, gc=False):
 
     @property
     def form(self) -> Form | None:
-        """How the peer wrote the error; None if the error does not show it."""
+        """The form of the error; None if the error does not show it."""
         return self.error.form
 
 
 class FdStatus(Struct, frozen=True):
-    """The status of a node. By `session` a late will is told apart from the status of a newer connection;
+    """The status of a node. `session` distinguishes a late will from the status of a newer connection;
     `heartbeat` says when the next status is due."""
 
     time: int = 0
@@ -139,22 +139,22 @@ class FdStatus(Struct, frozen=True):
     kid: str = ""
     old_names: bool = False
     heartbeat: int = 0
-    """between two reports; 0 if it does not say"""
+    """seconds between two reports; 0 if not given"""
 
 
 _QUESTION: Final = "who."
 
 
 def question(token: str) -> str:
-    """The `session` of a status message that asks the node of that name to report its status now.
+    """Return the `session` of a status message that asks the node of that name to report its status now.
 
-    Status is the one topic that every account may write in its own name and read, devices included.
+    Status is the only topic that every account, devices included, may both read and write under its own name.
     """
     return f"{_QUESTION}{token}"
 
 
 def is_question(status: FdStatus) -> bool:
-    """Whether this status message is only a request for a status, and says nothing about the node."""
+    """Return whether this status message is only a request for a status."""
     return status.session.startswith(_QUESTION)
 
 
@@ -165,8 +165,8 @@ _ABSENT: Final = Raw(b"")
 
 
 class FdTaskFields(Struct, omit_defaults=True, gc=False):
-    """The fields of a task, under old and new names, as they may stand on the wire. What else a peer writes
-    is its own, whatever another kind of message calls by that name."""
+    """The fields of a task, under old and new names. Further fields are the peer's own, even if another kind
+    of message uses that name."""
 
     sender: str | None = None
     sender_client_id: str | None = None
@@ -226,7 +226,7 @@ FIELDS_OF: Final[dict[FdKind, type[Struct]]] = {
     FdKind.FAILED: FdAnswerFields,
     FdKind.STATUS: FdStatusFields,
 }
-"""The type that reads and writes each kind of message."""
+"""The type that decodes and encodes each kind of message."""
 
 _read_task: Final = msgspec.json.Decoder(FdTaskFields).decode
 _read_answer: Final = msgspec.json.Decoder(FdAnswerFields).decode
@@ -238,8 +238,8 @@ _FORMS: Final = {form.value: form for form in Form}
 
 
 def decode(kind: FdKind, text: bytes, form: Form | None = None) -> Fd | None:
-    """The message in these bytes; `form` is how this peer is known to write. None: an empty status, by which
-    a node removes its own.
+    """Return the message in these bytes; `form` is the known form of this peer. Returns None for an empty
+    status, by which a node removes its own.
 
     >>> decode(FdKind.ACK, b'{"msg_id": "1"}').msg_id
     '1'
@@ -258,7 +258,7 @@ def decode(kind: FdKind, text: bytes, form: Form | None = None) -> Fd | None:
 
 
 def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
-    """Reads a task; raises `Malformed`."""
+    """Decode a task; raises `Malformed`."""
     w = _wire(text, _read_task)
     msg_id, old = _id(w)
     receiver = w.receiver or w.receiver_client_id or ""
@@ -279,33 +279,33 @@ def decode_pending(text: bytes, form: Form | None = None) -> FdPending:
 
 
 def _trace_in(raw: bytes) -> str:
-    """The trace of a task; empty if the field holds anything else: it never makes a task malformed."""
+    """Return the trace of a task; empty if the field is invalid, which never makes a task malformed."""
     return raw[1:-1].decode() if _TRACE.fullmatch(raw) else ""
 
 
 def decode_ack(text: bytes, form: Form | None = None) -> FdAck:
-    """Reads the ack of a task; raises `Malformed`."""
+    """Decode the ack of a task; raises `Malformed`."""
     w = _wire(text, _read_answer)
     msg_id, old = _id(w)
     return FdAck(msg_id, w.sig or "", w.kid or "", old, _content(w, w.progress, form))
 
 
 def decode_complete(text: bytes, form: Form | None = None) -> FdComplete:
-    """Reads the result of a task that is done; raises `Malformed`."""
+    """Decode the result of a task that is done; raises `Malformed`."""
     w = _wire(text, _read_answer)
     msg_id, old = _id(w)
     return FdComplete(msg_id, _content(w, w.value, form), w.sig or "", w.kid or "", old)
 
 
 def decode_failed(text: bytes, form: Form | None = None) -> FdFailed:
-    """Reads the error of a task that has failed; raises `Malformed`."""
+    """Decode the error of a task that has failed; raises `Malformed`."""
     w = _wire(text, _read_answer)
     msg_id, old = _id(w)
     return FdFailed(msg_id, _content(w, w.error, form), w.sig or "", w.kid or "", old)
 
 
 def decode_status(text: bytes, form: Form | None = None) -> FdStatus | None:
-    """Reads the status of a node; None if it is empty, by which a node removes its own."""
+    """Decode the status of a node; None if it is empty, by which a node removes its own."""
     if not text:
         return None
     w = _wire(text, _read_status)
@@ -330,7 +330,7 @@ def decode_status(text: bytes, form: Form | None = None) -> FdStatus | None:
 
 
 def encode(message: Fd, form: Form = Form.BASE64) -> bytes:
-    """The bytes of a message, its contents written in this form.
+    """Return the bytes of a message, with its contents in this form.
 
     >>> encode(FdComplete("1", Content(b"done")), Form.JSON)
     b'{"msg_id":"1","value":"done"}'
@@ -421,7 +421,7 @@ _FIELDS: Final[dict[type[Fd], Callable[..., Struct]]] = {
     FdFailed: _failed,
     FdStatus: _status,
 }
-"""What turns a message of each kind into the fields of the wire."""
+"""Converts a message of each kind into the fields of the wire."""
 
 
 # ── topics and names ─────────────────────────────────────────────────────────────────────────────
@@ -437,7 +437,7 @@ def topic_of(prefix: str, username: str, kind: FdKind) -> str:
 
 
 def parse_topic(prefix: str, topic: str) -> tuple[str, FdKind]:
-    """(username, kind) of a topic.
+    """Return (username, kind) of a topic.
 
     >>> parse_topic("nodes", "nodes/lamp/ack")
     ('lamp', <FdKind.ACK: 'ack'>)
@@ -454,7 +454,7 @@ def parse_topic(prefix: str, topic: str) -> tuple[str, FdKind]:
 
 @lru_cache(NAMES_CACHED)
 def check_username(name: str, field: str = "username") -> str:
-    """A name that can stand in a topic, and nowhere reaches beyond its own level."""
+    """Return a name that is one valid level of a topic; raise `Malformed` otherwise."""
     _name(name, field)
     if any(c in name for c in "/+#"):
         raise Malformed(f"{field} {_short(name)} contains / + or #, which mean something else in a topic")
@@ -501,7 +501,7 @@ def _name(value: str, field: str) -> str:
 
 
 def _time(seconds: float | None) -> int:
-    """Clocks of small devices are often wrong; what cannot be a time is as good as none."""
+    """Return a time, or 0 if it cannot be one: clocks of small devices are often wrong."""
     if seconds is None or not 0 <= seconds < TIME_LIMIT // SECOND:
         return 0
     return int(seconds * SECOND)

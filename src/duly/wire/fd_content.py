@@ -1,8 +1,8 @@
-"""Content: the bytes that an FD message carries, and the two forms in which peers write them.
+"""Content: the bytes in an FD message, and the two forms in which peers encode them.
 
 `payload`, `value`, `error` and `data` are bytes. The original (Go) writes them as base64 strings, its own
-examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used.
-How a *string* is read:
+examples as objects and plain strings; both are read, and each peer is answered in the `Form` it used. How a
+*string* is read:
 
 - the message says so itself (`enc`, "base64" or "json", as duly's own do): that counts;
 - the peer is known to write JSON: it is that text, always;
@@ -36,7 +36,7 @@ _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 class Form(Enum):
-    """How a peer writes bytes."""
+    """How a peer encodes bytes."""
 
     BASE64 = "base64"
     JSON = "json"
@@ -50,17 +50,17 @@ class Content(Struct, frozen=True, gc=False):
     """
 
     data: bytes = b""
-    """the bytes meant: what the base64 holds, the text of a string, the JSON text of anything else"""
+    """the decoded bytes: what the base64 holds, the text of a string, the JSON text of anything else"""
     form: Form | None = None
-    """how the peer wrote them; None when they do not show it (null, an empty string, made here)"""
+    """how the peer encoded them; None if they do not show it (null, an empty string, created here)"""
     raw: bytes = b""
-    """the JSON text as it stood on the wire; empty when made here"""
+    """the JSON text as it was on the wire; empty if created here"""
     sure: bool = False
-    """the message itself says in which form it is written"""
+    """whether the message itself states its form"""
 
     @property
     def value(self) -> Any:
-        """What they mean: None if there are none, the JSON value they spell, else text, else the bytes."""
+        """The meaning of the bytes: None if there are none, else a JSON value, else text, else the bytes."""
         if self.form is Form.JSON and is_string(self.raw):
             return self.data.decode()
         if not self.data:
@@ -90,8 +90,8 @@ def is_string(raw: bytes) -> bool:
 
 
 def content_of(value: object, form: Form) -> Content:
-    """A value on its way out in this form. Bytes go as they are; in base64, text that could be taken for JSON
-    goes as a JSON string, so that a number and its digits stay apart.
+    """Return a value as content in this form. Bytes are sent as they are; in base64, text that could be
+    mistaken for JSON is sent as a JSON string, so that a number and its digits stay distinct.
 
     >>> content_of("7", Form.JSON).raw, content_of("7", Form.BASE64).data, content_of("on", Form.BASE64).data
     (b'"7"', b'"7"', b'on')
@@ -119,13 +119,14 @@ def _spells_json(text: bytes) -> bool:
 
 
 def form_mark(raw: bytes, form: Form) -> str | None:
-    """The `enc` field for a content: "base64" for a string in base64, which a reader could take for text."""
+    """Return the `enc` field for a content: "base64" for a base64 string that could be mistaken for text."""
     return _BASE64 if form is Form.BASE64 and raw[:1] == b'"' else None
 
 
 def write_content(content: Content, form: Form) -> bytes:
-    """Bytes as JSON. In the JSON form what spells a value is written as that value, other text as a string;
-    bytes that are no text have to be base64 even so. What stood on the wire in this form stands so again."""
+    """Return bytes as JSON. In the JSON form bytes that are JSON are written as that value, other text as a
+    string; bytes that are not text have to be base64 anyway. Content that came in this form is written
+    unchanged."""
     if content.form is form and content.raw:
         return content.raw
     data = content.data
@@ -133,7 +134,7 @@ def write_content(content: Content, form: Form) -> bytes:
         return b"null"
     if form is Form.JSON:
         spelled = data.strip(b" \t\r\n")
-        # A string or null would read as something else than these bytes: they are written as text.
+        # A string or null would be decoded as something else than these bytes, so they are written as text.
         if spelled[:1] not in (b'"', b"n", b""):
             try:
                 check_depth(spelled, "a value")
@@ -149,13 +150,14 @@ def write_content(content: Content, form: Form) -> bytes:
 
 
 def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:
-    """What the JSON text of a field means, from a peer that is known to write in this form."""
+    """Return the content of a field's JSON text from a peer with this known form."""
     text = bytes(raw)
     if not text:
         return NOTHING
     if text[:1] != b'"':
         return Content(b"", None, text) if text == b"null" else Content(text, Form.JSON, text, sure)
-    if form is Form.BASE64 and (decoded := _read_base64(text[1:-1])):  # most often, and it needs no escapes
+    # the most common case, which needs no escapes
+    if form is Form.BASE64 and (decoded := _read_base64(text[1:-1])):
         return Content(decoded, form, text, sure)
     try:
         data = _read_text(text).encode()
@@ -170,17 +172,17 @@ def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> 
 
 
 def _read_base64(data: bytes) -> bytes | None:
-    """What this string holds, if it strictly is base64."""
+    """Return the content of this string if it is strictly base64."""
     try:
         decoded = binascii.a2b_base64(data)
     except binascii.Error:
         return None
-    # Other characters in between, or bits left over: no encoder writes that.
+    # Other characters in between, or leftover bits: no encoder writes that.
     return decoded if binascii.b2a_base64(decoded, newline=False) == data else None
 
 
 def _seems_base64(data: bytes, decoded: bytes) -> bool:
-    """Whether a string that could be base64 is more likely that than a word."""
+    """Return whether a string that could be base64 is more likely base64 than a word."""
     if _MIXED.fullmatch(data):
         return True
     try:

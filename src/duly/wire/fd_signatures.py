@@ -1,15 +1,15 @@
 """Signatures on FD messages: the optional fields `sig` and `kid`, which old peers ignore.
 
-The law: everything with a meaning is covered, so a message proves itself only where it was meant to be read.
-Signed are the format's name, the prefix, the kind, who signs, for whom (both also where the wire names
-neither), the id, and per kind action, times in whole seconds, content, and `order` or `heartbeat` if there is
-one. So an `ack` is no `complete`, B's task is not C's, and only the receiver of a task can answer it. A
-repeat of the same message passes: the inbox knows its id, and what is older than it remembers has expired,
-which is covered too.
+The law: everything with a meaning is covered, so that a signature is valid only for its intended reader. It
+covers the format's name, the prefix, the kind, the signer and the reader (even where the wire names neither),
+the id, and per kind action, times in whole seconds, content, and `order` or `heartbeat` if there is one. So
+an `ack` cannot pass for a `complete`, nor B's task for C's, and only the receiver of a task can answer it. A
+repeat of the same message passes: the inbox knows its id, and a message older than the inbox remembers has
+expired, which is covered as well.
 
-Signed is what the reader will read: our own message is encoded and read once for that. Content is signed as
-the JSON it is, independent of how a string is escaped and of guesses whether it is base64: `s` and the
-characters of a string (`b` or `t` where `enc` says base64 or text), `j` and the text of any other value,
+The signature covers what the reader will decode, so a message is encoded and decoded once before signing.
+Content is signed as JSON, independent of how a string is escaped and of guesses whether it is base64: `s` and
+the characters of a string (`b` or `t` where `enc` says base64 or text), `j` and the text of any other value,
 `n` for nothing or null.
 """
 
@@ -47,7 +47,8 @@ _string: Final = msgspec.json.Decoder(str).decode
 
 
 class FdSignatures:
-    """A node's keys at work. `required`: what is not signed is refused; else only what is signed wrongly.
+    """Signs and checks messages with a node's keys. With `required`, unsigned messages are refused; otherwise
+    only wrongly signed ones.
 
     >>> from duly.core.signing import Algorithm, Key
     >>> key = Key(Algorithm.ED25519, secret=bytes(32))
@@ -69,8 +70,9 @@ class FdSignatures:
         self._verifiers: dict[tuple[str, str], Verifier] = {}
 
     def sign(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> SignedFd:
-        """The message with our signature, to be encoded in this very form. `to`: who shall read it; a status
-        is for all readers. Without a key for that reader it stays unsigned, unless signing is required."""
+        """Return the message with our signature, to be encoded in exactly this form. `to` is its reader; a
+        status is for all readers. Without a key for that reader it stays unsigned, unless signing is
+        required."""
         signer = self._shared.get(to, self._own)
         if signer is None:
             if self.required and to:
@@ -83,12 +85,13 @@ class FdSignatures:
         return replace(message, sig=binascii.b2a_base64(signature, newline=False).decode(), kid=kid)
 
     def encode(self, message: SignedFd, to: str = "", form: Form = Form.BASE64) -> bytes:
-        """The bytes of the signed message."""
+        """Return the bytes of the signed message."""
         return fd.encode(message if self._silent and not message.sig else self.sign(message, to, form), form)
 
     def check(self, message: fd.Fd, by: str) -> bool:
-        """Refuse what this user did not write, for us and for this place; says whether a signature proves it.
-        `by` is a task's sender, for an answer the task's receiver, for a status the name in its topic."""
+        """Refuse a message that this user did not write for us and for this place; return whether a signature
+        proves it. `by` is a task's sender, for an answer the task's receiver, for a status the name in its
+        topic."""
         if not message.sig:
             if self.required:
                 raise Unsigned(f"{by} did not sign this, and here everything must be signed")
@@ -96,7 +99,7 @@ class FdSignatures:
         verify = self._verifier(by, message.kid)
         if verify is None:
             if not self.required:
-                return False  # as good as unsigned: who meant harm would have left the signature out
+                return False  # equivalent to unsigned: an attacker would have left the signature out
             raise UnknownKey(f"signed with key {message.kid[:40]!r}, which is not trusted as one of {by}")
         us = "" if isinstance(message, fd.FdStatus) else self.keys.name
         try:
@@ -110,7 +113,7 @@ class FdSignatures:
         return True
 
     def open_status(self, text: bytes, by: str) -> fd.FdStatus | None:
-        """Returns a status, checked; None if it was removed, which cannot be signed."""
+        """Return a checked status; None if it was removed, which cannot be signed."""
         status = fd.decode_status(text)
         if status is not None:
             self.check(status, by)

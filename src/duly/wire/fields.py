@@ -1,8 +1,8 @@
 """Fields of a frame that the protocol does not define, kept together with its `data`.
 
-The law: such fields are passed on as they came, and belong to what was said: they are part of the body, so of
-the fingerprint, and of the stored answer. A body of `data` alone is that JSON; one with more begins with a
-byte that no JSON text begins with, so neither can be taken for the other.
+The law: such fields are passed on unchanged and belong to the message: they are part of the body, and so of
+the fingerprint and of the stored answer. A body with only `data` is that JSON; a body with more begins with a
+byte that no JSON text begins with, so the two cannot be confused.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ import msgspec
 from msgspec import Raw, Struct
 
 Fields: TypeAlias = dict[str, Raw]
-"""Fields by name, as the JSON they came in."""
+"""Fields by name, as raw JSON."""
 
 NOTHING: Final = Raw(b"")
 """No `data`."""
 MORE: Final = b"\x1e"
-"""What a body begins with that has more than `data`."""
+"""The first byte of a body that has more than `data`."""
 
 
 class Body(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A body taken apart."""
+    """The parts of a body."""
 
     data: Raw = NOTHING
     fields: Fields = {}
     timeout: int = 0
-    """ms: how long its recipient may take, if it says so"""
+    """how long its recipient may take (ms), if given"""
 
 
 _decode: Final = msgspec.json.Decoder(Body).decode
@@ -36,7 +36,7 @@ _encode: Final = msgspec.json.Encoder(order="sorted").encode
 
 
 def pack(data: Raw, fields: Fields, timeout: int = 0) -> bytes:
-    """The body of a message, or the data of an answer.
+    """Return the body of a message, or the data of an answer.
 
     >>> pack(Raw(b"1"), {}), pack(NOTHING, {"command": Raw(b'"unlock"')})
     (b'1', b'\\x1e{"fields":{"command":"unlock"}}')
@@ -45,29 +45,29 @@ def pack(data: Raw, fields: Fields, timeout: int = 0) -> bytes:
 
 
 def unpack(body: bytes) -> Body:
-    """The parts of a body that `pack` made."""
+    """Return the parts of a body that `pack` encoded."""
     if body[:1] != MORE:
         return Body(Raw(body)) if body else _EMPTY
     return _decode(memoryview(body)[1:])
 
 
 def data_in(body: bytes) -> bytes:
-    """The `data` alone."""
+    """Return the `data` alone."""
     return bytes(unpack(body).data) if body[:1] == MORE else body
 
 
 def timeout_in(body: bytes) -> int:
-    """How long the recipient may take (ms); 0 if the body does not say."""
+    """Return how long the recipient may take (ms); 0 if not given."""
     return unpack(body).timeout if body[:1] == MORE else 0
 
 
 def values_in(body: bytes) -> dict[str, Any]:
-    """The values of the fields beside `data`."""
+    """Return the values of the fields beside `data`."""
     return load_fields(unpack(body).fields) if body[:1] == MORE else {}
 
 
 def load_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
-    """The values of fields by name."""
+    """Return the values of fields by name."""
     return {name: msgspec.json.decode(raw) for name, raw in fields.items()}
 
 

@@ -1,13 +1,12 @@
-"""The frames dialect, as it comes in: JSON text over WebSocket and HTTP. What a hub sends is in `outgoing`.
+"""Incoming frames: JSON text over WebSocket and HTTP. Frames that a hub sends are in `outgoing`.
 
-The law: whatever comes in is either a `Frame` that fits, or a `SenderError` that says what is wrong with
-it. `data` is never looked into: it is passed on as the bytes it came in, checked only for being JSON, not
-too large and not nested too deeply. The two tables of codes are two enums: their numbers overlap, their
-types do not.
+The law: decoding returns a valid `Frame` or raises a `SenderError` that says what is wrong. `data` is passed
+on as raw bytes, checked only for being JSON, its size and its nesting. The two tables of codes are two enums:
+their numbers overlap, their types do not.
 
 Fields that the protocol does not know are kept (`Frame.more`) and passed on with commands, acks and pushes.
-Reading a frame that has none costs nothing for that: a decoder that refuses unknown fields comes first, and
-only what it refuses is read field by field.
+Frames without such fields pay nothing for that: a decoder that refuses unknown fields is tried first, and
+only frames that it refuses are read field by field.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ COMMANDS: Final = frozenset(
         "media_download", "media_download_chunk",
     }
 )  # fmt: skip
-"""The types of commands that the documents name; others work the same way."""
+"""The documented types of commands; others work the same way."""
 PUSHES: Final = frozenset({"status_report", "event_report", "log_report", "visit_notification"})
-"""The types of pushes that the documents name; `device_status` is made by the hub alone."""
+"""The documented types of pushes; only the hub sends `device_status`."""
 DEVICE_STATUS: Final = "device_status"
 OUTCOME: Final = "outcome"
-"""The question of an app how a command ended that it does not send again."""
+"""The question of an app about the outcome of a command, without sending it again."""
 RESERVED: Final = frozenset(
     {
         "auth", "welcome", "ack", "server_ack", OUTCOME, "gap", "watch", "seen", DEVICE_STATUS,
@@ -53,14 +52,14 @@ RESERVED: Final = frozenset(
         "alert_heartbeat",
     }
 )  # fmt: skip
-"""Types that mean something else to the protocol than a command or a push."""
+"""Types that the protocol uses for other purposes than commands and pushes."""
 _TYPE: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
 TIMEOUT_LIMIT: Final = 86_400_000
-"""ms: the longest that a command may give its device."""
+"""The longest time (ms) that a command may give its device."""
 
 
 class ServerCode(IntEnum):
-    """The codes of `server_ack`: what the hub says of a command."""
+    """The codes of `server_ack`: the hub's verdict on a command."""
 
     ACCEPTED = 0
     OFFLINE = 1
@@ -71,7 +70,7 @@ class ServerCode(IntEnum):
 
 
 class DeviceCode(IntEnum):
-    """The codes of `ack`: what the device says of a command."""
+    """The codes of `ack`: the device's answer to a command."""
 
     DONE = 0
     BUSY = 1
@@ -84,7 +83,7 @@ class DeviceCode(IntEnum):
 
 
 class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A command's place in its device's order: its key, what becomes of late ones, its predecessor."""
+    """A command's position in its device's order: its key, how late ones are treated, its predecessor."""
 
     key: str = ""
     mode: Mode = Mode.REPLAY
@@ -92,7 +91,7 @@ class FrameOrder(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Frame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """One frame of a client. Which fields a type needs, the application that takes it decides."""
+    """One frame of a client. The application that handles it decides which fields a type needs."""
 
     type: Annotated[
         str, Meta(extra_json_schema={"pattern": f"^{_TYPE.pattern}$", "examples": sorted(COMMANDS)})
@@ -152,7 +151,7 @@ _COMMAND: Final = frozenset(
 )
 _ACK: Final = frozenset({"type", "seq_id", "to", "from", "data", "code", "state", "detail", "progress"})
 _PUSH: Final = frozenset({"type", "seq_id", "data", "from", "time", "cursor"})
-"""The fields that mean something in a command, an ack and a push; any other is passed on."""
+"""The fields that mean something in a command, an ack and a push; others are passed on."""
 _NAMES_IN_ORDER: Final = Frame.__struct_encode_fields__
 _NAMES: Final = frozenset(_NAMES_IN_ORDER)
 _DEFAULTS: Final = dict(zip(Frame.__struct_encode_fields__, astuple(Frame("")), strict=True))
@@ -160,8 +159,8 @@ _ABSENT: Final = astuple(Frame(""))
 _ONLY_COMMAND: Final = slice(_NAMES_IN_ORDER.index("exp"), _NAMES_IN_ORDER.index("code"))
 _AFTER_COMMAND: Final = _NAMES_IN_ORDER.index("code")
 _AFTER_ACK: Final = _NAMES_IN_ORDER.index("error")
-"""The fields of a frame stand in this order: those of every frame, those of commands alone, those of acks
-alone, those of other frames."""
+"""The order of a frame's fields: those of every frame, those of commands, those of acks, those of other
+frames."""
 _NO_COMMAND: Final = _ABSENT[_ONLY_COMMAND]
 _NO_MORE_THAN_COMMAND: Final = _ABSENT[_AFTER_COMMAND:]
 _NO_MORE_THAN_ACK: Final = _ABSENT[_AFTER_ACK:]
@@ -169,7 +168,7 @@ _BY_TYPE: Final = {"ack": _ACK | {"conv", "n"}} | dict.fromkeys(RESERVED - {"ack
 
 
 class _FrameId(Struct, frozen=True, gc=False):
-    """A frame of which nothing but its id is read."""
+    """A frame of which only the id is read."""
 
     seq_id: str | int | float | None = None
 
@@ -182,7 +181,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def decode(text: bytes | str) -> Frame:
-    """The frame in these bytes.
+    """Return the frame in these bytes.
 
     >>> decode('{"type": "query", "seq_id": "1702234567890_0", "to": "lock-1", "data": {"what": "log"}}').to
     'lock-1'
@@ -201,7 +200,7 @@ def decode(text: bytes | str) -> Frame:
 
 
 def _decode_more(text: bytes, problem: Exception) -> Frame:
-    """Decode a text that the decoder of known fields has refused: it has other fields, or is no frame."""
+    """Decode a text that the decoder of known fields has refused: it has other fields, or is not a frame."""
     try:
         fields = _decode_fields(text)
         type_ = _type_in(fields)
@@ -226,7 +225,7 @@ def _type_in(fields: Fields) -> str:
 
 
 def seq_id_in(text: bytes | str) -> str | float | None:
-    """The id of a frame that was refused, whatever else is wrong with it; None if it cannot be read.
+    """Return the id of a refused frame, whatever else is wrong with it; None if it cannot be read.
 
     >>> seq_id_in('{"type": 7, "seq_id": "1702234567890_0"}'), seq_id_in('{"seq_id": 17}'), seq_id_in("?")
     ('1702234567890_0', 17, None)
@@ -239,16 +238,16 @@ def seq_id_in(text: bytes | str) -> str | float | None:
 
 
 _ID_SHOWN: Final = 1_000
-"""A longer id is not repeated to its sender."""
+"""The longest id that is repeated to its sender."""
 
 
 def is_own_type(type: str) -> bool:
-    """Whether a type may be a command's or a push's."""
+    """Return whether a type may be that of a command or a push."""
     return type not in RESERVED and _TYPE.fullmatch(type) is not None
 
 
 def decode_batch(text: bytes) -> list[bytes] | None:
-    """The frames of a JSON array, still undecoded; None if it is not an array, as its first byte says."""
+    """Return the undecoded frames of a JSON array; None if it is not an array, as its first byte shows."""
     if text.lstrip()[:1] != b"[":
         return None
     try:
@@ -258,7 +257,7 @@ def decode_batch(text: bytes) -> list[bytes] | None:
 
 
 def check(text: bytes) -> None:
-    """Refuse what is too large, too deep or not UTF-8, before anything is read out of it."""
+    """Refuse a text that is too large, too deep or not UTF-8, before decoding it."""
     limits.check(text, "a frame")
 
 
@@ -267,12 +266,12 @@ def _mild(problem: Exception) -> str:
 
 
 def encode(frame: Frame) -> bytes:
-    """The JSON of a frame that a client sends; what a hub sends, `duly.wire.outgoing` encodes."""
+    """Return the JSON of a client's frame; a hub's frames are encoded by `duly.wire.outgoing`."""
     return _encode(frame.more | _fields_of(frame) if type(frame) is FullFrame else frame)
 
 
 def with_traceparent(text: bytes, traceparent: str) -> bytes:
-    """The JSON of the same frame as part of a trace.
+    """Return the JSON of the same frame as part of a trace.
 
     >>> with_traceparent(b'{"type":"query","seq_id":"1_0"}', "00-0af7-b7ad-01")
     b'{"type":"query","seq_id":"1_0","traceparent":"00-0af7-b7ad-01"}'
@@ -281,13 +280,13 @@ def with_traceparent(text: bytes, traceparent: str) -> bytes:
 
 
 def _fields_of(frame: Frame) -> dict[str, object]:
-    """The fields of a frame that the protocol knows, by name, without those that are left out."""
+    """Return the known fields of a frame by name, without omitted ones."""
     pairs = zip(_NAMES_IN_ORDER, astuple(frame), strict=False)
     return {name: value for name, value in pairs if name == "type" or value != _DEFAULTS[name]}
 
 
 def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
-    """The fields of a frame that are none of its own: unknown ones, and those of other frames."""
+    """Return the fields of a frame that do not belong to it: unknown ones, and those of other frames."""
     more = {name: raw for name, raw in frame.more.items() if name not in own}
     for name, value in zip(frame.__struct_encode_fields__, astuple(frame), strict=True):
         if name not in own and name in _DEFAULTS and value != _DEFAULTS[name]:
@@ -299,15 +298,15 @@ def _more_of(frame: Frame, own: frozenset[str]) -> Fields:
 
 
 def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
-    """The message a command frame means; `expires` is its end if it names none. The sender is who has
-    authenticated, whatever the frame claims."""
+    """Return the message of a command frame; `expires` is its expiry if it has none. The sender is the
+    authenticated account, whatever the frame claims."""
     if frame.seq_id is None:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per command")
     if frame.to is None:
         raise Malformed(f"a {frame.type} needs 'to': the device it is for")
     _, n, _, _ = parts_of(frame.seq_id)
     if n is None:
-        n = counter_of(frame.seq_id)  # it says what is wrong with a number that is none
+        n = counter_of(frame.seq_id)  # it says what is wrong with an invalid number
     if frame.exp is not None and frame.exp < 10**11:
         raise Malformed(
             f"exp is a time in milliseconds since 1970, not {frame.exp}; multiply seconds by 1000"
@@ -324,7 +323,7 @@ def message_of(frame: Frame, sender: str, expires: int = 0) -> Message:
 
 
 def _body_of(frame: Frame) -> bytes:
-    """What a command says: its data, mostly, and then nothing is copied."""
+    """Return the body of a command: usually its data, without copying."""
     timeout = frame.timeout
     if timeout is None and type(frame) is Frame and astuple(frame)[_AFTER_COMMAND:] == _NO_MORE_THAN_COMMAND:
         return bytes(frame.data)
@@ -339,7 +338,7 @@ _REPLAY: Final = Mode.REPLAY
 def _order(frame: Frame, n: int | None) -> Order | None:
     wanted = frame.order
     if wanted is None or wanted is True:
-        # By default a sender's commands to a device take effect in its order.
+        # By default a sender's commands to a device take effect in order.
         return None if n is None else Order("", _REPLAY, n)
     if wanted is False:
         return None if n is None else Order("", Mode.ANY, n)
@@ -347,7 +346,7 @@ def _order(frame: Frame, n: int | None) -> Order | None:
 
 
 def received_command(frame: Frame, device: str) -> Message:
-    """The message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
+    """Return the message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
     if frame.from_ is None:
         raise Malformed(f"a {frame.type} from a hub says whom it is from")
     return message_of(replace(frame, to=device), frame.from_)
@@ -357,7 +356,7 @@ def received_command(frame: Frame, device: str) -> Message:
 
 
 def more_in_push(frame: Frame) -> Fields:
-    """The fields of a push that are passed on with it."""
+    """Return the fields of a push that are passed on with it."""
     return _more_of(frame, _PUSH)
 
 
@@ -367,8 +366,8 @@ _ENDS: Final = {state.word: state for state in (State.SUPERSEDED, State.EXPIRED,
 
 
 def answer_of(frame: Frame) -> tuple[State, Answer]:
-    """How a command ended, as its device says in an `ack`. A device that sorts commands by itself says in
-    `state` that one was superseded."""
+    """Return the outcome of a command from a device's `ack`. A device that orders commands by itself reports
+    in `state` that one was superseded."""
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
         raise Malformed("an ack needs a code: 0 done, or what went wrong")
     state = _ENDS.get(frame.state or "", _FAILED) if frame.code else _DONE
@@ -377,7 +376,7 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
 
 
 def _is_bare(frame: Frame) -> bool:
-    """Whether an ack has no fields but its own."""
+    """Return whether an ack has only its own fields."""
     if type(frame) is not Frame:
         return False
     fields = astuple(frame)
@@ -385,13 +384,13 @@ def _is_bare(frame: Frame) -> bool:
 
 
 def more_in(frame: Frame) -> Fields:
-    """The fields of an ack that are passed on with it."""
+    """Return the fields of an ack that are passed on with it."""
     return _NO_FIELDS if _is_bare(frame) else _more_of(frame, _ACK)
 
 
 def is_working(frame: Frame) -> bool:
-    """Whether an ack says that the device has the command and is at work on it. Firmware that fills in the
-    `code` of every ack says 0: it has not ended all the same."""
+    """Return whether an ack says that the device is working on the command. Firmware that fills in the `code`
+    of every ack sends 0, but the command has not ended."""
     return frame.state == _DELIVERED and not frame.code
 
 
@@ -399,12 +398,12 @@ _DELIVERED: Final = State.DELIVERED.word
 
 
 def dump_order(order: FrameOrder | bool | None) -> bytes:
-    """A command's place in its lane, for a dialect that has no field of its own for it."""
+    """Return a command's position in its lane as text, for a dialect without a field for it."""
     return _encode(order) if isinstance(order, FrameOrder) else b""
 
 
 def load_order(text: bytes) -> FrameOrder | Literal[False]:
-    """The place that `dump_order` wrote; what cannot be read, or was not written, is none."""
+    """Return the position that `dump_order` wrote; None if it is missing or cannot be read."""
     try:
         return msgspec.json.decode(text, type=FrameOrder) if text else False
     except msgspec.DecodeError:
@@ -412,7 +411,7 @@ def load_order(text: bytes) -> FrameOrder | Literal[False]:
 
 
 def own_fields(values: Mapping[str, object]) -> Fields:
-    """Fields of a sender's own; one whose name the protocol uses is refused."""
+    """Return a sender's own fields; one whose name the protocol uses is refused."""
     taken = sorted(_COMMAND & values.keys())
     if taken:
         raise Malformed(f"{', '.join(taken)}: the protocol's own; give your field another name")
@@ -420,16 +419,16 @@ def own_fields(values: Mapping[str, object]) -> Fields:
 
 
 def raw(text: bytes) -> Raw:
-    """JSON text as `data`; no text is no data."""
+    """Return JSON text as `data`; empty text means no data."""
     return Raw(text) if text else NOTHING
 
 
 def load(data: Raw | bytes) -> Any:
-    """The value of a frame's `data`, or of a body's."""
+    """Return the value of a frame's `data`, or of a body's."""
     text = data_in(data) if type(data) is bytes else data
     return msgspec.json.decode(text) if text else None
 
 
 def dump(value: object) -> Raw:
-    """A value as `data`; None is no data."""
+    """Return a value as `data`; None means no data."""
     return NOTHING if value is None else Raw(msgspec.json.encode(value))

@@ -1,4 +1,4 @@
-"""The limits of every dialect, checked before a text is decoded: its size, its nesting, and UTF-8."""
+"""The limits of every dialect, checked before a text is decoded: size, nesting, and UTF-8."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from duly.errors import Malformed, TooLarge
 SIZE_LIMIT: Final = 256 * 1024
 DEPTH_LIMIT: Final = 32
 FLAT: Final = 2 * DEPTH_LIMIT
-"""A text of so many bytes cannot be deeper than the limit: every bracket is closed."""
+"""A text of this many bytes cannot exceed the depth limit, since every bracket is closed."""
 
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 def check(text: bytes, what: str) -> None:
-    """Refuses a text of this kind (`what`: "a frame") that is too large, too deep or not UTF-8."""
+    """Refuse a text of this kind (`what`: "a frame") that is too large, too deep or not UTF-8."""
     size = len(text)
     if size > SIZE_LIMIT:
         raise TooLarge(f"{what} of {size} bytes; the limit is {SIZE_LIMIT}, send it in parts")
@@ -30,8 +30,8 @@ def check(text: bytes, what: str) -> None:
 
 
 def check_depth(text: bytes, what: str) -> None:
-    """Refuse a text whose brackets are nested too deep."""
-    # Most texts have fewer brackets than the limit, and then cannot be deeper than it.
+    """Refuse a text whose brackets are nested too deeply."""
+    # Most texts have fewer brackets than the limit, and so cannot exceed it.
     if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
         return
     depth = 0

@@ -1,11 +1,12 @@
 """The frames that a hub sends, as values, and their JSON.
 
-The laws. Applications hand these values to sessions, and a transport encodes them: a WebSocket as JSON, an
-MQTT session as an FD message, an HTTP request that waits reads their fields. `data` is what a user sent, as
-the JSON text that it came in (`msgspec.Raw`), and is never looked into. A value never changes, so the JSON of
-one that goes to many sessions is made once.
+The laws. Applications push these values to sessions, and the transport converts them: a WebSocket encodes
+JSON, an MQTT session makes an FD message, and an HTTP request that waits reads the fields. `data` is the JSON
+text that a user sent (`msgspec.Raw`), and the hub never parses it. A value never changes, so a frame for many
+sessions is encoded once.
 
-Each kind has only the fields that it needs: encoding it takes half the time of encoding a whole `Frame`.
+Each kind of frame has only the fields that it needs, which halves the time to encode it compared with a whole
+`Frame`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class CommandFrame(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="server_ack", gc=False):
-    """What the hub says of a frame: taken, known already, or refused and why."""
+    """The hub's answer to a frame: accepted, already known, or refused with a reason."""
 
     seq_id: str | float | None = None
     code: int | None = None
@@ -49,15 +50,16 @@ class ServerAck(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="
     retry_after: Annotated[float | None, Meta(description="seconds to wait before the next try")] = None
     conv: str | None = None
     n: int | None = None
-    """of a line of chat: its conversation, and its number there"""
+    """`conv` and `n`, for a line of chat: its conversation, and its number there"""
     data: Raw = NOTHING
     """the answer to a question"""
     time: int | None = None
-    """of an alert whose own time could not be believed: the hub's clock (ms), to measure the sentinel's by"""
+    """for an alert whose time was not plausible: the hub's clock (ms), so that the sentinel can compare its
+    own"""
 
 
 class AckFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", tag="ack", gc=False):
-    """How a command ended, or how far its device is with it."""
+    """The outcome of a command, or its device's progress."""
 
     seq_id: str
     from_: str = msgspec.field(name="from")
@@ -76,8 +78,8 @@ class AnsweredServerAck(ServerAck, frozen=True, omit_defaults=True, tag="server_
 
 
 class PushFrame(Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """What a device reports to its apps. It is stored without its `cursor`, which is its number in the
-    device's stream."""
+    """A report from a device to its apps. It is stored without `cursor`, which is the number of the push in
+    the device's stream."""
 
     type: str
     from_: str = msgspec.field(name="from")
@@ -100,12 +102,12 @@ class WelcomeFrame(Struct, frozen=True, omit_defaults=True, tag_field="type", ta
     you: str
     time: int
     cursors: dict[str, int] | None = None
-    """after which number of each stream the client is sent what it missed"""
+    """for each stream, the number after which the client is sent what it missed"""
     online: list[str] | None = None
 
 
 class LineFrame(Struct, frozen=True, omit_defaults=True, gc=False):
-    """A line of chat. It is stored without its conversation, number and time, which its stream knows."""
+    """A line of chat. It is stored without its conversation, number and time, which its stream holds."""
 
     type: str
     seq_id: str | None = None
@@ -117,11 +119,11 @@ class LineFrame(Struct, frozen=True, omit_defaults=True, gc=False):
     n: int | None = None
     time: int | None = None
     attempt: int | None = None
-    """how often it is sent by now, if more than once"""
+    """how many times the line has been sent, if more than once"""
 
 
 class ReceiptFrame(Struct, frozen=True, tag_field="type", tag="receipt"):
-    """How far a reader has come in a conversation: `data` is `{"state": "delivered"}` or `"read"`."""
+    """A reader's position in a conversation: `data` is `{"state": "delivered"}` or `"read"`."""
 
     from_: str = msgspec.field(name="from")
     conv: str
@@ -145,7 +147,7 @@ class PresenceFrame(Struct, frozen=True, tag_field="type", tag="presence", gc=Fa
 
 
 class SeenFrame(Struct, frozen=True, tag_field="type", tag="seen"):
-    """Something that has just happened at the hub, for an admin who watches."""
+    """An event that has just happened at the hub, sent to admins who watch."""
 
     data: dict[str, object]
     time: int
@@ -155,7 +157,8 @@ F = TypeVar("F", CommandFrame, AckFrame, PushFrame)
 
 
 class FrameWithFields(Generic[F]):
-    """A frame with fields that the protocol does not know; the frame's own win."""
+    """A frame with additional fields that the protocol does not define; the frame's own fields take
+    precedence."""
 
     __slots__ = ("fields", "frame")
 
@@ -180,11 +183,11 @@ OutgoingFrame: TypeAlias = (
     | FrameWithFields[AckFrame]
     | FrameWithFields[PushFrame]
 )
-"""What an application may hand to a session."""
+"""The values that an application may push to a session."""
 
 
 def _fields_of(whole: object) -> dict[str, object]:
-    """All fields of a frame with fields of its own, by name, without those that are left out."""
+    """Return all fields of a frame with additional fields, by name, without those at their defaults."""
     if not isinstance(whole, FrameWithFields):
         raise NotImplementedError(f"no frame: {type(whole).__name__}")
     frame: CommandFrame | AckFrame | PushFrame = whole.frame
@@ -203,7 +206,7 @@ _encode: Final = msgspec.json.Encoder(enc_hook=_fields_of).encode
 
 
 class FrameEncoder:
-    """Encodes frames as JSON, and remembers the last one: one that goes to many sessions is encoded once."""
+    """Encodes frames as JSON, and caches the last one: a frame for many sessions is encoded once."""
 
     __slots__ = ("_last",)
 
@@ -211,7 +214,7 @@ class FrameEncoder:
         self._last: tuple[OutgoingFrame | None, bytes] = (None, b"")
 
     def encode(self, frame: OutgoingFrame) -> bytes:
-        """The JSON of a frame."""
+        """Return the JSON of a frame."""
         last = self._last
         if last[0] is frame:
             return last[1]
@@ -224,7 +227,7 @@ encode: Final = FrameEncoder().encode
 
 
 def encode_all(frames: Sequence[OutgoingFrame]) -> bytes:
-    """The JSON of several frames: an array."""
+    """Return the JSON of several frames, as an array."""
     return _encode(frames)
 
 
@@ -234,7 +237,8 @@ def encode_all(frames: Sequence[OutgoingFrame]) -> bytes:
 def command(
     message: Message, after: int, traceparent: str = ""
 ) -> CommandFrame | FrameWithFields[CommandFrame]:
-    """A command as its device gets it: as sent, with `from` added; `queue` was for the hub alone."""
+    """Return a command as its device gets it: as sent, with `from` added and without `queue`, which is for
+    the hub alone."""
     order, body = message.order, message.body
     more: Fields = {}
     timeout = None
@@ -256,8 +260,8 @@ def command(
 
 
 def payload_of(command: CommandFrame, fields: Fields) -> bytes:
-    """The content of a command for a dialect that has one field for it: its data; or, if it has fields of
-    its own, an object of them, with `data` among them."""
+    """Return the content of a command for a dialect with a single field for it: the command's `data`, or, if
+    it has additional fields, an object of these and `data`."""
     if not fields:
         return bytes(command.data)
     return _encode(fields | {"data": command.data} if command.data else fields)
@@ -283,8 +287,8 @@ _CAUSES: Final = {
 
 
 def server_ack(seq_id: str | float | None, verdict: Verdict) -> ServerAck:
-    """What the hub says of a message, by the verdict on it."""
-    if verdict.kind is _FRESH:  # most of them
+    """Return the `server_ack` for a verdict on a message."""
+    if verdict.kind is _FRESH:  # the usual case
         return ServerAck(seq_id, _ACCEPTED)
     match verdict.kind:
         case VerdictKind.DUPLICATE:
@@ -301,13 +305,13 @@ def server_ack(seq_id: str | float | None, verdict: Verdict) -> ServerAck:
 def trouble(
     seq_id: str | float | None, code: ServerCode, error: str, detail: str, wait: int = 0
 ) -> ServerAck:
-    """A `server_ack` for a frame that was not accepted; `wait` (µs) is how long to wait before the next try,
-    0 if that is not known."""
+    """Return a `server_ack` for a frame that was not accepted; `wait` (µs) is how long to wait before the
+    next try, 0 if that is not known."""
     return ServerAck(seq_id, code, None, error, detail, seconds_of(wait) if wait else None)
 
 
 def seconds_of(wait: int) -> float:
-    """A wait (µs) as it is written on the wire: seconds, to the millisecond, never too early.
+    """Return a wait (µs) as it is sent: in seconds, rounded up to the millisecond.
 
     >>> seconds_of(1_500_000), seconds_of(1), seconds_of(2_000_000)
     (1.5, 0.001, 2)
@@ -317,7 +321,7 @@ def seconds_of(wait: int) -> float:
 
 
 def ack(seq_id: str, device: str, state: State, answer: Answer) -> AckFrame | FrameWithFields[AckFrame]:
-    """How a command ended, for its app."""
+    """Return the frame that tells an app the outcome of its command."""
     data, reason = answer.data, answer.reason or None
     if data[:1] != MORE:
         return AckFrame(seq_id, device, raw(data), answer.code, state.word, reason)
@@ -326,13 +330,13 @@ def ack(seq_id: str, device: str, state: State, answer: Answer) -> AckFrame | Fr
 
 
 def working(seq_id: str, device: str, progress: Raw, more: Fields) -> AckFrame | FrameWithFields[AckFrame]:
-    """The progress of a command that its device is working on, for its app."""
+    """Return the frame that tells an app the progress of its command."""
     frame = AckFrame(seq_id, device, state=State.DELIVERED.word, progress=progress)
     return FrameWithFields(frame, more) if more else frame
 
 
 def with_ack(said: ServerAck, ended: OutgoingFrame) -> AnsweredServerAck:
-    """A `server_ack` with the `ack` in it."""
+    """Return a `server_ack` that contains the `ack`."""
     return AnsweredServerAck(
         said.seq_id, said.code, said.state, said.error, said.detail, said.retry_after, said.conv, said.n,
         said.data, said.time, ended,
@@ -349,10 +353,10 @@ _PUSH_FIELDS: Final = frozenset(PushFrame.__struct_encode_fields__)
 
 
 def read_push(text: bytes) -> AnyPush:
-    """The push that was stored as these bytes."""
+    """Return the push that was stored as these bytes."""
     try:
         return _decode_push(text)
-    except msgspec.ValidationError:  # it has fields of its own
+    except msgspec.ValidationError:  # it has additional fields
         fields = _decode_fields(text)
     try:
         own = {name: value for name, value in fields.items() if name in _PUSH_FIELDS}
@@ -363,7 +367,7 @@ def read_push(text: bytes) -> AnyPush:
 
 
 def numbered(push: AnyPush, cursor: int) -> AnyPush:
-    """A push with its number in the device's stream."""
+    """Return a push with its number in the device's stream."""
     if isinstance(push, FrameWithFields):
         return FrameWithFields(msgspec.structs.replace(push.frame, cursor=cursor), push.fields)
     return PushFrame(push.type, push.from_, push.data, push.time, cursor)

@@ -1,8 +1,8 @@
 """JSON Schemas of frames and FD messages.
 
-The law: a schema is made from the type that decodes or encodes its message. Written by hand is only which
-fields a message uses, and which of them it must have: a decoder takes every field of every frame, and the
-application that takes the frame looks at those it needs.
+The law: a schema is generated from the type that decodes or encodes its message. Only the used and the
+required fields of a message are listed by hand: the decoder accepts every field of every frame, and each
+application reads the fields that it needs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Party(Enum):
 
 class ClientFrame(Struct, frozen=True):
     """A frame of a client: who sends it, and which fields of `Frame` it uses. `type` is its only type, or
-    empty if the type is the sender's choice; `fixed` are fields that have one value."""
+    empty if the sender chooses it; `fixed` are fields with one value."""
 
     sender: Party
     about: str
@@ -46,7 +46,7 @@ class ClientFrame(Struct, frozen=True):
 
 
 class HubFrame(Struct, frozen=True):
-    """A frame of a hub: who gets it, and the type that encodes it. `type` is its only type where the encoder
+    """A frame of a hub: who receives it, and the type that encodes it. `type` is its only type if the encoder
     has none of its own."""
 
     reader: Party
@@ -159,8 +159,8 @@ _FD: Final[Mapping[FdKind, tuple[str, tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def schemas(ref_template: str, data: Mapping[str, type[Struct]]) -> dict[str, JsonSchema]:
-    """The schema of every frame (`client.NAME`, `hub.NAME`) and FD message (`fd.KIND`), and what they refer
-    to. `data` are the types that read the `data` of a client's frame, by the frame's name."""
+    """Return the schema of every frame (`client.NAME`, `hub.NAME`) and FD message (`fd.KIND`), and what they
+    refer to. `data` are the types that decode the `data` of a client's frame, by the frame's name."""
     types: list[type[Struct]] = [
         frames.Frame,
         *fd.FIELDS_OF.values(),
@@ -187,7 +187,7 @@ def schemas(ref_template: str, data: Mapping[str, type[Struct]]) -> dict[str, Js
 
 
 def describable(type_: type[Struct]) -> type[Struct]:
-    """The same type, but for the defaults of its raw JSON: msgspec cannot write those into a schema."""
+    """Return the same type without the defaults of its raw JSON, which msgspec cannot write into a schema."""
     config = type_.__struct_config__
     fields = []
     for one in structs.fields(type_):
@@ -211,7 +211,7 @@ def describable(type_: type[Struct]) -> type[Struct]:
 
 
 def _anything(type_: type) -> JsonSchema:
-    """The schema of a type that msgspec has none for: `object` may be anything."""
+    """Return the schema of a type that msgspec has none for: `object` may be anything."""
     if type_ is object:
         return {"description": "anything"}  # msgspec takes an empty one for none
     raise NotImplementedError(f"no schema for {type_}")
@@ -239,7 +239,7 @@ def _own_type(schema: JsonSchema) -> JsonSchema:
 
 
 def _said(schema: JsonSchema) -> JsonSchema:
-    """The schema of a field that a message must have: null is as good as absent, so it may not be null."""
+    """Return the schema of a required field: null counts as absent, so it may not be null."""
     kinds = schema.get("anyOf")
     if not isinstance(kinds, list):
         return schema
@@ -260,7 +260,7 @@ def _hub(title: str, frame: HubFrame, schema: JsonSchema) -> JsonSchema:
 
 
 def _named(name: str, schema: JsonSchema) -> JsonSchema:
-    """That a message has a name in this field."""
+    """Require a name in this field."""
     return {"required": [name], "properties": {name: _said(schema) | _A_NAME}}
 
 

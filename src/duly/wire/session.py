@@ -1,9 +1,9 @@
-"""The interfaces between applications and transports: `Session` of a client, and `Link` to a broker.
+"""The interfaces between applications and transports: the `Session` of a client, and the `Link` to a broker.
 
-The laws of every transport. Nothing that arrives is acknowledged before its handler says that it is
-committed, and acknowledgements go out in the order of arrival. Nothing counts as sent before the receiver has
-confirmed it; if the connection is lost first, the sender is told and sends again, since only its outbox knows
-whether that is still wanted. A transport remembers nothing across a restart.
+The laws of every transport. An arriving message is acknowledged only when its handler says that it is
+committed, and acknowledgements go out in order of arrival. A message counts as sent only when the receiver
+has confirmed it; if the connection is lost first, the sender is told and sends it again, since only its
+outbox knows whether that is still wanted. A transport remembers nothing across a restart.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Protocol, TypeAlias
 from duly.wire.outgoing import OutgoingFrame
 
 Acknowledge: TypeAlias = Callable[[], None]
-"""Says that a message is committed. It may be called late, twice, out of order, or after the connection is
+"""Called when a message is committed. It may be called late, twice, out of order, or after the connection is
 gone."""
 
 OnMessage: TypeAlias = Callable[[str, bytes, bool, Acknowledge], None]
 """(topic, payload, old, ack): called in order of arrival, on the event loop; must not block or raise. `old`:
-the broker kept the message, or sends it again, so it may be from long ago."""
+the broker retained the message or sends it again, so it may be from long ago."""
 
 
 class Session(Hashable, Protocol):
@@ -39,20 +39,20 @@ class Session(Hashable, Protocol):
 
     @property
     def listening(self) -> bool:
-        """Whether what is pushed now can still reach the client, as far as is known."""
+        """Whether a frame pushed now can still reach the client, as far as is known."""
         ...
 
     async def drained(self, seconds: float | None = None) -> None:
-        """Returns when the session is no longer congested, when it has ended, or after this time."""
+        """Return when the session is no longer congested, when it has ended, or after this time."""
         ...
 
     def push(self, frame: OutgoingFrame) -> None:
-        """Queues a frame for the client. It never blocks and never fails: a session whose client reads
-        nothing closes itself."""
+        """Queue a frame for the client. It never blocks and never fails: a session whose client reads nothing
+        closes itself."""
         ...
 
     def close(self, reason: str) -> None:
-        """Ends the connection; the client is told why, where its protocol has words for that."""
+        """End the connection; the client is told why, if its protocol allows that."""
         ...
 
 
@@ -64,7 +64,7 @@ class UncongestedSession:
     listening = True
 
     async def drained(self, seconds: float | None = None) -> None:
-        """Returns at once."""
+        """Return at once."""
 
 
 class Link(Protocol):
@@ -76,25 +76,25 @@ class Link(Protocol):
         ...
 
     async def start(self) -> None:
-        """Begins to connect."""
+        """Start to connect."""
         ...
 
     async def stop(self) -> None:
-        """Disconnects for good."""
+        """Disconnect for good."""
         ...
 
     async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Returns when the broker has confirmed the message. Waits for room, not for a connection."""
+        """Return when the broker has confirmed the message. Waits for room, not for a connection."""
         ...
 
     def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
-        """The same, as a future; raises if there is no room."""
+        """Publish and return a future; raises an error if there is no room."""
         ...
 
     async def subscribe(self, *filters: str, latest: bool = False) -> None:
-        """Subscribes now and after every reconnection."""
+        """Subscribe now and after every reconnection."""
         ...
 
     async def unsubscribe(self, *filters: str) -> None:
-        """Ends subscriptions."""
+        """End subscriptions."""
         ...

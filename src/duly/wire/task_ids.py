@@ -1,10 +1,10 @@
 """The `msg_id` of a task that the hub gives an MQTT device: `{app}:{seq_id}:{tag}`.
 
 The law: only the device that got a task can answer it. Every device may publish to the hub's answer topics,
-and the broker does not say who did; so the tag proves it. It is made with a secret that all hubs on one
-ledger share, so the same command has the same msg_id however often, and by whichever hub, it is sent: a
-device recognises the repeat. The tag has two halves, both in base64: one binds it to the command, so that
-guesses are found out without a look into the ledger; the other to the command and the device.
+and the broker does not report who did, so the tag proves it. It is computed with a secret that all hubs on
+one ledger share, so the same command has the same msg_id however often, and from whichever hub, it is sent,
+and a device recognises a repeat. The tag has two halves, both in base64: one binds it to the command, so that
+guesses are detected without reading the ledger; the other binds it to the command and the device.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from duly.wire import limits
 SECRET_SIZE: Final = 32
 _COMMAND: Final = 9
 _DEVICE: Final = 9
-"""Bytes of either half; 12 characters each."""
+"""The bytes of either half; 12 characters each."""
 _TAG: Final = re.compile(r"[A-Za-z0-9_-]{24}")
 
 
 class TaskId(Struct, frozen=True):
-    """A msg_id taken apart; `tag` is empty if there is none."""
+    """The parts of a msg_id; `tag` is empty if there is none."""
 
     app: str
     seq_id: str
@@ -47,7 +47,7 @@ _read_name: Final = msgspec.json.Decoder(_AnswerId).decode
 
 
 def answered_id(text: bytes) -> str:
-    """The msg_id that an answer names. Nothing else of it is read: it may be long, and forged.
+    """Return the msg_id in an answer. Nothing else of it is read: it may be long, and forged.
 
     >>> answered_id(b'{"msg_id": "phone:1700_4", "value": "..."}')
     'phone:1700_4'
@@ -61,7 +61,7 @@ def answered_id(text: bytes) -> str:
 
 
 def read_task_id(msg_id: str) -> TaskId:
-    """The parts of a msg_id of a hub, whether or not they are true.
+    """Return the parts of a hub's msg_id, without verifying them.
 
     >>> read_task_id("phone:1700_4:AAAAAAAAAAAAAAAAAAAAAAAA")
     TaskId(app='phone', seq_id='1700_4', tag='AAAAAAAAAAAAAAAAAAAAAAAA')
@@ -78,7 +78,7 @@ def read_task_id(msg_id: str) -> TaskId:
 
 
 class TaskIds:
-    """Mints and checks them, with the hubs' secret.
+    """Creates and checks task ids with the hubs' secret.
 
     >>> ids = TaskIds(bytes(32))
     >>> task = read_task_id(ids.mint("lock", "phone", "1700_4"))
@@ -90,15 +90,15 @@ class TaskIds:
         self._secret = secret
 
     def mint(self, device: str, app: str, seq_id: str) -> str:
-        """The msg_id under which a device gets a command."""
+        """Return the msg_id under which a device gets a command."""
         return f"{app}:{seq_id}:{self._tag('', app, seq_id)}{self._tag(device, app, seq_id)}"
 
     def known(self, task: TaskId) -> bool:
-        """Whether a hub has given this command this tag, for whichever device."""
+        """Return whether a hub has given this command this tag, for any device."""
         return hmac.compare_digest(task.tag[:12], self._tag("", task.app, task.seq_id))
 
     def fits(self, task: TaskId, device: str) -> bool:
-        """Whether a hub has given this device this command, if it is `known`."""
+        """Return whether a hub has given this device this command, if it is `known`."""
         return hmac.compare_digest(task.tag[12:], self._tag(device, task.app, task.seq_id))
 
     def _tag(self, device: str, app: str, seq_id: str) -> str:

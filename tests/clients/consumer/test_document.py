@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guard import GUARD
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -19,6 +21,6 @@ def test_the_first_program_of_the_guide_runs_as_printed(guide: str, tmp_path: Pa
     promised = re.findall(r"```console\n(.*?)```", text, re.DOTALL)[0]
     (tmp_path / "lamp.py").write_text(program, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "lamp.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=50
+        [sys.executable, "lamp.py"], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=GUARD
     )
     assert (done.stdout, done.stderr) == (promised, "")

@@ -12,6 +12,7 @@ import pytest
 import duly
 from duly.clients.consumer.queue_message import PARTITIONS
 from tests import servers
+from tests.guard import GUARD
 
 Message = duly.QueueMessage
 
@@ -22,7 +23,7 @@ def url(postgres_server: servers.Postgres) -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(GUARD):
         while not condition():
             await asyncio.sleep(0.02)
 

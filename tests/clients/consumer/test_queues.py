@@ -23,6 +23,7 @@ from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
 from tests import servers
 from tests.clients.consumer import lamp_process
+from tests.guard import GUARD
 from tests.nsqd import Nsqd
 
 ORDERS = list(itertools.permutations(range(4)))
@@ -138,7 +139,7 @@ class Lamps:
         assert await program.wait() == -9, said.decode()
 
     async def until(self, done: Callable[[], bool | Awaitable[bool]]) -> None:
-        async with asyncio.timeout(servers.GUARD / 2.5):
+        async with asyncio.timeout(GUARD):
             while not (await it if isinstance(it := done(), Awaitable) else it):
                 for program in self._running:
                     if program.returncode not in (None, -9):

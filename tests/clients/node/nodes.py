@@ -17,6 +17,7 @@ from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.transports.mqtt.address import BrokerAddress
 from tests import servers
+from tests.guard import GUARD
 
 SOON = RetryPolicy.fixed(300 * MS, tries=None)
 _numbers = itertools.count()
@@ -62,7 +63,7 @@ class PahoPeer:
         self._client.loop_start()
         kinds = ("pending", "ack", "complete", "failed")
         self._client.subscribe([(f"nodes/{self.name}/{kind}", 1) for kind in kinds])
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             await self._ready.wait()
         return self
 
@@ -88,7 +89,7 @@ class PahoPeer:
         task = {"sender": self.name, "receiver": to, "msg_id": id, "action": action, "payload": {}}
         self.say(to, "pending", task | {"time": 1234567890, "exp": 9999999999} | more)
 
-    async def hear(self, kind: str, count: int = 1, within: float = 15) -> list[Any]:
+    async def hear(self, kind: str, count: int = 1, within: float = GUARD) -> list[Any]:
         """The first so many of a kind."""
 
         def found() -> list[Any]:
@@ -98,7 +99,7 @@ class PahoPeer:
         return found()[:count]
 
 
-async def until(true: Callable[[], Any], within: float = 15, news: asyncio.Event | None = None) -> None:
+async def until(true: Callable[[], Any], within: float = GUARD, news: asyncio.Event | None = None) -> None:
     async with asyncio.timeout(within):
         while not true():
             if news is None:

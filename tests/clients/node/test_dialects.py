@@ -17,6 +17,7 @@ from duly.clients.node.tasks import Task
 from duly.core.id_budget import IdBudget
 from duly.errors import TaskFailed
 from tests.clients.node.nodes import Brokered, until
+from tests.guard import GUARD
 
 
 @pytest.fixture
@@ -109,7 +110,7 @@ async def test_an_answer_is_read_in_every_form(at: Brokered, value: Any, read: A
         for _ in range(2):
             peer.say(at.a, "ack", {"msg_id": tasks[2].id})
         peer.say(at.a, "complete", {"msg_id": tasks[2].id})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             assert await tasks[0].result == read
             with pytest.raises(TaskFailed) as failed:
                 await tasks[1].result

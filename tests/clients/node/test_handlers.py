@@ -16,6 +16,7 @@ from duly.core.units import SECOND
 from duly.errors import Malformed, ProgramError, TaskFailed, Unknown
 from duly.wire import fd
 from tests.clients.node.nodes import Brokered, until
+from tests.guard import GUARD
 
 
 @pytest.fixture
@@ -58,7 +59,7 @@ async def test_in_order_means_one_by_one_for_each_sender_in_its_order(at: Broker
         tasks = []
         for n in range(10):
             tasks += [await a.send(at.b, "work", n), await other.send(at.b, "work", n)]
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             for task in tasks:
                 await task.result
     for sender in (at.a, c):
@@ -138,7 +139,7 @@ async def test_after_a_crash_in_the_middle_it_is_run_again_or_not_as_declared(
         task = await a.send(at.b, "work", expires=60)
         await crash.wait()
         await die(first)
-        async with make(), asyncio.timeout(20):
+        async with make(), asyncio.timeout(GUARD):
             if runs == 2:
                 assert await task.result == 2
             else:
@@ -169,11 +170,11 @@ async def test_what_waits_for_its_turn_is_not_lost_by_a_crash_even_at_most_once(
         await first.start()
         tasks = [await a.send(at.b, "work", expires=60) for _ in range(5)]
         for task in tasks:
-            await asyncio.wait_for(_delivered(task), 10)
+            await asyncio.wait_for(_delivered(task), GUARD)
         await until(lambda: started)
         await die(first)
         let_go = True
-        async with make(), asyncio.timeout(20):
+        async with make(), asyncio.timeout(GUARD):
             ends = [await end(task) for task in tasks]
     assert sorted(ends) == ["done"] * 4 + ["unknown"]
     assert sorted(started) == sorted(task.id for task in tasks)
@@ -193,7 +194,7 @@ async def test_when_a_node_stops_its_handlers_may_finish_and_their_answers_go_ou
         async with b:
             task = await a.send(at.b, "work", expires=60)
             await began.wait()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             assert await task.result == "finished"
 
 
@@ -262,7 +263,7 @@ async def test_what_is_too_much_is_left_to_the_broker_until_there_is_room(
         tasks = [await a.send(at.b, "work", expires=60) for _ in range(100)]
         await until(lambda: len(b._incoming._held) >= 80)
         go_on.set()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             for task in tasks:
                 await task.result
     assert most <= 20 + 2

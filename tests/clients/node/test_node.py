@@ -18,6 +18,7 @@ from duly.errors import Conflict, Malformed, Stopped, TaskFailed, Unknown
 from duly.storage.records import Record
 from tests import servers
 from tests.clients.node.nodes import Brokered, until
+from tests.guard import GUARD
 
 
 def lamp(at: Brokered, done: list[str], store: Path | None = None, **more: object) -> Node:
@@ -64,7 +65,7 @@ async def test_a_task_that_was_sent_says_how_far_it_is(at: Brokered) -> None:
     async with b, at.node(at.a) as a:
         task = await a.send(at.b, "wait", expires=60)
         assert task.state == "sent"
-        async with asyncio.timeout(servers.GUARD):
+        async with asyncio.timeout(GUARD):
             await task.delivered
             assert task.state == "delivered"
             async for update in task.updates():
@@ -78,7 +79,7 @@ async def test_a_task_waits_for_a_node_that_is_away(at: Brokered, tmp_path: Path
     done: list[str] = []
     async with at.node(at.a) as a:
         task = await a.send(at.b, "turn_on", {"lamp": 2}, expires=60)
-        async with lamp(at, done, tmp_path / "b.db"), asyncio.timeout(servers.GUARD):
+        async with lamp(at, done, tmp_path / "b.db"), asyncio.timeout(GUARD):
             assert (await task.result)["lamp"] == 2
     assert done == [task.id]
 
@@ -91,7 +92,7 @@ async def test_a_task_outlives_its_sender(at: Brokered, tmp_path: Path) -> None:
         await task.result
     async with lamp(at, done), at.node(at.a, store=str(tmp_path / "a.db")) as a:
         again = await a.find(task.id)
-        async with asyncio.timeout(servers.GUARD):
+        async with asyncio.timeout(GUARD):
             assert (await again.result)["on"]
     assert done == [task.id]
 
@@ -193,7 +194,7 @@ async def test_one_that_is_never_answered_ends_as_unknown_and_a_late_result_sett
     async with at.node(at.a) as a, at.peer(at.b) as peer:
         task = await a.send(at.b, "turn_on", expires=0.2)
         with pytest.raises(Unknown):
-            await asyncio.wait_for(_ended(task), 15)
+            await asyncio.wait_for(_ended(task), GUARD)
         assert task.state == "unknown"
         peer.say(at.a, "complete", {"msg_id": task.id, "value": "done after all"})
         await until(lambda: task.state == "done")
@@ -210,13 +211,13 @@ async def test_the_first_end_stands(at: Brokered) -> None:
         await peer.hear("pending", 2)
         peer.say(at.a, "failed", {"msg_id": task.id, "error": "no"})
         with pytest.raises(TaskFailed) as failed:
-            await asyncio.wait_for(_ended(task), 15)
+            await asyncio.wait_for(_ended(task), GUARD)
         assert failed.value.error == "no"
         # Topics have no order among each other; on each topic what comes last has seen the rest go by.
         peer.say(at.a, "complete", {"msg_id": task.id, "value": "yes"})
         peer.say(at.a, "ack", {"msg_id": task.id})
         peer.say(at.a, "complete", {"msg_id": other.id, "value": "yes"})
-        assert await asyncio.wait_for(_ended(other), 15) == "yes"
+        assert await asyncio.wait_for(_ended(other), GUARD) == "yes"
         assert task.state == "failed"
         assert (await a.find(task.id)).state == "failed"
 
@@ -239,7 +240,7 @@ async def test_a_cancelled_task_is_no_longer_sent_and_can_be_sent_anew(at: Broke
             await a.cancel("nonsense")
         anew = await a.retry(task.id)
         assert anew.id != task.id
-        async with lamp(at, done), asyncio.timeout(servers.GUARD):
+        async with lamp(at, done), asyncio.timeout(GUARD):
             assert (await anew.result)["lamp"] == 4
     assert anew.id in done
 
@@ -264,7 +265,7 @@ async def test_nodes_survive_a_broker_that_restarts(at_its_own: Brokered, tmp_pa
         await asyncio.to_thread(at.server.stop, signal.SIGKILL)
         during = [await a.send(at.b, "turn_on", {"lamp": n}, expires=300) for n in range(20)]
         await asyncio.to_thread(at.server.start)
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD):
             for task in before + during:
                 assert (await task.result)["on"]
     assert sorted(done) == sorted(task.id for task in before + during)

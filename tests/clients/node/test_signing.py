@@ -19,6 +19,7 @@ from duly.identity import keyring as keys
 from duly.wire import fd
 from duly.wire.fd_signatures import FdSignatures
 from tests.clients.node.nodes import Brokered, own_name, until
+from tests.guard import GUARD
 
 
 @pytest.fixture(params=["embedded", "mosquitto"])
@@ -76,7 +77,7 @@ async def refused(node: Node, word: str, count: int = 1) -> None:
         rows = await node._ledger.refusals() if node._ledger is not None else []
         return [row.reason for row in rows if row.word == word]
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while len(await recorded()) < count:
             await asyncio.sleep(0.01)
     assert all(await recorded())
@@ -177,7 +178,7 @@ async def test_answers_count_only_if_the_tasks_receiver_signed_them(people: Peop
         await refused(a, "forged", 5)
         assert task.state in ("accepted", "sent")
         b.say(at.a, "complete", sealed)
-        assert await asyncio.wait_for(_result(task), 10) is True
+        assert await asyncio.wait_for(_result(task), GUARD) is True
 
 
 async def _result(task: Any) -> Any:
@@ -199,7 +200,7 @@ async def test_what_others_say_about_a_node_is_not_believed(people: People) -> N
         liar.say(at.b, "status", b"", retain=True)
         await until(lambda: a.refused["unsigned"] >= 2 and a.refused["unknown_key"] >= 1)
         b.report(version="2")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             async for status in seen:
                 assert status.online
                 if status.version == "2":
@@ -233,7 +234,7 @@ async def test_an_old_node_takes_signed_tasks_and_its_answers_count_unless_signi
         (asked,) = await old.hear("pending")
         assert {"sig", "kid"} <= asked.keys()
         old.say(at.a, "complete", {"msg_id": asked["msg_id"], "value": "done"})
-        assert await asyncio.wait_for(_result(task), 10) == "done"
+        assert await asyncio.wait_for(_result(task), GUARD) == "done"
 
 
 async def test_a_device_with_a_shared_secret_needs_no_other_key(people: People) -> None:
@@ -257,7 +258,7 @@ async def test_a_task_signed_before_a_restart_goes_on(people: People, tmp_path: 
     async with people.node(at.a, store=store) as a:
         id_ = (await a.send(at.b, "turn_on", expires=600)).id
     async with people.lamp() as b, people.node(at.a, store=store) as a:
-        assert await asyncio.wait_for(_result(await a.find(id_)), 15) == {"on": True}
+        assert await asyncio.wait_for(_result(await a.find(id_)), GUARD) == {"on": True}
         assert not b.refused
     assert people.ran == [id_]
 

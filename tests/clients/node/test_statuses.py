@@ -13,6 +13,7 @@ from duly.core.units import SECOND
 from duly.testing.loops import LoopClock, VirtualLoop
 from duly.wire.fd_signatures import FdSignatures
 from tests.clients.node.nodes import Brokered, until
+from tests.guard import GUARD
 
 
 def serving(at: Brokered, name: str, **more: object) -> Node:
@@ -46,7 +47,7 @@ async def test_a_node_that_goes_without_a_goodbye_is_offline_by_its_will(at: Bro
         b = serving(at, at.b)
         await b.start()
         # One watch throughout: who asks anew in the moment of the will may be shown what was retained before.
-        async with asyncio.timeout(20), aclosing(a.watch_status(at.b)) as news:
+        async with asyncio.timeout(GUARD), aclosing(a.watch_status(at.b)) as news:
             await told(news, online=True)
             session = b._mailbox.link._session
             assert session is not None
@@ -61,7 +62,7 @@ async def test_an_old_will_that_lands_late_is_corrected(at: Brokered) -> None:
     async with at.node(at.a) as a, at.peer(at.b) as peer, serving(at, at.b):
         await seen(a, at.b, online=True)
         told: list[bool | None] = []
-        async with asyncio.timeout(10), aclosing(a.watch_status(at.b)) as news:
+        async with asyncio.timeout(GUARD), aclosing(a.watch_status(at.b)) as news:
             async for status in news:
                 if not told:
                     late = {"time": 1, "online": False, "session": "of an older life"}
@@ -75,7 +76,7 @@ async def test_an_old_will_that_lands_late_is_corrected(at: Brokered) -> None:
 async def test_everybody_is_watched_with_a_plus(at: Brokered) -> None:
     # RabbitMQ retains nothing for wildcards: there one hears of others with their next heartbeat.
     async with at.node(at.a) as a, serving(at, at.b, heartbeat=0.2):
-        async with asyncio.timeout(10), aclosing(a.watch_status("+")) as news:
+        async with asyncio.timeout(GUARD), aclosing(a.watch_status("+")) as news:
             async for status in news:
                 if status.name == at.b:
                     break
@@ -86,7 +87,7 @@ async def test_a_status_can_be_deleted(at: Brokered) -> None:
     async with at.node(at.a) as a, serving(at, at.b) as b:
         await seen(a, at.b, online=True)
         await b.remove_status()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while await a.status(at.b, within=0.3) is not None:
                 pass
 
@@ -94,7 +95,7 @@ async def test_a_status_can_be_deleted(at: Brokered) -> None:
 async def test_it_is_renewed_with_every_heartbeat(at_mosquitto: Brokered) -> None:
     at = at_mosquitto
     count = 0
-    async with asyncio.timeout(15), at.node(at.a) as a, serving(at, at.b, heartbeat=0.05):
+    async with asyncio.timeout(GUARD), at.node(at.a) as a, serving(at, at.b, heartbeat=0.05):
         async for status in a.watch_status(at.b):
             count += status.online is True
             if count == 4:
@@ -106,7 +107,7 @@ async def test_a_malformed_status_is_recorded_and_harmless(at_mosquitto: Brokere
     at = at_mosquitto
     async with at.node(at.a) as a, at.peer(at.b) as peer:
         peer.say(at.b, "status", b"[]", retain=True)
-        async with asyncio.timeout(10), aclosing(a.watch_status(at.b)) as news:
+        async with asyncio.timeout(GUARD), aclosing(a.watch_status(at.b)) as news:
             watching = asyncio.create_task(anext(news))
             await until(lambda: a.refused["malformed"] == 1)
             peer.say(at.b, "status", b"\xff")
@@ -230,7 +231,7 @@ def test_the_status_before_is_not_taken_for_news() -> None:
 
 
 async def until_told(a: Node, name: str, true: Callable[[NodeStatus], bool]) -> NodeStatus:
-    async with asyncio.timeout(15), aclosing(a.watch_status(name)) as news:
+    async with asyncio.timeout(GUARD), aclosing(a.watch_status(name)) as news:
         async for status in news:
             if true(status):
                 return status

@@ -17,6 +17,7 @@ from paho.mqtt.properties import Properties
 from duly.clients.node.node import Node
 from tests import servers
 from tests.clients.node.nodes import Brokered
+from tests.guard import GUARD
 from tests.paho_device import PahoDevice
 
 
@@ -51,7 +52,7 @@ async def test_a_task_has_an_expiry_and_a_topic_for_its_answer(at: Brokered) -> 
         assert (about.ResponseTopic, about.CorrelationData) == (f"nodes/{at.a}/complete", sent.id.encode())
         answer = {"msg_id": json.loads(message.payload)["msg_id"], "value": 7}
         peer.client.publish(about.ResponseTopic, json.dumps(answer), qos=1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             assert await sent.result == 7
 
 
@@ -104,7 +105,7 @@ async def test_a_task_that_the_broker_refuses_is_recorded_with_the_reason(tmp_pa
             await a.ready()
             sent = await a.send("b", "turn_on", {}, expires=60)
             assert a._ledger is not None
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD):
                 while not (found := await a._ledger.refusals(10, of=("a", sent.id))):
                     await asyncio.sleep(0.01)
             assert found[0].word == "not_allowed"

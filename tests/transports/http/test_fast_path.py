@@ -20,6 +20,7 @@ from duly.transports.http import fast_path
 from duly.transports.http import messages as http
 from duly.transports.http.fast_path import PIECE, FastAnswer, FastPath, FastReply
 from tests.end_to_end.raw import curl
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 HEAD = b"POST /v1/messages HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer me\r\nContent-Length: %d\r\n\r\n%b"
@@ -80,14 +81,14 @@ class Road:
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
         heads = dict(line.split(": ", 1) for line in lines)
         return int(first.split()[1]), heads, await reader.readexactly(int(heads["Content-Length"]))
 
 
 async def until(true: Callable[[], Any]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         while not true():
             await asyncio.sleep(0.001)
 
@@ -196,7 +197,7 @@ async def test_who_says_nothing_is_hung_up_on_and_who_waits_for_an_answer_is_not
         await until(lambda: visitor._timer is not timer)
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), GUARD) == b""
     assert not road.path.connections
 
 
@@ -207,10 +208,10 @@ async def test_when_the_hub_stops_who_is_being_served_gets_his_answer() -> None:
         writer.write(post(b"one"))
         await until(lambda: road.served and len(road.path.connections) == 2)
         closing = asyncio.create_task(road.path.close())
-        assert await asyncio.wait_for(idle.read(), 5) == b""
+        assert await asyncio.wait_for(idle.read(), GUARD) == b""
         road.go.set()
         assert (await answer(reader))[2] == b"<one>"
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), GUARD) == b""
         await closing
 
 
@@ -311,7 +312,7 @@ async def test_a_bug_without_a_task_is_answered_with_500_and_disturbs_nothing_el
         assert (status, json.loads(said)["error"]) == (500, "internal")
         assert "ZeroDivisionError" in caplog.text
         assert road.bugs == ["HTTP request"]
-        assert await asyncio.wait_for(reader.read(), 5) == b""  # what was begun may be answered later
+        assert await asyncio.wait_for(reader.read(), GUARD) == b""  # what was begun may be answered later
         also.write(post(b"at once"))
         assert (await answer(other))[2] == b"at once"
 
@@ -325,7 +326,7 @@ async def test_when_the_hub_stops_who_waits_without_a_task_gets_the_answer() -> 
         await asyncio.sleep(0)
         road.replies[0]("me", FastAnswer(200, b"late"))
         assert (await answer(reader))[2] == b"late"
-        assert await asyncio.wait_for(reader.read(), 5) == b""
+        assert await asyncio.wait_for(reader.read(), GUARD) == b""
         await closing
 
 

@@ -13,8 +13,8 @@ from duly.identity.accounts import Role
 from duly.transports.http import frame_batches
 from duly.transports.http.frame_batches import FrameBatch, PendingRequests
 from duly.wire.outgoing import AckFrame, ServerAck
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 
 
 class Answers:

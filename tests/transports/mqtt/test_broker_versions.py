@@ -20,6 +20,7 @@ from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.broker_versions import BrokerVersions
 from duly.transports.mqtt.link import MqttLink
 from tests import servers
+from tests.guard import GUARD
 from tests.transports.mqtt.wire import Proxy
 
 
@@ -52,7 +53,7 @@ async def test_a_version_that_is_forced_and_not_spoken_is_refused(
     link = MqttLink(f"{embedded_server.url('forced')}&version=5", nothing, retry=RetryPolicy.never())
     await link.start()
     with pytest.raises(ConnectionRefused, match=r"does not speak MQTT 5; leave \?version=5 out"):
-        await link.connected()
+        await link.connected(GUARD)
     await link.stop()
 
 
@@ -68,10 +69,10 @@ def test_clients_of_others_are_refused_by_the_embedded_broker_with_the_code_for_
         check=False,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=GUARD,
     )
     assert "Unsupported Protocol Version" in told.stderr
-    subprocess.run(["mosquitto_pub", "-V", "311", *login, *message], check=True, timeout=20)
+    subprocess.run(["mosquitto_pub", "-V", "311", *login, *message], check=True, timeout=GUARD)
     reasons: list[str] = []
     client = paho.Client(CallbackAPIVersion.VERSION2, "five", protocol=MQTTProtocolVersion.MQTTv5)
     client.username_pw_set("anybody", "secret")
@@ -116,7 +117,7 @@ async def test_one_that_hangs_up_at_everything_is_asked_with_5_again() -> None:
         link = MqttLink(url, nothing, retry=RetryPolicy.never(), versions=versions)
         await link.start()
         with pytest.raises(ConnectionLost, match="closed the connection"):
-            await link.connected()
+            await link.connected(GUARD)
         await link.stop()
         assert asked == [5, 4]
         assert versions.to_try(BrokerAddress.parse(url)) == (5, 3)
@@ -133,7 +134,7 @@ async def test_a_wrong_password_is_not_asked_with_another_version() -> None:
         link = MqttLink(url, nothing, retry=RetryPolicy.never(), versions=BrokerVersions())
         await link.start()
         with pytest.raises(ConnectionRefused, match=r"wrong username or password \(0x86\): try B"):
-            await link.connected()
+            await link.connected(GUARD)
         await link.stop()
     assert visits == [5]
 
@@ -175,7 +176,7 @@ async def up(url: str, versions: BrokerVersions | None = None) -> AsyncIterator[
     link = MqttLink(url, nothing, versions=versions or BrokerVersions())
     await link.start()
     try:
-        await link.connected()
+        await link.connected(GUARD)
         yield link
     finally:
         await link.stop()

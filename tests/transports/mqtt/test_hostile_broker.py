@@ -13,6 +13,7 @@ import pytest
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.transports.mqtt.link import MqttLink
+from tests.guard import GUARD
 from tests.proof import TWO_SIZES, count
 
 AT_ONCE = RetryPolicy.fixed(MS, 1_000_000)
@@ -116,7 +117,7 @@ async def test_after_each_known_nonsense_the_link_is_up_with_a_good_broker(
         broker.serve, broker.sessions = serve, 0
         link = link_to(broker, version)
         await link.start()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while broker.sessions < 3:
                 await asyncio.sleep(0.001)
         broker.serve = broker.good
@@ -142,6 +143,6 @@ async def test_after_thousands_of_hostile_sessions_the_link_is_up_with_a_good_br
 
 
 async def up(link: MqttLink) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not link.up:
             await asyncio.sleep(0.01)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import cast
+
+import pytest
+import uvloop
 
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.packet_reader import RUSH
-from duly.transports.mqtt.session import IncomingPublish, MqttSession
+from duly.transports.mqtt.session import CLOSE_WITHIN, IncomingPublish, MqttSession
+from tests.guard import GUARD
 
 CONNACK = b"\x20\x02\0\0"
 
@@ -94,7 +99,7 @@ async def test_what_arrives_all_the_same_comes_after_it() -> None:
     session.data_received(b"".join(map(published, range(3 * RUSH))) + last[:3])
     session.data_received(last[3:7])
     session.data_received(last[7:] + published(3 * RUSH + 1))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         while len(heard) < 3 * RUSH + 2:
             await asyncio.sleep(0)
     assert heard == [b"%04d" % n for n in range(3 * RUSH + 2)]
@@ -105,7 +110,40 @@ async def test_what_is_no_mqtt_behind_a_flood_ends_the_connection() -> None:
     heard: list[bytes] = []
     session, _ = opened(heard)
     session.data_received(b"".join(map(published, range(2 * RUSH))) + b"\x30\x00")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         await session.closed.wait()
     assert "does not speak MQTT" in session.reason
     assert len(heard) == 2 * RUSH
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_that_is_made_as_its_time_is_up_can_be_closed(
+    loop: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    """uvloop closes the transport of a connection that is cancelled then, and does not say that it is
+    closing."""
+
+    opening: list[asyncio.Future[bool]] = []
+
+    class LateSession(MqttSession):
+        """A session whose time is up in the same turn of the loop."""
+
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(transport)
+            opening[0].cancel()
+
+    async def scene() -> None:
+        server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        session = LateSession(
+            BrokerAddress.parse(f"mqtt://a@127.0.0.1:{port}"), None, lambda *_: None, clean=True
+        )
+        opening.append(asyncio.ensure_future(session.open({})))
+        with pytest.raises(asyncio.CancelledError):
+            await opening[0]
+        async with asyncio.timeout(CLOSE_WITHIN / 2):
+            await session.close("its time was up")
+        server.close()
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(scene())

@@ -16,6 +16,7 @@ from duly.transports.mqtt.broker_versions import BrokerVersions
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.publish_properties import PublishProperties
 from tests import servers
+from tests.guard import GUARD
 from tests.transports.mqtt.test_broker_versions import broker
 from tests.transports.mqtt.test_link import Ear, LinkBroker, until
 from tests.transports.mqtt.wire import Proxy
@@ -64,7 +65,7 @@ async def test_sessions_and_messages_that_have_expired_are_gone(at: LinkBroker) 
             on_connect=found.append,
         )
         await link.start()
-        await link.connected()
+        await link.connected(GUARD)
         if ear is not None:
             await ear.until(2)
         await link.stop()
@@ -108,7 +109,7 @@ async def test_each_reason_is_logged_once_in_a_connection(caplog: pytest.LogCapt
     async with broker(refuse_all) as url:
         link = MqttLink(f"{url}?version=5", Ear())
         await link.start()
-        await link.connected()
+        await link.connected(GUARD)
         with caplog.at_level(logging.WARNING, "duly.mqtt"):
             for _ in range(3):
                 with pytest.raises(NotAllowed):
@@ -191,7 +192,7 @@ async def test_a_subscription_that_is_refused_says_why() -> None:
         )
         await link.start()
         with pytest.raises(ConnectionRefused, match=r"listen to news: not authorized \(0x87\)"):
-            await link.connected()
+            await link.connected(GUARD)
         await link.stop()
 
 
@@ -210,7 +211,7 @@ async def test_a_quota_is_told_and_the_keepalive_is_the_brokers() -> None:
     async with broker(busy) as url:
         link = MqttLink(url, Ear(), retry=RetryPolicy.fixed(20 * MS, tries=None), versions=BrokerVersions())
         await link.start()
-        await link.connected()
+        await link.connected(GUARD)
         with pytest.raises(Overloaded, match=r"quota exceeded \(0x97\): soon"):
             await link.publish("a", b"")
         await until(lambda: heard.startswith(b"\xc0\x00"))
@@ -227,7 +228,7 @@ async def test_a_broker_that_confirms_nothing_is_refused() -> None:
         link = MqttLink(url, Ear(), retry=RetryPolicy.never(), versions=BrokerVersions())
         await link.start()
         with pytest.raises(ConnectionRefused, match="confirms no messages"):
-            await link.connected()
+            await link.connected(GUARD)
         await link.stop()
 
 

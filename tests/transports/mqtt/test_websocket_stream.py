@@ -21,7 +21,7 @@ from duly.transports.mqtt.link import MqttLink, Will
 from duly.wire.session import Acknowledge
 from tests import servers
 from tests.certificates import Authority
-from tests.servers import GUARD
+from tests.guard import GUARD
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)

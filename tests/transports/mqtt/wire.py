@@ -7,7 +7,7 @@ import contextlib
 from types import TracebackType
 from typing import Self
 
-CONNECT, PUBLISH, PUBACK = 1, 3, 4
+CONNECT, PUBLISH, PUBACK, PINGREQ = 1, 3, 4, 12
 
 
 class Proxy:
@@ -48,6 +48,10 @@ class Proxy:
 
     def arrivals(self, connection: int) -> list[int]:
         return [n for c, out, kind, n in self.packets if c == connection and not out and kind == PUBLISH]
+
+    def pings(self) -> list[int]:
+        """The connection of each PINGREQ."""
+        return [c for c, out, kind, _ in self.packets if out and kind == PINGREQ]
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

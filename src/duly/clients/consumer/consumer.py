@@ -1,10 +1,10 @@
-"""`duly.Consumer`: takes messages from an at-least-once queue, and runs a handler once for each, in order.
+"""`duly.Consumer`: runs a handler once for each message of an at-least-once queue, in order.
 
 The laws. A message is stored before `accept` returns, and has ended before `handle` returns; only then is it
 acknowledged to the queue, so no crash loses it. A repeat never runs: it gets the outcome of the first. The
-messages of a lane run one at a time in the order of their counter. The effect that the handler declares says
-what a crash in the middle means. If the ledger cannot store, the call raises: the message is not
-acknowledged, and the queue delivers it again.
+messages of a lane run one at a time in the order of their counter. The declared effect of the handler decides
+what happens after a crash in the middle. If the ledger cannot store a message, the call raises an error: the
+message is not acknowledged, and the queue delivers it again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from duly.storage.ledger import Ledger
 LOG: Final = logging.getLogger("duly.consumer")
 
 BACKLOG: Final = 10_000
-"""The most messages that are stored here and have not ended. `accept` waits while there are more."""
+"""The most stored messages that have not ended. `accept` waits while there are more."""
 DRAIN: Final = 5.0
 """Seconds that handlers get to finish when the consumer stops."""
 PRUNE_EVERY: Final = 60.0
@@ -74,7 +74,7 @@ class _WaitingCall:
 
 
 class _TakenOver(Exception):
-    """Undoes the transaction of a run that another consumer has taken over."""
+    """Rolls back the transaction of a run that another consumer has taken over."""
 
 
 class Consumer(Lifecycle):
@@ -130,7 +130,7 @@ class Consumer(Lifecycle):
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
     async def start(self) -> None:
-        """Open the ledger, go on with what it holds, and join the other consumers of this name."""
+        """Open the ledger, resume its messages, and join the other consumers of this name."""
         if self._ledger is not None:
             raise ProgramError("this consumer is running already")
         async with AsyncExitStack() as stack:
@@ -168,7 +168,8 @@ class Consumer(Lifecycle):
         """Return at once: a consumer that has started is ready."""
 
     async def stop(self) -> None:
-        """Take in nothing more, wait for handlers, store how they ended. What waits stays in the ledger."""
+        """Accept nothing more, wait for handlers, and store their outcomes. Waiting messages stay in the
+        ledger."""
         if self._ledger is None:
             return
         await self.tasks.stop_periodic()
@@ -207,7 +208,7 @@ class Consumer(Lifecycle):
 
     async def accept(self, message: QueueMessage) -> Outcome | None:
         """Store a message that its queue has delivered; acknowledge it to the queue when this returns.
-        Returns the outcome if that is known already: of a repeat, or of a message that is refused."""
+        Returns the outcome if it is already known: for a repeat, or a message that is refused."""
         call = _WaitingCall()
         try:
             return await self._take_in(message, call)
@@ -215,8 +216,8 @@ class Consumer(Lifecycle):
             self._forget(call)
 
     async def handle(self, message: QueueMessage) -> Outcome:
-        """Store a message, wait until it has ended, and return how; acknowledge it to the queue then. It goes
-        on if the caller stops waiting."""
+        """Store a message, wait until it has ended, and return the outcome; acknowledge it to the queue then.
+        It continues if the caller stops waiting."""
         call = _WaitingCall()
         try:
             return await self._take_in(message, call) or await self._end_of(call)
@@ -259,7 +260,7 @@ class Consumer(Lifecycle):
         return refused(verdict)
 
     async def _end_of(self, call: _WaitingCall) -> Outcome:
-        """Wait for the end of a stored message, here or at another consumer."""
+        """Wait for the end of a stored message, at this or another consumer."""
         repeat = not call.replied.result().fresh
         ledger = self._running()
         if ledger.sole and self._effect != "exactly_once":
@@ -337,8 +338,8 @@ class Consumer(Lifecycle):
                 if not (await tx.write(finish)).of(finish):
                     raise _TakenOver
             self._ended(message.key, outcome_of(State.DONE, answer))
-        # The ledger has its end, or another consumer has the message: the fence refuses this, and the lane
-        # goes on.
+        # The ledger has its end, or another consumer has the message: the fence refuses this one, and the
+        # lane continues.
         return Answered(message.key, State.DONE, answer, attempt)
 
     async def _call_handler(self, *args: object) -> object:

@@ -1,10 +1,10 @@
 """The consumers of one name on one ledger: which of them runs which messages.
 
 The laws. Lanes are divided into a fixed number of partitions, and a partition is held by one consumer at a
-time, so that a lane's messages run one after the other. A message that is handed to another consumer is
-stored, and the holder finds it in the ledger: hinted at once, by itself within a second. Messages without a
-lane run where they arrive. A consumer that has more than its share gives partitions up, each when nothing of
-it is under way. What a dead consumer held is claimed by the living.
+time, so that a lane's messages run one after the other. A message for another consumer is stored, and that
+consumer finds it in the ledger: at once by a hint, or within a second without one. Messages without a lane
+run where they arrive. A consumer with more than its share gives up partitions, each when no message of it is
+under way. The partitions of a dead consumer are claimed by the live ones.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ConsumerGroup(PolledRemoteHubs):
         self._held: set[str] = set()
         """the partitions that this consumer serves"""
         self._leaving: set[str] = set()
-        """those that it gives up as soon as nothing of them is under way"""
+        """partitions that it gives up as soon as no message of them is under way"""
         self._claiming = asyncio.Lock()
         self.tasks = Supervisor()
         self._stored = f"consumer {name} to"
@@ -54,7 +54,7 @@ class ConsumerGroup(PolledRemoteHubs):
 
     @property
     def living(self) -> frozenset[str]:
-        """The consumers of this name that are alive, this one among them."""
+        """The live consumers of this name, including this one."""
         return self._registry.living
 
     @property
@@ -63,11 +63,11 @@ class ConsumerGroup(PolledRemoteHubs):
         return frozenset(self._held)
 
     async def ours(self) -> list[OpenDelivery]:
-        """The open deliveries with which the engine goes on when it starts."""
+        """Return the open deliveries that the engine resumes when it starts."""
         return await self._strays([*self._held, self._everywhere], "-")
 
     async def start(self, engine: Engine) -> None:
-        """Show that this consumer lives, and claim what no other one has."""
+        """Announce this consumer, and claim partitions that no other one has."""
         self._engine = engine
         await self._notifier.start()
         await self._put(Reachable(self._everywhere))
@@ -75,7 +75,7 @@ class ConsumerGroup(PolledRemoteHubs):
         self.poll(self.tasks, "the other consumers", self.refresh)
 
     async def leave(self) -> None:
-        """Give everything up: the other consumers need not wait for a heartbeat."""
+        """Give up everything, so that the other consumers need not wait for a missing heartbeat."""
         await self.tasks.stop()
         with suppress(LedgerError, Stopped):
             for partition in [*self._held, *self._leaving]:
@@ -100,7 +100,7 @@ class ConsumerGroup(PolledRemoteHubs):
             await self._put(DeliveriesFound(tuple(found)))
 
     async def _balance(self) -> None:
-        """Give up what is more than a fair share, and claim what is free."""
+        """Give up partitions beyond a fair share, and claim free ones."""
         for partition in list(self._leaving):
             if not self._inbox.outbox.transmissions.to(partition):
                 self._leaving.discard(partition)
@@ -129,7 +129,7 @@ class ConsumerGroup(PolledRemoteHubs):
                 self._registry.end_claim(partition)
 
     async def _take(self, partition: str) -> None:
-        """Serve a partition: what waits there goes first, and how far its lanes have come is known."""
+        """Serve a partition: its waiting messages go first, and the positions of its lanes are known."""
         marks = await self._ledger.marks(f"[{msgspec.json.encode(partition).decode()},")
         found = await self._strays([partition], self._registry.me)
         self._held.add(partition)
@@ -154,8 +154,8 @@ class ConsumerGroup(PolledRemoteHubs):
             await self._put(DeliveriesFound(tuple(found)))
 
     async def _strays(self, partitions: Collection[str], me: str) -> list[OpenDelivery]:
-        """What is open in these partitions and not under way at a living consumer: a run must not be taken
-        away from a handler that is at work."""
+        """Return the open deliveries in these partitions that are not under way at a live consumer: a run
+        must not be taken away from a handler that is working."""
         living = self._registry.living
         found = await self._ledger.strays(
             self._inbox.channel, here=partitions, worker=me, living=living, now=0

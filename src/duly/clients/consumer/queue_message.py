@@ -2,7 +2,7 @@
 
 The law: a message of a queue is the kernel's message under another name, and is rebuilt from it after a
 restart. Its scope is the consumer's name and the sender, so that consumers of different names on one ledger
-do not mistake their messages for each other's.
+do not confuse their messages.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from duly.core.units import SECOND
 from duly.errors import Malformed, ProgramError
 
 PARTITIONS: Final = 16
-"""Into how many parts the lanes are divided among the consumers of one name; fixed, since the part is a part
-of what a message means."""
+"""The number of partitions of lanes among the consumers of one name. It is fixed, since the partition is part
+of a message's fingerprint."""
 UNORDERED: Final = "any"
 """The recipient of messages without a lane: every consumer serves it."""
 RESULT_LIMIT: Final = 256 * 1024
@@ -29,11 +29,11 @@ _BEYOND: Final = TIME_LIMIT // SECOND
 
 
 class QueueMessage(Struct, frozen=True):
-    """A message as a queue hands it over.
+    """A message as delivered by a queue.
 
     `id` is the sender's own id, the same at every delivery. Messages of one `lane` take effect in the order
     of `n`, the sender's counter in that lane, from 0 or 1 upwards; without a counter in the order of `time`.
-    Without a lane they run in any order. `time` is when the sender made it and `expires` when it must no
+    Without a lane they run in any order. `time` is when the sender created it and `expires` when it must no
     longer take effect, as seconds since 1970 or a `datetime` with a zone. `attempt` is set for the handler:
     the number of this run.
     """
@@ -48,15 +48,15 @@ class QueueMessage(Struct, frozen=True):
     attempt: int = 1
 
     def json(self) -> Any:
-        """Return the body, read as JSON. Raises `ValueError` if it is none."""
+        """Return the body decoded from JSON. Raises `ValueError` if it is not JSON."""
         return msgspec.json.decode(self.body)
 
 
 class Outcome(Struct, frozen=True):
-    """How a message of a queue ended. Acknowledge it to the queue in every case.
+    """The outcome of a queue message. Acknowledge the message to the queue in every case.
 
     `word` is `done`, `failed`, `superseded` (a later one of its lane went first), `expired`, `unknown` (a
-    crash cut it off, and it may have taken effect), `cancelled`; or why it was not accepted: `stale`,
+    crash interrupted it, and it may have taken effect), `cancelled`; or why it was not accepted: `stale`,
     `conflict`, `future`, `too_large`, `malformed`, … `result` is what the handler returned, as JSON carries
     it; `error` is the value that it raised `duly.TaskFailed` with. `repeat`: the queue has delivered it
     before.
@@ -102,7 +102,7 @@ def to_message(name: str, message: QueueMessage, mode: Mode) -> Message:
         raise ProgramError(f"message {message.id!r} has a counter and no lane; give lane= as well")
     order = None
     if message.lane is not None:
-        # It says what it comes after in its lane, so that the consumer of the lane need see no other.
+        # It names its predecessor in the lane, so that the consumer of the lane need not see the others.
         order = Order(message.lane, mode, message.n, None if message.n is None else message.n - 1)
     return Message(
         f"{name}/{message.sender}",
@@ -117,7 +117,7 @@ def to_message(name: str, message: QueueMessage, mode: Mode) -> Message:
 
 
 def from_message(name: str, message: Message, attempt: int) -> QueueMessage:
-    """Return what the handler gets of a message."""
+    """Return a message as its handler gets it."""
     order = message.order
     return QueueMessage(
         message.id,
@@ -132,8 +132,8 @@ def from_message(name: str, message: Message, attempt: int) -> QueueMessage:
 
 
 def answer_of(result: object) -> Answer:
-    """Return the stored form of what a handler returned. What cannot be stored does not make it a failure: it
-    has run."""
+    """Return the stored form of what a handler returned. A value that cannot be stored is not a failure: the
+    handler has run."""
     try:
         data = msgspec.json.encode(result)
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
@@ -144,7 +144,7 @@ def answer_of(result: object) -> Answer:
 
 
 def outcome_of(state: State, answer: Answer | None, *, repeat: bool = False) -> Outcome:
-    """Return how a message ended, as its caller is told."""
+    """Return the outcome of a message for its caller."""
     answer = answer or Answer()
     value = msgspec.json.decode(answer.data) if answer.data else None
     if state is State.DONE:

@@ -901,7 +901,7 @@ class Chat extends Client {
     this.#sending.delete(seq_id);
     this.#kept.forget(`line:${seq_id}`);
     if (code === 0 || code === 5) {
-      if (conv !== undefined && (this.#at[conv] ?? n - 1) === n - 1) this.#have(conv, n);
+      if (conv !== undefined && (this.#at[conv] ?? 0) === n - 1) this.#have(conv, n);
       line.resolve({ conv, n, data });
     } else {
       line.reject(new Refused(code, error ?? "", detail ?? ""));
@@ -2190,7 +2190,8 @@ class Sentinel extends Listeners {
     } else if (code === 0 || code === 5) {
       this.#tell((monitor, now) => monitor.answered(id, "done", "", now));
     } else if (code === 2 && FINAL.has(error)) {
-      const state = error === "stale" ? "unknown" : "failed";
+      const otherForm = error === "id_conflict" && this.#causes.has(id);
+      const state = otherForm || error === "stale" ? "unknown" : "failed";
       this.#tell((monitor, now) => monitor.answered(id, state, `${error}: ${detail}`, now));
     } else {
       this.#say("refused", { event: id, detail: `${error}: ${detail}` });

@@ -1,8 +1,8 @@
 """The claim of one process to a mailbox: only one reads it at a time (docs/adr/0007).
 
-The laws. A broker gives a client id to one connection, and ends the older one; so a process asks before it
-connects, over a connection with another client id, whether another process reads the mailbox, and stands by
-for as long as that one answers. A process that does not answer is dead, whatever the broker retains.
+The laws. A broker allows one connection per client id and ends the older one. So before a process connects,
+it asks over a connection with another client id whether another process reads the mailbox, and stands by as
+long as that one answers. A process that does not answer is dead, whatever status the broker retains.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
 ANSWER_AFTER_ECHO: Final = 0.3
-"""Seconds that another process has to answer once the broker has passed the question on, when no retained
-status tells of that process."""
+"""Seconds that another process has to answer once the broker has echoed the question, if no retained status
+mentions that process."""
 ANSWER_WITHIN: Final = 3.0
-"""Seconds that another process has to answer; without an answer it is dead, whatever the broker retains."""
+"""Seconds that another process has to answer; without an answer it is dead, whatever status the broker
+retains."""
 RETURN_WITHIN: Final = 5.0
-"""Seconds that another process has to come back after its connection broke."""
+"""Seconds that another process has to reconnect after its connection broke."""
 ASK_EVERY: Final = 20.0
 
 
@@ -54,9 +55,9 @@ class MailboxClaim:
         self.standby = ""
         """which other process this one stands by for, in a sentence; empty when it does not"""
         self.was_ours = False
-        """the last process that read it was this one, or one with the same identity"""
+        """whether the last process that read it was this one, or one with the same identity"""
         self.rival = False
-        """the retained status is another process's, and newer than what was found before connecting"""
+        """whether the retained status is another process's, and newer than the one found before connecting"""
         self._seen = ""
         """the session in the retained status when this process last found the mailbox free"""
 
@@ -83,13 +84,13 @@ class MailboxClaim:
             await observer.stop()
 
     def doubt(self, status: FdStatus, old: bool) -> None:
-        """Note a status that this process has not published, and heard before it published its own: another
-        process may have claimed the mailbox meanwhile."""
+        """Note a status that another process published before this one published its own: the other process
+        may have claimed the mailbox meanwhile."""
         if not self._own.is_ours(status) and (status.session != self._seen or (status.online and not old)):
             self.rival = True
 
     def lost_to(self) -> str:
-        """A sentence that says that another process reads the mailbox."""
+        """Return a sentence that says that another process reads the mailbox."""
         return f"another process is at the mailbox of {self._name}"
 
     async def _until_free(
@@ -97,8 +98,8 @@ class MailboxClaim:
     ) -> None:
         there, self.rival, self.was_ours = self.rival, False, False
         """another process reads it, or its status says so"""
-        # A broker shows a retained status before it passes on what was published later, and may be slow or
-        # have forgotten the status: the question is heard back, and the process that reads answers it.
+        # A broker sends a retained status before later messages, but it may be slow or have lost the status.
+        # So the question is echoed, and the process that reads the mailbox answers it.
         asked = await self._ask(observer)
         wait = RETURN_WITHIN if there else ANSWER_WITHIN
         while True:
@@ -109,7 +110,7 @@ class MailboxClaim:
                 if not observer.up:
                     raise ConnectionLost("the broker was lost while standing by") from None
                 if wait != ASK_EVERY:
-                    return  # no process has answered, or come back
+                    return  # no process has answered or reconnected
                 await self._ask(observer)
                 wait = ANSWER_WITHIN
                 continue
@@ -140,7 +141,7 @@ class MailboxClaim:
                     wait = ASK_EVERY
 
     async def _ask(self, observer: MqttLink) -> str:
-        """Make the process that reads this mailbox report its status now; returns the question's session."""
+        """Make the process that reads this mailbox report its status now; return the question's session."""
         question = FdStatus(session=fd.question(secrets.token_hex(4)))
         with suppress(DulyError):
             await observer.publish(self._own.topic, self._signatures.encode(question))

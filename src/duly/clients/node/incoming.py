@@ -1,4 +1,4 @@
-"""The tasks a node receives: stored, run once, and answered, to every repeat again.
+"""The tasks that a node receives: each is stored, run once and answered; every repeat gets the same answer.
 
 The laws. PUBACK and `ack` go out when a task is stored, not before. A result is stored before it is sent; a
 repeat never runs, it gets the stored answer. A task that has expired, is for another node, or is not signed
@@ -42,24 +42,25 @@ REASON: Final = 500
 """The most characters of an exception that are sent."""
 
 BACKLOG: Final = 9_000
-"""The most tasks under way or waiting. Further ones stay at the broker, unacknowledged. The engine has
-room for more, so it refuses none of them."""
+"""The most tasks under way or waiting. Further ones stay at the broker, unacknowledged. The engine has room
+for more, so it refuses none."""
 
 ANSWER_LIMIT: Final = fd.SIZE_LIMIT - 1024
 """The most bytes of JSON in an answer, with room for its envelope."""
 
 READ_KEPT: Final = 1_000
-"""Payloads that are kept as they were read until their tasks run; others are read again."""
+"""How many decoded payloads are kept until their tasks run; others are decoded again."""
 
 _ACK: Final = FdKind.ACK  # reading a member from its class takes nine times as long
 _COMPLETE: Final = FdKind.COMPLETE
 _FAILED: Final = FdKind.FAILED
 _DONE: Final = State.DONE
 _ANSWERED: Final = (State.DONE, State.FAILED)
-"""How a task ends that its handler has answered."""
+"""The states of a task that its handler has answered."""
 _STORED: Final = (VerdictKind.FRESH, VerdictKind.DUPLICATE)
 _ITSELF: Final = "/self"
-"""The end of the scope of tasks that a node sent to itself: no username has a slash, so no ids collide."""
+"""The end of the scope of tasks that a node sent to itself: no username contains a slash, so ids cannot
+collide."""
 
 Handler: TypeAlias = Callable[[Task], Awaitable[object]]
 
@@ -112,7 +113,7 @@ class Incoming:
         self._held: deque[tuple[Arrived, Acknowledge]] = deque()
         self.tasks = Supervisor()
         self._read: dict[bytes, fd.Content] = {}
-        """payloads of tasks that were just received and will run next"""
+        """payloads of tasks that were just received and run next"""
         self._asked: dict[bytes, Message] = {}
         """the tasks that run"""
 
@@ -123,7 +124,7 @@ class Incoming:
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, text: bytes, ack: Acknowledge) -> None:
-        """Takes in a task. Raises `SenderError` if it is malformed."""
+        """Accept a task. Raises `SenderError` if it is malformed."""
         task = fd.decode_pending(text)
         if task.receiver and task.receiver != self._name:
             reason = f"it is for {task.receiver}, not for {self._name}"
@@ -147,7 +148,7 @@ class Incoming:
             task.exp,
             Order(task.sender) if self._ordered else None,
         )
-        if payload.sure:  # what is learned of its sender meanwhile changes nothing about it
+        if payload.sure:  # what is learned about its sender meanwhile does not change it
             if len(self._read) >= READ_KEPT:
                 self._read.clear()  # repeats never run
             self._read[message.key] = payload
@@ -169,7 +170,7 @@ class Incoming:
         return self._inbox.live + self.engine.waiting >= BACKLOG
 
     def reconnected(self) -> None:
-        """Forget what was not stored: it was not acknowledged, so it comes again."""
+        """Forget what was not stored: it was not acknowledged, so it is sent again."""
         self._held.clear()
 
     async def _put(self, event: Arrived | Answered, ack: Acknowledge | None = None) -> None:
@@ -200,7 +201,7 @@ class Incoming:
         self.tasks.do(f"handler of {message.kind}", self._run(message, effect.attempt), expected=(Stopped,))
 
     def _ended(self, effect: ReportOutcome) -> None:
-        """Answer a task that has ended, and take in tasks that were held back for want of room."""
+        """Answer a task that has ended, and accept tasks that were held back for lack of room."""
         while self._held and not self._full:
             self._offer(*self._held.popleft())
         key, state, answer = effect.key, effect.state, effect.answer
@@ -211,7 +212,7 @@ class Incoming:
             self._tell(asked, state, answer)
 
     def _reply(self, effect: Reply) -> None:
-        """Acknowledge a task that is stored; a repeat of one that has ended gets its answer as well."""
+        """Acknowledge a stored task; a repeat of an ended one gets its answer as well."""
         message, verdict = effect.message, effect.verdict
         if verdict.kind in _STORED:
             sender = _sender(message.scope)
@@ -235,7 +236,7 @@ class Incoming:
         old = has_old_names(task.body)
         if answer.data and state in _ANSWERED:
             content = as_kept(answer.data)
-            # Told again as it was told first, whatever was learned since.
+            # Repeated exactly as it was first sent, whatever was learned since.
             form = content.form or self._asked_with(task)[1]
         else:
             form = self._asked_with(task)[1]
@@ -271,7 +272,8 @@ class Incoming:
             us = asyncio.current_task()
             if us is None or us.cancelling():
                 raise
-            error = repr(problem)  # something it waited for was cancelled: that is its failure, not our end
+            # something it waited for was cancelled: the handler failed, but this node is not stopping
+            error = repr(problem)
             said = fd.content_of(error, form)
         except Exception as problem:
             error = repr(problem)[:REASON]
@@ -284,14 +286,14 @@ class Incoming:
             await self._put(ended)
 
     def _asked_with(self, message: Message) -> tuple[fd.Content, Form]:
-        """Returns a task's payload, and the form of its answer, by what is known of its sender by now."""
+        """Return a task's payload and the form of its answer, by what is known of its sender now."""
         sender = _sender(message.scope)
         read = self._read.pop(message.key, None)
         content = self._peers.meant(sender, unpack(message.body)) if read is None else read
         return content, content.form or self._peers.form(sender) or self._form
 
     def _act(self, task: Task) -> Awaitable[object]:
-        """Returns the handler at work on a task."""
+        """Return the coroutine of the handler for a task."""
         action = self._actions.get(task.action)
         if action is None:
             raise TaskFailed(f"{self._name} does not know {task.action}")

@@ -1,6 +1,6 @@
 """The messages of a node that are repeated at every connection until the broker has confirmed them.
 
-The law: of too many the oldest are dropped; the peer asks again for those that it misses.
+The law: if there are too many, the oldest are dropped; the peer asks again for missing ones.
 """
 
 from __future__ import annotations

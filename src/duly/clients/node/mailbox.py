@@ -1,9 +1,8 @@
 """A node's mailbox at a broker: its topics, its status and will, and the one process that may read it.
 
 The laws. A message is acknowledged by the code that handles it, once it is stored. A posted message is lost
-without a connection, as it might be on the way; one that is `kept` goes out again until the broker has
-confirmed it. The status is retained and renewed; a will that arrives after the status of a newer session is
-corrected.
+without a connection; one that is `kept` is sent again until the broker has confirmed it. The status is
+retained and renewed; a will that arrives after the status of a newer session is corrected.
 
 Only one process reads a mailbox (`duly.clients.node.claim`).
 """
@@ -36,18 +35,18 @@ HEARTBEAT: Final = 60.0
 """Seconds between two reports of a node's status; after three missed ones it is stale."""
 
 SETTLE: Final = 0.25
-"""Seconds between connecting and the first message, at least, for brokers that send a retained status late.
-Two processes that found the mailbox free at the same moment mostly notice each other in this time."""
+"""The least seconds between connecting and the first message, for brokers that send a retained status late.
+Two processes that found the mailbox free at the same moment usually notice each other in this time."""
 STABLE: Final = 0.5
 """Seconds after which a connection counts as a success."""
 READY_WITHIN: Final = 30.0
 
 
 class Mailbox:
-    """A mailbox. `heard(kind, payload, ack)` is called for every message but a status; `up(present)` at every
-    connection, with whether the broker had kept the session. `identity` names the ledger behind it: a process
-    with the same one is an earlier run of this node, not a rival. Without `serve` it has no status, and any
-    number of processes may use it."""
+    """A mailbox. `heard(kind, payload, ack)` is called for every message except a status; `up(present)` at
+    every connection, with whether the broker had kept the session. `identity` names the ledger behind it: a
+    process with the same one is an earlier run of this node, not a rival. Without `serve` it has no status,
+    and any number of processes may use it."""
 
     def __init__(
         self,
@@ -77,11 +76,11 @@ class Mailbox:
         self._sure = False
         """connected, and no other process reads it"""
         self._question = ""
-        """what this process asked on its new connection, until the broker has delivered it"""
+        """the question of this process on its new connection, until the broker has delivered it"""
         self._told = self._claimed = False
-        """this session has published its own status; the broker has confirmed it"""
+        """this session has published its own status, and the broker has confirmed it"""
         self._held: list[tuple[FdKind, bytes, Acknowledge]] | None = []
-        """what arrives before this process may read; None when it may"""
+        """messages that arrive before this process may read; None when it may"""
         self._closed = False
         self._ours = asyncio.Event()
         self.tasks = Supervisor()
@@ -95,7 +94,7 @@ class Mailbox:
         self._kept = KeptMessages(self.link)
 
     def _make_link(self, address: BrokerAddress, *, clean: bool) -> MqttLink:
-        """Returns the link to the broker, not started. Without `serve` it has no status, will or claim."""
+        """Return the link to the broker, not started. Without `serve` it has no status, will or claim."""
         serve = self._serve
         return MqttLink(
             address,
@@ -122,7 +121,7 @@ class Mailbox:
         await self.link.start()
 
     async def ready(self, within: float | None = READY_WITHIN) -> None:
-        """Wait until this process may read the mailbox. Standing by is no failure; raises `ConnectionLost`
+        """Wait until this process may read the mailbox. Standing by is not a failure; raises `ConnectionLost`
         after `within` seconds without a connection, and `ConnectionRefused` if the broker refuses the
         login."""
         loop = asyncio.get_running_loop()
@@ -150,7 +149,7 @@ class Mailbox:
         self._open()
 
     def hold(self) -> None:
-        """Hand nothing over for now. What is not acknowledged comes again."""
+        """Hand nothing over for now. Unacknowledged messages are sent again."""
         if self._held is None:
             self._held = []
         self._closed = True
@@ -189,7 +188,7 @@ class Mailbox:
                 self._others(username, payload, old)
 
     def _heard_own(self, status: FdStatus, old: bool) -> None:
-        """Takes in a status of this node: from this session, an older one, or another process."""
+        """Handle a status of this node: from this session, an older one, or another process."""
         if fd.is_question(status):
             if status.session == self._question:
                 self._question = ""
@@ -217,8 +216,8 @@ class Mailbox:
         self.link.post(self.topic(username, kind), payload, done=done, properties=properties)
 
     def keep(self, id: bytes, username: str, kind: FdKind, payload: bytes) -> None:
-        """Publish, and repeat at every connection until the broker has confirmed it: the peer may not ask
-        again."""
+        """Publish, and repeat at every connection until the broker has confirmed it, since the peer may not
+        ask again."""
         self._kept.add(id, self.topic(username, kind), payload)
 
     def report(self) -> None:
@@ -246,7 +245,7 @@ class Mailbox:
 
     def _looked_again(self) -> None:
         """Claim the mailbox, now that the broker has delivered the question and, before it, the retained
-        status; or leave it to a process that claimed it since this one asked."""
+        status; or leave it to a process that has claimed it since."""
         if self.claim.rival:
             self.link.reconnect(self.claim.lost_to())
             return

@@ -2,10 +2,11 @@
 
 The laws. A task that arrives is stored before it is acknowledged; it runs once, and every repeat gets the
 stored answer. A task that is sent is stored first, and sent again until it is answered or has expired, over
-reconnects and restarts. Both are in one ledger: a file, PostgreSQL, or memory. What is wrong with a message
-that arrives is counted and recorded, never raised.
+reconnects and restarts. Both are in one ledger: a file, PostgreSQL, or memory. An invalid incoming message is
+counted and recorded; it never raises an error.
 
-`incoming` and `outgoing` are the two halves, `mailbox` is the connection, `statuses` the status of others.
+`incoming` and `outgoing` are the two halves, `mailbox` is the connection, `statuses` has the statuses of
+other nodes.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ from duly.wire.fd_signatures import FdSignatures
 from duly.wire.session import Acknowledge
 
 RESEND: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
-"""The pauses before a task is sent again. They are long, since the broker has confirmed the task and after a
-reconnect everything is sent again at once: they are for brokers that lose what they confirmed."""
+"""The pauses before a task is sent again. They are long, because they are only for brokers that lose
+confirmed messages; after a reconnect everything is sent again at once."""
 
 HORIZON: Final = Horizon(keep=DAY, grace=2 * SECOND, ageless=False, lapse=HOUR)
-"""`exp` alone decides, with two seconds for clock errors; without it `time` must be of the last day."""
+"""`exp` alone decides, with two seconds for clock errors; without it `time` must be within the last day."""
 
 CHORES_EVERY: Final = 60.0
 DRAIN: Final = 5.0
@@ -78,19 +79,19 @@ _BUDGET: Final = "budget"
 
 
 class Housekeeping:
-    """The periodic work of a running node: it saves the budget, and forgets what is due in the ledger."""
+    """The periodic work of a running node: saves the budget, and prunes the ledger."""
 
     def __init__(self, ledger: Ledger, budget: IdBudget) -> None:
         self._ledger, self._budget = ledger, budget
 
     async def save(self) -> None:
-        """Store the budget; what cannot be stored now is stored later."""
+        """Store the budget; if that fails it is stored later."""
         with suppress(LedgerError, Stopped):
             if changed := self._budget.save(_BUDGET):
                 await self._ledger.write(*changed)
 
     async def run(self) -> None:
-        """Save the budget, and forget what is due."""
+        """Save the budget and prune the ledger."""
         await self.save()
         with suppress(LedgerError, Stopped):
             while await self._ledger.prune() == 1_000:
@@ -98,7 +99,7 @@ class Housekeeping:
 
 
 class Node(Lifecycle):
-    """A node: it carries out tasks that it receives, and sends tasks.
+    """A node: carries out tasks that it receives, and sends tasks.
 
     node = duly.Node("mqtt://B:secret@localhost", store="b.db")
 
@@ -108,8 +109,8 @@ class Node(Lifecycle):
 
     await node.run()
 
-    `store` is its memory: a file, or the URL of a ledger; without it the memory ends with the process. `name`
-    is for brokers where the node logs in under another name. At most `concurrency` tasks run at a time; with
+    `store` is its ledger: a file or a URL; without it the state is lost with the process. `name` is for
+    brokers where the node logs in under another name. At most `concurrency` tasks run at a time; with
     `ordered` those of one sender run one by one, in its order. A node without handlers only sends, and any
     number of processes may do that under one name; `serve=True` makes it the only one that receives.
 
@@ -150,9 +151,9 @@ class Node(Lifecycle):
         self._actions: dict[str, Action] = {}
         self._ledger: Ledger | None = None
         self.changes = Changes()
-        """tells when `situation` may have changed"""
+        """notifies when `situation` may have changed"""
         self._serves = False
-        """it takes tasks"""
+        """whether it accepts tasks"""
         self._begun = asyncio.Event()
         self._standby = ""
         self.tasks = Supervisor()
@@ -161,8 +162,8 @@ class Node(Lifecycle):
         self, *actions: str, effect: EffectWord = "at_most_once", deadline: float | None = None
     ) -> Callable[[Handler], Handler]:
         """Declare a handler of these actions. It returns the result, or raises `TaskFailed`. `effect` says
-        what a crash in the middle means. After `deadline` seconds the handler is cancelled, and the task has
-        failed."""
+        what a crash in the middle means. After `deadline` seconds the handler is cancelled, and the task
+        fails."""
         if effect not in ("at_most_once", "at_least_once"):
             raise Malformed(f"effect={effect!r} is not known; use 'at_most_once' or 'at_least_once'")
 
@@ -183,7 +184,7 @@ class Node(Lifecycle):
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Serve until cancelled, also while the broker cannot be reached."""
+        """Serve until cancelled, even while the broker is unreachable."""
         await self.start()
         try:
             await self._mailbox.ready(None)
@@ -253,7 +254,7 @@ class Node(Lifecycle):
         await self._mailbox.ready(within)
 
     async def stop(self) -> None:
-        """Take in nothing more, wait for handlers, store and send their results, and disconnect."""
+        """Accept nothing more, wait for handlers, store and send their results, and disconnect."""
         ledger, self._ledger = self._ledger, None
         if ledger is None:
             return
@@ -288,8 +289,8 @@ class Node(Lifecycle):
             self._standby = ""
 
     async def _open_mailbox(self, ledger: Ledger, serve: bool) -> Mailbox:
-        """Returns the mailbox. A node that serves has the name's client id; one that only sends has an id of
-        its own, and leaves no session behind if it has no memory."""
+        """Return the mailbox. A node that serves uses the name's client id; one that only sends has its own,
+        and leaves no session behind if it has no store."""
         mine = secrets.token_hex(6)
         await ledger.write(
             PutNewItem("node", "id", mine.encode()), PutItem("node", "name", self.name.encode())
@@ -359,7 +360,7 @@ class Node(Lifecycle):
         form: FormWord | None = None,
     ) -> Any:
         """Send a task and wait for its result, at most until it has expired. Raises `TaskFailed`, `Expired`,
-        or `Unknown` if its end is not known (yet). The options are those of `send`."""
+        or `Unknown` if its outcome is not known (yet). The options are those of `send`."""
         if id is None and self._begun.is_set():
             self._running()
             sent = self._outgoing.begin(to, action, payload, expires, Form(form) if form else None)
@@ -380,14 +381,14 @@ class Node(Lifecycle):
         id: str | None = None,
         form: FormWord | None = None,
     ) -> SentTask:
-        """Send a task; returns when it is stored. After `expires` seconds it is not carried out any more. The
-        same `id` again is the same task."""
+        """Send a task; returns when it is stored. After `expires` seconds it is no longer carried out. The
+        same `id` is the same task."""
         self._running()
         await self._begun.wait()
         return await self._outgoing.send(to, action, payload, expires, id, Form(form) if form else None)
 
     async def find(self, id: str) -> SentTask:
-        """Returns a task that this node sent, also before a restart."""
+        """Return a task that this node sent, also before a restart."""
         self._running()
         await self._begun.wait()
         return await self._outgoing.find(id)
@@ -407,7 +408,7 @@ class Node(Lifecycle):
     # ── status ───────────────────────────────────────────────────────────────────────────────────
 
     async def status(self, name: str, within: float = 2.0) -> NodeStatus | None:
-        """Returns the status that a node reports; None if the broker has none."""
+        """Return the status that a node reports, or None."""
         self._running()
         return await self._statuses.get(name, within)
 

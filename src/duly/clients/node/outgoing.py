@@ -1,9 +1,10 @@
-"""The tasks a node sends: stored, sent again until answered or expired, and how they ended.
+"""The tasks that a node sends: each is stored, and sent again until it is answered or has expired.
 
 The laws. A task is stored before it is sent, and sent again with the same id and the same bytes: at once
 after a reconnect, otherwise after growing pauses. An answer counts only for a task that this node sent, and
-where signing is required only if the task's receiver signed it. The first answer stands; a late one settles
-what is `unknown`."""
+where signing is required only if the task's receiver signed it. The first answer counts; a late one settles a
+task that is `unknown`.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +81,7 @@ _DONE: Final = State.DONE
 _UNKNOWN: Final = State.UNKNOWN
 _STORED: Final = (VerdictKind.FRESH, VerdictKind.DUPLICATE)
 _key_of: Final = lru_cache(4_096)(key_of)
-"""A task's id comes back at least twice, with its `ack` and its end."""
+"""Cached, because a task's id is needed at least twice more, with its `ack` and its end."""
 
 
 class Outgoing:
@@ -110,9 +111,9 @@ class Outgoing:
         )
         self._sent: OrderedDict[bytes, SentTask] = OrderedDict()
         self._leaving: set[bytes] = set()
-        """tasks that were published and that the broker has not confirmed"""
+        """tasks that were published and not yet confirmed by the broker"""
         self._receipts: dict[bytes, None] = {}
-        """tasks whose receiver has them, in order; that is not stored yet"""
+        """tasks whose receiver has them, in order; not stored yet"""
         self._storing: asyncio.TimerHandle | None = None
         self._answers = mailbox.topic(name, FdKind.COMPLETE)
         self._ids = Uuid7Ids()
@@ -190,13 +191,13 @@ class Outgoing:
         return self._ids.next(now, int.from_bytes(bits, "big"))
 
     async def find(self, id: str) -> SentTask:
-        """Returns a task that this node sent, also before a restart."""
+        """Return a task that this node sent, also before a restart."""
         key = key_of(self._name, id)
         if (sent := self._sent.get(key)) is not None:
             return sent
         record = await self._record(id)
         sent = self._sent.setdefault(key, SentTask(record.message, record.state))
-        record = await self._record(id)  # it may have ended while no SentTask was there to be told
+        record = await self._record(id)  # it may have ended before this SentTask was created
         if record.state.terminal and not sent.result.done:
             self._ended(key, record.state, record.answer or Answer())
         return sent
@@ -216,11 +217,11 @@ class Outgoing:
         return record
 
     def reconnected(self) -> None:
-        """Send everything again: the broker may have lost it, also if it kept the session."""
+        """Send everything again: the broker may have lost it, even if it kept the session."""
         self._offer(Reachable(""))
 
     def flush(self) -> None:
-        """Store the receipts that wait."""
+        """Store the waiting receipts."""
         if self._storing is not None:
             self._storing.cancel()
         self._store_receipts()
@@ -233,7 +234,7 @@ class Outgoing:
     # ── answers ──────────────────────────────────────────────────────────────────────────────────
 
     def hear(self, kind: FdKind, payload: bytes, ack: Acknowledge) -> None:
-        """Takes in an answer. Raises `SenderError` if it is malformed."""
+        """Handle an answer. Raises `SenderError` if it is malformed."""
         said = _READ[kind](payload)
         key = _key_of(self._name, said.msg_id)
         task = self._outbox.transmissions.get(key)
@@ -243,8 +244,8 @@ class Outgoing:
             self._answered(key, said, task.message.recipient, ack)
 
     async def _late(self, key: bytes, said: Said, ack: Acknowledge) -> None:
-        """Takes in an answer to no task under way: it may settle an unknown one, or be to no task of this
-        node."""
+        """Handle an answer to a task that is not under way: it may settle an unknown one, or belong to no
+        task of this node."""
         try:
             record = await self._ledger.find(key)
         except LedgerError:
@@ -285,8 +286,8 @@ class Outgoing:
             self._offer(Answered(key, state, Answer(1, pack(content, content.form), reason)), ack)
 
     def _received(self, key: bytes, sent: SentTask | None) -> None:
-        """The receiver has it. That is stored a little later: most tasks are answered before, and after a
-        crash the task is sent again, and acknowledged again."""
+        """Note that the receiver has a task. That is stored a little later: most tasks are answered before,
+        and after a crash the task is sent and acknowledged again."""
         if sent is not None and not sent.is_delivered:
             sent.reach(_DELIVERED)
         self._receipts[key] = None
@@ -315,7 +316,7 @@ class Outgoing:
     # ── what follows, once it is stored ──────────────────────────────────────────────────────────
 
     def _transmit(self, effect: Transmit) -> None:
-        """Publish a task, unless it is on its way to the broker already."""
+        """Publish a task, unless it is already on its way to the broker."""
         message = effect.message
         key = message.key
         if key not in self._leaving:
@@ -333,7 +334,7 @@ class Outgoing:
             self._refusals.note(self._name, message.id, problem.word, f"not sent: {problem}")
 
     def _stored(self, effect: Reply) -> None:
-        """Tell a caller that its task is stored, or what else was said of it."""
+        """Tell a caller that its task is stored, or why not."""
         key, verdict = effect.message.key, effect.verdict
         sent = self._sent.get(key)
         if sent is None:
@@ -348,8 +349,8 @@ class Outgoing:
             self._refused(key, sent, verdict)
 
     async def _check_stored(self, key: bytes, sent: SentTask, verdict: Verdict) -> None:
-        """Read whether a task was stored although its commit failed: then it is on its way, and a caller that
-        was told to try again would have it done twice."""
+        """Read whether a task was stored although its commit failed: then it is under way, and a caller that
+        retried would have it done twice."""
         record = None
         with suppress(LedgerError, Stopped):
             record = await self._ledger.find(key)
@@ -385,7 +386,7 @@ class Outgoing:
 
 
 async def cancel_stored(ledger: Ledger, id: str) -> bool:
-    """Cancel a task in the ledger of a node that does not run. Returns False if it has ended, or does not
+    """Cancel a task in the ledger of a node that is not running. Returns False if it has ended or does not
     exist."""
     name = (await ledger.item("node", "name") or b"").decode()
     record = await ledger.find(key_of(name, id)) if name else None
@@ -398,20 +399,20 @@ async def cancel_stored(ledger: Ledger, id: str) -> bool:
 
 
 def _until(now: int, expires: float) -> int:
-    """Returns when a task expires, rounded up to the whole seconds of the wire."""
+    """Return when a task expires, rounded up to the whole seconds of the wire."""
     if expires < 0:
         raise Malformed(f"expires={expires:g} is in the past; it is a number of seconds from now")
     return -(-(now + seconds(expires)) // SECOND) * SECOND
 
 
 def _meaning(body: bytes) -> tuple[str, str, object]:
-    """Returns what makes two tasks with one id the same; times and signatures may differ."""
+    """Return what makes two tasks with one id the same; times and signatures may differ."""
     task = fd.decode_pending(body)
     return task.receiver, task.action, task.payload.value
 
 
 def _failure(error: object) -> tuple[State, str]:
-    """Returns how a task ended, by its error: a duly node names the state if it is not `failed`."""
+    """Return how a task ended, by its error: a duly node names the state if it is not `failed`."""
     match error:
         case {"state": "unknown" | "expired" | "superseded" | "cancelled" as state, **rest}:
             return State[state.upper()], str(rest.get("detail", ""))[:500]

@@ -1,6 +1,6 @@
-"""The status of this node: what it says of itself, and the will that says it is gone.
+"""The status of this node, and the will that reports that it is gone.
 
-The law: a will names the session of its connection, since its time is that at which the connection began.
+The law: a will names the session of its connection, since its timestamp is from the start of that connection.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class OwnStatus:
     ) -> None:
         self.topic = topic
         self.about = FdStatus()
-        """what the status says besides that the node is online"""
+        """what the status contains besides that the node is online"""
         self.session = ""
-        """which connection this is; empty before the first"""
+        """the id of the present connection; empty before the first"""
         self._clock, self._signatures = clock, signatures
         self._identity, self._heartbeat = identity, heartbeat
         self._began = clock.now()
 
     def encode(self, *, online: bool) -> bytes:
-        """Returns the status as it is now."""
+        """Return the present status, encoded."""
         now = self._clock.now()
         status = msgspec.structs.replace(
             self.about,
@@ -46,10 +46,10 @@ class OwnStatus:
         return self._signatures.encode(status)
 
     def new_will(self) -> Will:
-        """Returns the will of the next connection, which is a session of its own."""
+        """Return the will of the next connection, which is a session of its own."""
         self.session = f"{self._identity}.{secrets.token_hex(4)}"
         return Will(self.topic, self.encode(online=False))
 
     def is_ours(self, status: FdStatus) -> bool:
-        """Whether a status is from this process, or from an earlier one with the same identity."""
+        """Return whether a status is from this process, or from an earlier one with the same identity."""
         return status.session.partition(".")[0] == self._identity

@@ -1,7 +1,7 @@
-"""What a node knows of its peers: the form each writes in, and what was refused.
+"""What a node knows of its peers: the form in which each encodes bytes, and what was refused.
 
 The law: every refusal is counted, and recorded with its reason in the node's own ledger, where `duly why`
-finds it. Of a flood all are counted, and a part is recorded.
+finds it. In a flood all are counted, and some are recorded.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ KNOWN: Final = 10_000
 BUCKET: Final = "forms"
 """The bucket of the ledger with each peer's form."""
 NOTES: Final = 1_000
-"""The most refusals that are recorded in one commit; further ones are only counted."""
+"""The most refusals recorded in one commit; further ones are only counted."""
 
 
 class Peers:
-    """The form in which each peer writes bytes, learned from what it wrote. A peer that once wrote JSON
+    """The form in which each peer encodes bytes, learned from its messages. A peer that once wrote JSON
     writes JSON.
 
-    The forms are kept in the ledger, so that stored tasks are read after a restart as before. A form decides
-    how a string is read and how the peer is answered, and nothing else: whether a task is a repeat is decided
-    by its bytes alone."""
+    The forms are stored in the ledger, so that stored tasks are decoded the same way after a restart. A form
+    decides only how a string is decoded and how the peer is answered: whether a task is a repeat depends on
+    its bytes alone.
+    """
 
     def __init__(self, ledger: Ledger, chores: Chores) -> None:
         self._ledger, self._chores = ledger, chores
@@ -44,11 +45,11 @@ class Peers:
                 self._forms[peer] = Form(form.decode())
 
     def form(self, peer: str) -> Form | None:
-        """Returns the form of a peer, if it is known."""
+        """Return the form of a peer, if it is known."""
         return self._forms.get(peer)
 
     def read(self, peer: str, content: Content) -> Content:
-        """Returns a content as this peer means it, and learns the peer's form from it."""
+        """Return a content as this peer means it, and learn the peer's form from it."""
         content = self.meant(peer, content)
         known = self._forms.get(peer)
         if content.form is None or content.sure:
@@ -58,7 +59,7 @@ class Peers:
         return content
 
     def meant(self, peer: str, content: Content) -> Content:
-        """Returns a content as this peer means it, by what is known of the peer by now."""
+        """Return a content as this peer means it, by what is known of the peer now."""
         known = self._forms.get(peer)
         if content.form is None or content.sure or known is None or content.form is known:
             return content
@@ -99,7 +100,7 @@ class Refusals:
                 self._chores.do(self._write())
 
     async def _write(self) -> None:
-        await asyncio.sleep(0)  # further refusals of this moment are written with it
+        await asyncio.sleep(0)  # further refusals of this moment are written together with it
         notes, self._notes = self._notes, []
         with suppress(LedgerError, Stopped):
             await self._ledger.write(*notes)

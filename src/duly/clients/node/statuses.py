@@ -1,8 +1,8 @@
 """The statuses of other nodes: retained by the broker, renewed at every heartbeat.
 
 The law: a status that has not been renewed for three heartbeats of its node (of this node, if it does not say
-how often it reports) is shown as stale. A will carries the time at which its connection began, so its age
-means nothing.
+how often it reports) is shown as stale. The timestamp of a will is from the start of its connection, so its
+age means nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ MISSED: Final = 3
 LONGEST: Final = 86_400.0
 """The longest time between two reports, in seconds, after which a node still counts as online."""
 ASK_AGAIN: Final = (0.25, 1.0, 4.0)
-"""Seconds after which a watcher asks once more, and again, for the retained status: the embedded broker may
-answer with the status before, and not pass the newest on, if that was published while the question came. A
-broker that is busy does so for longer."""
+"""Seconds after which a watcher asks again, more than once, for the retained status. The embedded broker may
+answer with the previous status, and drop the newest one, if that was published while the question arrived; a
+busy broker does so for longer."""
 WATCHED: Final = 1_000
-"""How many statuses wait for a watcher; then the oldest are dropped."""
+"""How many statuses wait for a watcher; beyond that the oldest are dropped."""
 
 
 class NodeStatus(Struct, frozen=True):
@@ -56,11 +56,11 @@ class _HeardStatus(Struct, frozen=True):
     stale_at: float
     """on the loop's clock"""
     payloads: tuple[bytes, bytes] = (b"", b"")
-    """as it came, and the one before"""
+    """the payload as it arrived, and the one before"""
 
 
 class _StatusWatcher:
-    """The statuses that wait for one caller, and when the caller asks for the retained one once more."""
+    """The statuses that wait for one caller, and when the caller asks again for the retained one."""
 
     def __init__(self) -> None:
         self.news: asyncio.Queue[NodeStatus] = asyncio.Queue(WATCHED)
@@ -68,7 +68,7 @@ class _StatusWatcher:
         self._pauses = iter(ASK_AGAIN)
 
     def wait_to_ask(self, now: float) -> None:
-        """Set when the caller asks the next time; not at all after the last pause."""
+        """Set when the caller asks next; never after the last pause."""
         self.ask_again = now + next(self._pauses, inf)
 
 
@@ -90,7 +90,7 @@ class Statuses:
         self._watchers: dict[str, set[_StatusWatcher]] = {}
 
     def hear(self, name: str, payload: bytes, old: bool) -> None:
-        """Takes in a status. Raises `SenderError` if it is malformed."""
+        """Handle a status. Raises `SenderError` if it is malformed."""
         told = self._signatures.open_status(payload, name)
         if told is not None and fd.is_question(told):
             return
@@ -100,9 +100,9 @@ class Statuses:
             return
         known = self._heard.get(name)
         if old and known is not None and payload in known.payloads:
-            return  # the broker was asked again, and may answer with the status before
+            return  # the broker was asked again, and may answer with the previous status
         now = self._clock.now()
-        # A status that is not retained was reported now, whatever its clock shows.
+        # A status that is not retained was reported just now, whatever its clock shows.
         age = max(0, now - told.time) / SECOND if old else 0.0
         heartbeat = min(told.heartbeat / SECOND or self._heartbeat, LONGEST)
         left = MISSED * heartbeat - age
@@ -126,12 +126,12 @@ class Statuses:
         self._tell(status)
 
     def known(self, name: str) -> NodeStatus | None:
-        """Returns the last status of a node that is being watched."""
+        """Return the last status of a node that is being watched."""
         heard = self._heard.get(name)
         return None if heard is None else _aged(heard)
 
     async def get(self, name: str, within: float) -> NodeStatus | None:
-        """Returns the status of this node; None if the broker has none."""
+        """Return the status of this node, or None if the broker has none."""
         if name == "+":
             raise Malformed("name one node; watch_status('+') is for all of them")
         if (known := self.known(name)) is not None:

@@ -1,7 +1,8 @@
-"""A task, from both ends: what a handler gets, and what its sender holds while it is under way.
+"""A task from both ends: as its handler gets it, and as its sender sees it.
 
-The law: every task ends, once. Only `unknown` may still be settled by a late result: then `result` and
-`state` say that."""
+The law: every task ends, once. Only `unknown` may still be settled by a late result, which `result` and
+`state` then show.
+"""
 
 from __future__ import annotations
 
@@ -44,16 +45,16 @@ class Task:
         self.id = message.id
         self.attempt = attempt
         self.expires = message.expires / SECOND if message.expires else None
-        """the time after which it is not to be done, in seconds since 1970; None if it has none"""
+        """the time after which it must not be done, in seconds since 1970; None if it has none"""
         self._progress = progress
 
     def progress(self, value: object) -> None:
-        """Tell the sender how far it is. A report may be lost; the end is not."""
+        """Report progress to the sender. A report may be lost; the result is not."""
         self._progress(value)
 
 
 class Moment(Generic[T]):
-    """A value that will be known. Any number of callers may await it, any number of times."""
+    """A value that will be known later. Any number of callers may await it, any number of times."""
 
     __slots__ = ("_problem", "_value", "_waiting", "done")
 
@@ -71,7 +72,7 @@ class Moment(Generic[T]):
         return cast("T", self._value)
 
     async def within(self, seconds: float) -> T:
-        """Waits for the value; raises `TimeoutError` if it is not known in so many seconds."""
+        """Wait for the value; raises `TimeoutError` if it is not known in time."""
         if not self.done:
             told = self._wait()
             timer = told.get_loop().call_later(seconds, _lapse, told)
@@ -82,7 +83,7 @@ class Moment(Generic[T]):
         return await self
 
     def _wait(self) -> asyncio.Future[None]:
-        # Each caller has a future of its own, so that cancelling one does not cancel the others.
+        # Each caller has its own future, so that cancelling one does not cancel the others.
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._waiting is None:
             self._waiting = [told]
@@ -97,7 +98,7 @@ class Moment(Generic[T]):
             self._settle()
 
     def fail(self, problem: Exception) -> None:
-        """Set a problem instead of the value, unless it is known."""
+        """Set an error instead of the value, unless it is known."""
         if not self.done:
             self._problem = problem
             self._settle()
@@ -157,7 +158,7 @@ class SentTask:
         return self._delivered
 
     def _moment(self, is_past: bool) -> Moment[None]:
-        """A moment that is waited for; most never are."""
+        """Return a moment that is awaited; most never are."""
         moment: Moment[None] = Moment()
         if is_past:
             moment.tell(None)
@@ -194,7 +195,7 @@ class SentTask:
     # ── for the node ─────────────────────────────────────────────────────────────────────────────
 
     def report_progress(self, value: object) -> None:
-        """Its handler says how far it is."""
+        """Note the progress that its handler reports."""
         self.progress = value
         if self._updates is None:
             self._updates = deque(maxlen=UPDATES_KEPT)
@@ -206,7 +207,7 @@ class SentTask:
             self._news.set()
 
     def reach(self, state: State) -> None:
-        """It is in this state now."""
+        """Note its new state."""
         self.state = state.word
         if self._stored is not None:
             self._stored.tell(None)
@@ -214,17 +215,17 @@ class SentTask:
             self._delivered.tell(None)
 
     def hear(self, answer: Answer, content: Content) -> None:
-        """An answer came, with this content; it counts once it is stored."""
+        """Note an answer with this content; it counts once it is stored."""
         self._heard = (answer, content)
 
     def end(self, state: State, answer: Answer) -> None:
-        """It has ended; a second end settles what was unknown."""
+        """Note its outcome; a second one settles an unknown outcome."""
         if self.result.done:
             self.result = Moment()
         heard = self._heard
         try:
             if state is State.DONE and heard is not None and heard[0] is answer:
-                self.result.tell(heard[1].value)  # as it was read; it need not be read again
+                self.result.tell(heard[1].value)  # already decoded
             else:
                 self.result.tell(outcome(state, answer))
         except (OutcomeError, Expired) as problem:
@@ -233,7 +234,7 @@ class SentTask:
         self._wake()
 
     def fail(self, problem: Exception) -> None:
-        """It was not stored, or its end will not be heard."""
+        """Note that it was not stored, or that its outcome will not be known here."""
         self._problem = problem
         for moment in (self._stored, self._delivered, self.result):
             if moment is not None:
@@ -241,7 +242,7 @@ class SentTask:
 
 
 def outcome(state: State, answer: Answer) -> Any:
-    """Returns what a task returned, or raises the error that says how else it ended."""
+    """Return what a task returned, or raise the error that says how else it ended."""
     match state:
         case State.DONE:
             return unpack(answer.data).value
@@ -262,14 +263,14 @@ _MARKS: Final = tuple(bytes((flags,)) for flags in range(16))
 
 
 def pack(content: Content, form: Form | None, *, old_names: bool = False, guessed: bool = False) -> bytes:
-    """Returns a content as the ledger keeps it: one byte for the peer's form, then the bytes of the wire.
-    `guessed`: the form was guessed from the bytes, and what is known of the peer may correct it."""
+    """Return a content as the ledger stores it: one byte for the peer's form, then the bytes of the wire.
+    `guessed`: the form was guessed from the bytes, and may be corrected by what is known of the peer."""
     flags = _FORMS.index(form) | _OLD * old_names | _GUESSED * guessed
     return _MARKS[flags] + content.raw
 
 
 def pack_task(task: fd.FdPending) -> bytes:
-    """Returns a task as the ledger keeps it. It depends only on the task's own bytes: the same bytes are the
+    """Return a task as the ledger stores it. It depends only on the task's own bytes: the same bytes are the
     same task, whatever was learned about its sender in between."""
     content = task.payload
     guessed = content.raw[:1] == b'"' and content.form is not None and not content.sure
@@ -277,7 +278,7 @@ def pack_task(task: fd.FdPending) -> bytes:
 
 
 def unpack(kept: bytes) -> Content:
-    """Reads a content that `pack` made.
+    """Decode a content that `pack` encoded.
 
     >>> unpack(pack(fd.content_of("test", Form.JSON), Form.JSON)).value
     'test'
@@ -287,15 +288,15 @@ def unpack(kept: bytes) -> Content:
 
 
 def as_kept(kept: bytes) -> Content:
-    """Returns the same content to be sent unchanged, without decoding it."""
+    """Return the same content to be sent unchanged, without decoding it."""
     return Content(kept[1:], form_of(kept), kept[1:])
 
 
 def form_of(kept: bytes) -> Form | None:
-    """Returns the peer's form."""
+    """Return the peer's form."""
     return _FORMS[kept[0] & 3] if kept else None
 
 
 def has_old_names(kept: bytes) -> bool:
-    """Returns whether the peer uses the older field names."""
+    """Return whether the peer uses the older field names."""
     return bool(kept) and kept[0] & _OLD != 0

@@ -1,8 +1,8 @@
-"""Takes alerts from Prometheus Alertmanager and from Grafana, by the webhooks that they send.
+"""Accepts alerts from Prometheus Alertmanager and Grafana by webhook.
 
-The law: 2xx means that every alert of the webhook is stored. If one of them could not be stored for a reason
-that passes, the answer is 503, and the sender sends the whole webhook again: what was stored is a repeat
-then. What will never be taken is answered with 400 and the reason, which Alertmanager writes to its log.
+The law: 2xx means that every alert of the webhook is stored. If one of them could not be stored for a
+temporary reason, the answer is 503, and the sender sends the whole webhook again: stored alerts are then
+repeats. An alert that will never be accepted is answered with 400 and the reason, which Alertmanager logs.
 """
 
 from __future__ import annotations

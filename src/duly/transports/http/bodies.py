@@ -1,7 +1,7 @@
-"""Bodies of requests: read as far as they may go, in the time they may take.
+"""Bodies of requests: reads them within limits of size and time.
 
-The law: a caller who has not authenticated is read for a few KiB. What all bodies take together is bounded,
-and shared fairly (`duly.transports.read_memory`).
+The law: at most a few KiB are read from an unauthenticated caller. The memory of all bodies together is
+bounded, and shared fairly (`duly.transports.read_memory`).
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ GUEST_SECONDS: Final = 10.0
 
 
 READING: Final = web.RequestKey("reading", Reading)
-"""Under which a request notes what its body takes until it is answered."""
+"""The key under which a request notes the memory of its body until it is answered."""
 ACCOUNT: Final = web.RequestKey("account", str)
-"""Under which a request notes the account that it is made for, once that is known."""
+"""The key under which a request notes its account, once that is known."""
 
 
 class BodyTimeout(Exception):
@@ -35,8 +35,8 @@ class BodyTimeout(Exception):
 
 
 async def read(request: web.Request, *, guest: bool = False) -> bytes:
-    """The body of a request; of a `guest` who has not authenticated only a short one. `TooLarge` says that it
-    is over its limit, `BodyTimeout` that it did not come, `Overloaded` that there is no memory for it."""
+    """Return the body of a request; from an unauthenticated `guest` only a short one. Raises `TooLarge` over
+    the limit, `BodyTimeout` if it does not arrive in time, `Overloaded` if there is no memory for it."""
     limit, seconds = (GUEST_LIMIT, GUEST_SECONDS) if guest else (BODY_LIMIT, READ_SECONDS)
     too_large = TooLarge(f"the body is over {limit} bytes; send less at once")
     if (request.content_length or 0) > limit:
@@ -77,12 +77,12 @@ async def read(request: web.Request, *, guest: bool = False) -> bytes:
 
 
 def give_back(request: web.Request) -> None:
-    """The body of a request is no longer kept."""
+    """Release the memory of a request's body."""
     reading, memory = request.get(READING), request.app.get(MEMORY)
     if reading is not None and memory is not None:
         memory.end(reading)
 
 
 def _owner(request: web.Request) -> str:
-    """Whose memory the body takes: the account's, or the address's of a guest."""
+    """Return whose memory the body uses: the account's, or the address of a guest."""
     return request.get(ACCOUNT) or f"from {network_of(address_of(request))}"

@@ -1,7 +1,7 @@
-"""Takes CloudEvents by `POST /v1/cloudevents`: one in structured or binary mode, or a batch.
+"""Accepts CloudEvents by `POST /v1/cloudevents`: one in structured or binary mode, or a batch.
 
 The law: 2xx means stored, also for an event that was stored before. 429 and 503 mean that the sender should
-send the same event again, and say when; every other answer, that this will not help.
+send the same event again, and say when; after any other answer a repeat does not help.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
 
 
 class CloudEventsEndpoint:
-    """Takes the events of one hub; who may send what is judged as for any frame."""
+    """Accepts the events of one hub; permissions are those of any frame."""
 
     def __init__(self, server: messages.MessagesBackend) -> None:
         self._server = server
@@ -47,7 +47,7 @@ class CloudEventsEndpoint:
         return messages.response(FastAnswer(worst.status, body, worst.later))
 
     async def _take(self, who: Principal, headers: dict[str, str], raw: bytes, wait: float) -> FrameBatch:
-        """Gives the events of a body to the hub. When this returns the body is no longer kept."""
+        """Hand the events of a body to the hub. When this returns the body is no longer kept."""
         events = read_events(headers, raw)
         if not isinstance(events, list):
             return await hand_over(self._server, who, [frame_of(events)], wait)

@@ -1,13 +1,12 @@
-"""The fast path of HTTP: one small `POST /v1/messages` after another, over a connection that is kept.
+"""The fast path of HTTP: small `POST /v1/messages` requests, one after another over a kept connection.
 
-That is what almost every client that sends over HTTP does, and a framework spends 47 µs on each request
-(routes, streams, headers); this takes 7. The laws. A request is served here only if it has come whole, in one
-piece, and has nothing in its head but what is listed below, each once. With the first one that is anything
-else the connection, with every byte of it, is handed over to the framework for good: so there is one place
-that reads HTTP in all its forms, and it is not this one. One request at a time; a client that does not
-read its answers is not read from.
+Almost every client that sends over HTTP does that, and a framework spends 47 µs on each request (routes,
+streams, headers); this takes 7. The laws. A request is served here only if it has arrived completely, in one
+piece, and has only the headers listed below, each once. At the first other request the connection with all
+its bytes is handed over to the framework for good, so that only the framework has to read HTTP in all its
+forms. Requests are served one at a time; if a client does not read its answers, nothing is read from it.
 
-A request takes no task of its own, unless something has to be awaited before its frames are handed over.
+A request needs no task, unless something has to be awaited before its frames are handed over.
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ LOG: Final = logging.getLogger("duly.http")
 PIECE: Final = 64 * 1024
 """The longest request that is served here."""
 STOP_SECONDS: Final = 0.5
-"""How long those who wait for an answer are waited for when the hub stops."""
+"""How long callers that wait for an answer are waited for when the hub stops."""
 
 _FIRST: Final = b"POST /v1/messages HTTP/1.1"
 _PLAIN: Final = frozenset({b"accept", b"accept-encoding", b"content-type", b"user-agent"})
-"""Heads that change nothing about the answer."""
+"""Headers that do not affect the answer."""
 
 
 LATER: Final = 3
-"""Seconds after which to try again, where nothing more is known."""
+"""Seconds after which to retry, if nothing more is known."""
 
 
 class FastAnswer(NamedTuple):
-    """An answer: its status, its JSON, and the account that it is for, if it has authenticated. `later`: it
-    may be tried again, in so many seconds."""
+    """An answer: its status, its JSON, and its account, if authenticated. `later`: seconds after which to
+    retry."""
 
     status: int
     body: bytes
@@ -49,28 +48,28 @@ class FastAnswer(NamedTuple):
 
 
 BUG: Final = FastAnswer(500, b'{"error":"internal","detail":"a bug in the hub; its log says more"}')
-"""The answer to a request that an unexpected error ended, by whichever way it came."""
+"""The answer to a request that ended in an unexpected error, whichever way it came."""
 REQUEST: Final = "HTTP request"
 """The name under which such errors are counted."""
 
 Serve: TypeAlias = Callable[[str | None, str, bytes], Awaitable[FastAnswer]]
-"""(token, address, body); never raises but for a bug."""
+"""(token, address, body); raises only on a bug."""
 
 FastReply: TypeAlias = Callable[[str, FastAnswer], None]
 """(account, answer): answers a request."""
 
 Begin: TypeAlias = Callable[[str | None, bytes, FastReply], bool | Coroutine[object, None, None]]
-"""(token, body, reply): begins to serve a request. False: nothing was done, and `Serve` has to be asked;
-otherwise `reply` is called, and a coroutine, if there is one, has to be awaited for that."""
+"""(token, body, reply): starts to serve a request. False: nothing was done, and `Serve` has to be called;
+otherwise `reply` is called, and a returned coroutine has to be awaited for that."""
 
 
 def _never(token: str | None, body: bytes, reply: FastReply) -> bool:
-    """Begins nothing: every request is served by a task."""
+    """Start nothing: every request is served by a task."""
     return False
 
 
 class FastPath:
-    """One hub's: its listener and the connections that nothing else is known of."""
+    """The fast path of one hub: its listener and the connections that use only it."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class FastPath:
         return KeepAliveConnection(self)
 
     async def close(self) -> None:
-        """Hang up; on those who are just being served, afterwards."""
+        """Close the connections; those being served, after their answer."""
         for one in list(self.connections):
             one.close()
         busy = {one.answered(): one for one in self.connections if one.serving}
@@ -104,7 +103,7 @@ class FastPath:
                 busy[answer].abort()
 
     def date(self) -> bytes:
-        """As HTTP writes it; it changes once in a second."""
+        """Return the date as HTTP writes it; it changes once a second."""
         now = int(time.time())
         if now != self._day[0]:
             self._day = (now, formatdate(now, usegmt=True).encode())
@@ -124,7 +123,7 @@ class KeepAliveConnection(asyncio.Protocol):
         self.serving = False
         """a request is not answered yet"""
         self._task: asyncio.Task[None] | None = None
-        """serves it, if something has to be awaited for that"""
+        """serves the request, if something has to be awaited"""
         self._answered: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -208,8 +207,8 @@ class KeepAliveConnection(asyncio.Protocol):
             self._fail(last=True)
 
     def _fail(self, *, last: bool = False) -> None:
-        """Says that a bug was found in serving the request. `last`: its frames may have been handed over, and
-        be answered later, so the connection ends."""
+        """Report a bug in serving the request. `last`: its frames may have been handed over and may be
+        answered later, so the connection ends."""
         LOG.exception("a bug in serving %s", _FIRST.decode())
         self._path.count(REQUEST)
         if self.serving:
@@ -240,12 +239,12 @@ class KeepAliveConnection(asyncio.Protocol):
             self._go_on()
 
     def answered(self) -> asyncio.Future[None]:
-        """Returns what ends when the request that is being served is answered."""
+        """Return a future that is done when the present request is answered."""
         self._answered = self._loop.create_future()
         return self._answered
 
     def _go_on(self) -> None:
-        """Handles what came while a request was served or the client did not read its answers."""
+        """Handle the bytes that arrived while a request was served or the client did not read its answers."""
         if not self.serving and not self._stalled:
             data, self._kept = self._kept, b""
             self._transport.resume_reading()
@@ -270,7 +269,7 @@ class KeepAliveConnection(asyncio.Protocol):
         self._go_on()
 
     def close(self) -> None:
-        """After the answer that is due, if one is."""
+        """Close the connection, after the pending answer if there is one."""
         self._closing = True
         if not self.serving:
             self._transport.close()
@@ -287,7 +286,7 @@ _PHRASES: Final = {int(status): status.phrase.encode() for status in HTTPStatus}
 
 
 class Head(NamedTuple):
-    """What matters of a request's head."""
+    """The relevant parts of a request's head."""
 
     token: str | None
     length: int
@@ -295,7 +294,7 @@ class Head(NamedTuple):
 
 
 def read_head(head: bytes) -> Head | None:
-    """The head of a request that may take the fast path; None if it may not.
+    """Return the head of a request that may take the fast path, or None.
 
     >>> read_head(b"POST /v1/messages HTTP/1.1\\r\\nHost: hub\\r\\nContent-Length: 2")
     Head(token=None, length=2, host='hub')

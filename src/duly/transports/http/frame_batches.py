@@ -1,4 +1,4 @@
-"""The frames of one request over HTTP, and what is said of them until the request is answered."""
+"""The frames of one HTTP request, and the answers to them until the request is answered."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FrameBatch:
         self._news: asyncio.Future[None] | None = None
 
     def heard(self) -> None:
-        """Note that one of the frames was answered for the first time; the last of them wakes the request."""
+        """Note that one of the frames got its first answer; the last of them wakes the request."""
         self._silent -= 1
         if not self._silent:
             if self._told is not None:
@@ -46,26 +46,26 @@ class FrameBatch:
             self.news()
 
     def when_told(self, told: Callable[[FrameBatch], None]) -> None:
-        """Call this when each of the frames has its `server_ack`: at once, if each has it."""
+        """Call this when each of the frames has its `server_ack`; at once, if each has it."""
         if self._silent:
             self._told = told
         else:
             told(self)
 
     def news(self) -> None:
-        """Wakes the request, which then checks whether it still has to wait."""
+        """Wake the request, which then checks whether it still has to wait."""
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
     async def said(self) -> None:
-        """Until all of them have been told what became of their frame."""
+        """Wait until all frames have their `server_ack`."""
         if self._silent:
             await self._wait(ANSWER_SECONDS, lambda: not self._silent)
             if self._silent:
                 raise too_busy()
 
     async def ended(self, seconds: float) -> None:
-        """Until all that were taken have ended, or this time is over."""
+        """Wait until all accepted frames have ended, or for this time."""
         waiting = [w for w in self.waiters if _taken(w.said)]
         try:
             await self._wait(seconds, lambda: all(w.ended is not None for w in waiting))
@@ -73,7 +73,7 @@ class FrameBatch:
             self.leave()
 
     def leave(self) -> None:
-        """The request is answered, or given up."""
+        """Note that the request is answered or given up."""
         for waiter in self.waiters:
             waiter.listening = False
 
@@ -88,24 +88,23 @@ class FrameBatch:
 
 
 class PendingRequests(Generic[A]):
-    """Requests that wait for their answers without a task each.
+    """The requests that wait for their answers without a task each.
 
-    The answers to all requests whose frames have been told what became of them in one turn of the loop are
-    given in the next one, so that an `ack` that follows a `server_ack` at once is part of the answer. One
-    timer watches over all requests: those that were not told in time are answered that the hub is busy.
-    `answer` makes an answer, `trouble` one that reports an error.
+    A request whose frames all have their `server_ack` is answered in the next turn of the loop, so that an
+    `ack` that follows at once is part of the answer. One timer watches all requests: those without answers in
+    time are told that the hub is busy. `answer` makes an answer, `trouble` an error.
     """
 
     def __init__(self, answer: Callable[[FrameBatch], A], trouble: Callable[[DulyError], A]) -> None:
         self._answer = answer
         self._trouble = trouble
         self._replies: dict[FrameBatch, tuple[Callable[[A], None], float]] = {}
-        """who gets the answers, and until when; the oldest first"""
+        """the receivers of the answers, and their deadlines; the oldest first"""
         self._told: list[FrameBatch] = []
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, batch: FrameBatch, reply: Callable[[A], None]) -> None:
-        """Have a request answered whose frames were handed over; `reply` gets the answer."""
+        """Add a request whose frames were handed over; `reply` gets the answer."""
         loop = self._loop
         over = loop.time() + ANSWER_SECONDS
         self._replies[batch] = (reply, over)
@@ -118,7 +117,8 @@ class PendingRequests(Generic[A]):
         return asyncio.get_running_loop()  # kept, since asking for it is a call to the system
 
     def _note(self, batch: FrameBatch) -> None:
-        """Note that all frames of a request have been told; it is answered in the next turn of the loop."""
+        """Note that all frames of a request have their `server_ack`; it is answered in the next turn of the
+        loop."""
         if not self._told:
             self._loop.call_soon(self._answer_all)
         self._told.append(batch)
@@ -131,13 +131,13 @@ class PendingRequests(Generic[A]):
                 continue
             try:
                 said = self._answer(batch)
-            except Exception:  # one request's bug is not the others'
+            except Exception:  # a bug in one request must not affect the others
                 LOG.exception("a bug in answering a request")
                 said = self._trouble(ProgramError("no answer could be made; the hub's log says why"))
             reply(said)
 
     def _drop(self, batch: FrameBatch) -> Callable[[A], None] | None:
-        """Forget a request; returns what would have got its answer, None if it was answered."""
+        """Forget a request; return its reply function, or None if it was answered."""
         batch.leave()
         found = self._replies.pop(batch, None)
         return None if found is None else found[0]
@@ -147,7 +147,7 @@ class PendingRequests(Generic[A]):
         self._timer = self._loop.call_at(over, self._expire)
 
     def _expire(self) -> None:
-        """Answer those that have waited too long, and wait for the next."""
+        """Answer requests that have waited too long, and wait for the next."""
         self._timer = None
         loop = self._loop
         for batch, (_, over) in list(self._replies.items()):
@@ -171,7 +171,7 @@ class WaitingRequest(UncongestedSession):
         self.ended: OutgoingFrame | None = None
 
     def push(self, frame: OutgoingFrame) -> None:
-        """Takes the `server_ack`, then the `ack`; a request has no use for any other frame."""
+        """Keep the `server_ack`, then the `ack`; other frames are ignored."""
         if self.said is None:
             if type(frame) is ServerAck:
                 self.said = frame
@@ -181,11 +181,11 @@ class WaitingRequest(UncongestedSession):
             self._batch.news()
 
     def close(self, reason: str) -> None:
-        """Does nothing: the request ends when it is answered."""
+        """Do nothing: the request ends when it is answered."""
 
     @property
     def answer(self) -> ServerAck:
-        """The `server_ack`, with the `ack` in it if there is one."""
+        """Return the `server_ack`, with the `ack` in it if there is one."""
         assert self.said is not None, "`FrameBatch.said` waits until every request has been told"
         return self.said if self.ended is None else outgoing.with_ack(self.said, self.ended)
 
@@ -193,7 +193,7 @@ class WaitingRequest(UncongestedSession):
 async def hand_over(
     server: MessagesBackend, who: Principal, raws: Sequence[bytes], wait: float = 0.0, *, single: bool = True
 ) -> FrameBatch:
-    """Gives frames to the hub; returns when each has its `server_ack`. With `wait`, `ended` follows."""
+    """Hand frames to the hub; returns when each has its `server_ack`. With `wait`, `ended` follows."""
     batch = FrameBatch(len(raws), single=single)
     told = False
     try:
@@ -207,17 +207,17 @@ async def hand_over(
 
 
 def too_busy() -> Overloaded:
-    """The error of a request that was not told in time what became of its frames."""
+    """Return the error of a request whose frames got no answer in time."""
     return Overloaded("the hub is too busy to answer; ask again with the same ids")
 
 
 def _taken(frame: ServerAck | None) -> bool:
-    """Whether something was taken that has yet to end."""
+    """Return whether a frame was accepted and has yet to end."""
     return (
         frame is not None and frame.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE) and not is_all(frame)
     )
 
 
 def is_all(frame: ServerAck) -> bool:
-    """Whether nothing more will be said: a line has its place, or a question its answer."""
+    """Return whether nothing more will follow: a line has its number, or a question its answer."""
     return frame.n is not None or bool(frame.data)

@@ -1,10 +1,9 @@
-"""The gate before every HTTP request: which page it comes from, which name it is for, and what is said when
-something fails that should not.
+"""The gate before every HTTP request: checks its origin and its host name, and answers unexpected errors.
 
-The laws. A page of another origin does nothing here, unless the hub's `origins` name it: a request that
-changes something, or a WebSocket, with a foreign `Origin` is refused. A hub on this machine alone answers to
-the names of this machine, so that no page can reach it under a name of its own (DNS rebinding). No input is
-answered with 500; a bug is, and it is logged once in a second and not once for each request.
+The laws. A page of another origin may do nothing unless the hub's `origins` list it: a request that changes
+something, or a WebSocket, with a foreign `Origin` is refused. A hub that listens only on this machine answers
+only to the names of this machine, so that no page can reach it under another name (DNS rebinding). No input
+causes a 500; a bug does, and is logged at most once a second.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ _Serve: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class RequestGate:
-    """Who may come in. `origins` are pages of other origins that may use this hub; `names` the host names it
-    answers to, None for any. `count` counts a bug, by the name of the part that has it."""
+    """Decides which requests are allowed. `origins` are pages of other origins that may use this hub; `names`
+    the host names it answers to, None for any. `count` counts a bug by the name of its part."""
 
     def __init__(
         self, origins: Iterable[str], names: frozenset[str] | None, count: Callable[[str], None]
@@ -45,11 +44,11 @@ class RequestGate:
         self._names = None if names is None else OWN_NAMES | names | also
 
     def answers_to(self, host: str) -> bool:
-        """Whether a request for this host is for us; one that names none comes from no page."""
+        """Return whether a request for this host is for us; one without a host does not come from a page."""
         return self._names is None or not host or host_name(host) in self._names
 
     def knows(self, origin: str, host: str) -> bool:
-        """Whether a page of this origin may use us: our own, or one that was named."""
+        """Return whether a page of this origin may use us: our own, or a listed one."""
         origin = origin.lower()
         if origin in self._origins:
             return True
@@ -58,7 +57,7 @@ class RequestGate:
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: _Serve) -> web.StreamResponse:
-        """What aiohttp calls for every request."""
+        """Handle every request of aiohttp."""
         visitor = visitor_of(request)
         if visitor is not None:
             visitor.begin()
@@ -117,7 +116,7 @@ class RequestGate:
 
 
 def _readable(request: web.Request) -> bool:
-    """Whether every head is text. Of a token that is not, the login decides: it is an unknown one."""
+    """Return whether every header is text. An undecodable token is left to the login, as an unknown one."""
     try:
         for name, value in request.raw_headers:
             if not value.isascii() and name.lower() != b"authorization":
@@ -128,13 +127,13 @@ def _readable(request: web.Request) -> bool:
 
 
 def _last(answer: web.Response) -> web.Response:
-    """Nothing more is read from this connection."""
+    """Read nothing more from this connection."""
     answer.force_close()
     return answer
 
 
 def host_name(host: str) -> str:
-    """The name in a Host header, without its port.
+    """Return the name in a Host header, without its port.
 
     >>> host_name("LOCALHOST:7800"), host_name("[::1]:7800"), host_name("a b")
     ('localhost', '::1', 'a b')

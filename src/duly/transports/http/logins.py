@@ -1,6 +1,6 @@
-"""HTTP for people: register, log in, log out, another password.
+"""HTTP for people: register, log in, log out, change the password.
 
-The law: a password comes in a body, over HTTP alone, and goes no further than its check.
+The law: a password comes in a body, over HTTP only, and is used for nothing but its check.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class PeopleRegistry(Protocol):
-    """Who registers people and logs them in."""
+    """Registers people and logs them in."""
 
     async def register(self, name: str, password: str, address: str) -> None:
         """Creates a user."""

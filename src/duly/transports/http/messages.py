@@ -1,7 +1,7 @@
 """HTTP: the same frames, one at a time or in an array, by `POST /v1/messages`; outcomes and lists by GET.
 
-The law: a 2xx means stored. The body is the `server_ack` (and the `ack`, if it was waited for); the status
-says the same for those who only read that.
+The law: 2xx means stored. The body is the `server_ack` (and the `ack`, if the request waited for it); the
+HTTP status says the same.
 """
 
 from __future__ import annotations
@@ -61,62 +61,41 @@ AHEAD: Final = (
 BATCH_LIMIT: Final = 1_000
 PAGE: Final = 1_000
 MARGIN: Final = 200
-"""Refusals that may be recorded later than others that happened after them."""
+"""How much later a refusal may be recorded than others that happened after it."""
 PAGES: Final = 20
-"""So many pages are looked through for an id that carries no time; name the sender to look further."""
+"""How many pages are searched for an id without a time; name the sender to search further."""
 LOOKS: Final = 10
-"""Stretches of the ledger that one page is looked for in, where its reader's messages are few among many."""
+"""How many stretches of the ledger are searched for one page, if its reader's messages are few among many."""
 
 
 _STRANGERS: Final = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
 
 
 def _of_interest(record: logging.LogRecord) -> bool:
-    """Whether a log record is about the hub itself: what is wrong with a request is answered, not logged."""
+    """Return whether a log record is about the hub itself: problems of a request are answered, not logged."""
     kind = record.exc_info[0] if record.exc_info else None
     return kind is None or not issubclass(kind, _STRANGERS)
 
 
 LOG: Final = logging.getLogger("duly.http")
-"""Where aiohttp says what surprised it."""
+"""The logger of aiohttp's own problems."""
 LOG.addFilter(_of_interest)
 LOG.addFilter(RateLimitedLog())
 
 
 class TokenCheck(Protocol):
-    """What knows tokens."""
+    """Checks tokens."""
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """Whose token this is; raises `NotAuthenticated`."""
+        """Return the account of a token; raises `NotAuthenticated`."""
         ...
 
 
-class MessagesBackend(TokenCheck, Protocol):
-    """What HTTP needs of its hub."""
-
-    @property
-    def ledger(self) -> Ledger:
-        """The ledger that outcomes and lists are read from."""
-        ...
-
-    def recognise(self, token: str | None) -> Principal | None:
-        """Whose token this is, if memory is sure of it; None if `login` has to be asked."""
-        ...
-
-    def begin_all(
-        self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
-    ) -> Coroutine[object, None, None] | None:
-        """`receive_all` as far as nothing has to be awaited, and what takes the rest."""
-        ...
-
-    async def receive_all(
-        self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
-    ) -> None:
-        """Frames in their order, each with its session; each is pushed a `server_ack`, sooner or later."""
-        ...
+class HealthReport(Protocol):
+    """The health of the hub, as HTTP reports it."""
 
     def state(self) -> dict[str, object]:
-        """Returns the state of the hub, as an admin sees it."""
+        """Return the state of the hub, as an admin sees it."""
         ...
 
     @property
@@ -136,7 +115,37 @@ class MessagesBackend(TokenCheck, Protocol):
 
     @property
     def degraded(self) -> list[str]:
-        """What does not work although requests are taken."""
+        """What does not work although requests are accepted."""
+        ...
+
+
+class MessagesBackend(TokenCheck, Protocol):
+    """The interface of the hub for HTTP."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger that outcomes and lists are read from."""
+        ...
+
+    def recognise(self, token: str | None) -> Principal | None:
+        """Return the account of a token if memory is sure of it; None if `login` has to be asked."""
+        ...
+
+    def begin_all(
+        self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
+    ) -> Coroutine[object, None, None] | None:
+        """Do `receive_all` as far as nothing has to be awaited, and return the coroutine for the rest."""
+        ...
+
+    async def receive_all(
+        self, sessions: Sequence[WaitingRequest], who: Principal, raws: Sequence[bytes]
+    ) -> None:
+        """Handle frames in order, each with its session; each gets a `server_ack` sooner or later."""
+        ...
+
+    @property
+    def health(self) -> HealthReport:
+        """The state of the hub."""
         ...
 
     @property
@@ -150,27 +159,29 @@ class MessagesBackend(TokenCheck, Protocol):
         ...
 
     def sees_from(self, who: Principal) -> int:
-        """When an account was made (µs); what is older belongs to another of that name."""
+        """Return when an account was created (µs); older records belong to another account of that name."""
         ...
 
     async def hops(self, record: Record, *, receipts_too: bool) -> Sequence[object]:
-        """When what happened to a message, as far as the trail reaches; of a chat line also what its
-        recipients did."""
+        """Return the events of a message, as far back as the trail reaches; for a chat line also those of its
+        recipients."""
         ...
 
     async def trace_line(self, record: Record, who: Principal) -> dict[str, object] | None:
-        """How far a line of chat has come with its recipients; None for any other message."""
+        """Return the receipts of a chat line; None for any other message."""
         ...
 
     async def list_devices(
         self, who: Principal, after: str, limit: int
     ) -> tuple[list[dict[str, object]], str | None]:
-        """The devices that a principal may see, by name, and after which the next page begins."""
+        """Return the devices that a principal may see, by name, and the name after which the next page
+        begins."""
         ...
 
 
 async def entered(server: TokenCheck, request: web.Request, token: str | None = None) -> Principal:
-    """Who makes this request, by the token in its head unless another is given; raises `NotAuthenticated`."""
+    """Return the account of this request, by the token in its headers unless another one is given; raises
+    `NotAuthenticated`."""
     who = await server.login(token or token_in(request), address_of(request))
     request[bodies.ACCOUNT] = who.name
     visitor = visitor_of(request)
@@ -180,19 +191,19 @@ async def entered(server: TokenCheck, request: web.Request, token: str | None = 
 
 
 def token_in(request: web.Request) -> str | None:
-    """The token in the head of a request."""
+    """Return the token in the headers of a request."""
     return request.headers.get("Authorization", "").removeprefix("Bearer ").strip() or None
 
 
 async def _answered(batch: FrameBatch, wait: float = 0.0) -> FastAnswer:
-    """The answer to a request, when what was taken has ended or after `wait` seconds."""
+    """Answer a request when its accepted frames have ended, or after `wait` seconds."""
     if wait:
         await batch.ended(wait)
     return _answer(batch, wait)
 
 
 def _answer(batch: FrameBatch, wait: float = 0.0) -> FastAnswer:
-    """The answer to a request by what its frames have been told."""
+    """Return the answer to a request from the answers to its frames."""
     if batch.single:
         return answer_to(batch.waiters[0], wait)
     return FastAnswer(200, outgoing.encode_all([waiter.answer for waiter in batch.waiters]))
@@ -213,7 +224,7 @@ def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
 
 
 class MessagesEndpoint:
-    """Takes frames, and shows messages, refusals, devices and the hub's state."""
+    """Accepts frames, and shows messages, refusals, devices and the hub's state."""
 
     def __init__(self, server: MessagesBackend) -> None:
         self._server = server
@@ -222,7 +233,7 @@ class MessagesEndpoint:
     def guarded(
         self, inner: Callable[[web.Request, Principal], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
-        """A handler that authenticates the caller first, and answers errors."""
+        """Return a handler that authenticates the caller first, and answers errors."""
 
         async def serve(request: web.Request) -> web.Response:
             try:
@@ -243,7 +254,7 @@ class MessagesEndpoint:
         return response(await _answered(batch, wait))
 
     async def serve_fast_path(self, token: str | None, address: str, raw: bytes) -> FastAnswer:
-        """The same on the fast path: a single body, and no options."""
+        """Serve a request on the fast path: a single body, and no options."""
         account = ""
         try:
             who = await self._server.login(token, address)
@@ -256,7 +267,8 @@ class MessagesEndpoint:
     def begin_fast_path(
         self, token: str | None, raw: bytes, reply: FastReply
     ) -> bool | Coroutine[object, None, None]:
-        """The same as far as nothing has to be awaited, and without a task, if memory knows the token."""
+        """Start a request on the fast path without a task, if memory knows the token and nothing has to be
+        awaited."""
         who = self._server.recognise(token)
         if who is None:
             return False
@@ -276,7 +288,7 @@ class MessagesEndpoint:
     async def _finish(
         self, batch: FrameBatch, rest: Awaitable[None], answer: Callable[[FastAnswer], None]
     ) -> None:
-        """Answers a request when the rest of its frames is taken, and each has its `server_ack`."""
+        """Answer a request when the rest of its frames is accepted and each has its `server_ack`."""
         try:
             await rest
             await batch.said()
@@ -290,7 +302,7 @@ class MessagesEndpoint:
     async def _take(
         self, who: Principal, raw: bytes, wait: float = 0.0, id_: str | None = None
     ) -> FrameBatch:
-        """Gives the frames of a body to the hub. When this returns the body is no longer kept."""
+        """Hand the frames of a body to the hub. When this returns the body is no longer kept."""
         raws, single = _frames_in(raw, id_)
         return await hand_over(self._server, who, raws, wait, single=single)
 
@@ -341,8 +353,8 @@ class MessagesEndpoint:
     async def _page(
         self, who: Principal, scope: str | None, open_only: bool, place: bytes | None, limit: int
     ) -> tuple[list[Record], bytes | None]:
-        """Messages below `place`, and where the next page begins: None if nothing follows. Only after a long
-        look for nothing is it left to the caller to go on."""
+        """Return messages below `place`, and where the next page begins (None if nothing follows). After a
+        long search without a result, the caller has to continue."""
         born = self._server.sees_from(who)
         found: list[Record] = []
         for _ in range(LOOKS):
@@ -387,15 +399,16 @@ class MessagesEndpoint:
         """Answers an admin with the state of the hub."""
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
-        return as_json(self._server.state())
+        return as_json(self._server.health.state())
 
     async def health(self, request: web.Request) -> web.Response:
-        """For load balancers: whether this hub takes requests. It needs no token."""
-        parts, down = sorted(self._server.problems), self._server.down
+        """Answer load balancers whether this hub accepts requests. It needs no token."""
+        state = self._server.health
+        parts, down = sorted(state.problems), state.down
         if not parts and not down:
-            degraded = self._server.degraded
+            degraded = state.degraded
             return as_json({"ok": True} | ({"degraded": degraded} if degraded else {}))
-        ahead = self._server.refuses_as_stale
+        ahead = state.refuses_as_stale
         detail = [AHEAD if ahead else "nothing can be stored just now"] if down else []
         if parts:
             detail.append(f"not running: {', '.join(parts)}; the hub's log says why")
@@ -408,7 +421,7 @@ class MessagesEndpoint:
 
 
 def _frames_in(raw: bytes, id_: str | None = None) -> tuple[list[bytes], bool]:
-    """The frames of a body, and whether it is a single one that is not in an array; `id_` is its id."""
+    """Return the frames of a body, and whether it is a single one outside an array; `id_` is its id."""
     many = frames.decode_batch(raw)
     if many is None:
         return [raw if id_ is None else _with_id(raw, id_)], True
@@ -418,8 +431,8 @@ def _frames_in(raw: bytes, id_: str | None = None) -> tuple[list[bytes], bool]:
 
 
 def _refusals_after(place: bytes, found: list[Refusal], limit: int) -> tuple[list[Refusal], bytes | None]:
-    """A page of refusals, newest first, and where the next one begins: a time, and how many of that time come
-    before."""
+    """Return a page of refusals, newest first, and where the next one begins: a time, and how many of that
+    time come before."""
     rows = sorted(found, key=lambda one: one.at, reverse=True)
     at, seen = int.from_bytes(place[:8], "big"), int.from_bytes(place[8:], "big")
     if place:
@@ -434,7 +447,7 @@ def _refusals_after(place: bytes, found: list[Refusal], limit: int) -> tuple[lis
 
 
 def show(record: Record) -> dict[str, object]:
-    """A record as people and programs want to see it: times in milliseconds."""
+    """Return a record in a readable form, with times in milliseconds."""
     m, answer = record.message, record.answer
     shown: dict[str, object] = {
         "scope": m.scope,
@@ -484,7 +497,7 @@ def _with_id(raw: bytes, id_: str) -> bytes:
 
 
 def answer_to(waiter: WaitingRequest, wait: float) -> FastAnswer:
-    """Returns the answer to one frame, as the status says it too."""
+    """Return the answer to one frame, with its HTTP status."""
     frame = waiter.answer
     if waiter.ended is not None:
         return FastAnswer(200, outgoing.encode(frame))
@@ -498,7 +511,7 @@ def answer_to(waiter: WaitingRequest, wait: float) -> FastAnswer:
 
 
 def _whole(seconds: float | None) -> int:
-    """As a header says it: whole seconds, never too early."""
+    """Return whole seconds for a header, rounded up."""
     return 0 if not seconds else max(1, ceil(seconds))
 
 
@@ -543,7 +556,7 @@ def error(status: int, word: str, detail: str, wait: int = 0) -> web.Response:
 
 
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
-    """An error as JSON; `wait` (µs) is how long to wait before the next try."""
+    """Return an error as JSON; `wait` (µs) is how long to wait before the next try."""
     later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
     code = ServerCode.INTERNAL if status == 503 else None
     said = ErrorAnswer(word, detail, code, outgoing.seconds_of(wait) if wait else None)

@@ -1,5 +1,5 @@
-"""Shows the metrics of a hub: `/metrics` for Prometheus, `/v1/metrics` for the page and `duly top`, and
-`/healthz` and `/readyz` for what restarts or routes around a hub.
+"""Shows the metrics of a hub: `/metrics` for Prometheus, `/v1/metrics` for the dashboard and `duly top`, and
+`/healthz` and `/readyz` for supervisors and load balancers.
 
 The law: metrics are for admins and for accounts of the role `monitor`. A client on the same machine may read
 `/metrics` without a token; one that comes through a proxy, or under a name that is not this machine's, may
@@ -33,7 +33,7 @@ _PROXIED: Final = frozenset(
         "x-scheme", "x-url-scheme", "front-end-https",
     }
 )  # fmt: skip
-"""What proxies add to a request, one or the other; all that begins with X-Forwarded- as well."""
+"""Headers that proxies add to a request; also everything that begins with X-Forwarded-."""
 
 
 class ClusterTotal(msgspec.Struct, frozen=True):
@@ -55,14 +55,15 @@ class MetricsAnswer(msgspec.Struct, frozen=True):
 
 
 class MetricsBackend(http.MessagesBackend, Protocol):
-    """What metrics need of their hub."""
+    """The interface of the hub for metrics."""
 
     async def monitor(self, token: str | None, address: str) -> Principal:
-        """Whose token this is, also if it is one that only reads metrics; raises `NotAuthenticated`."""
+        """Return the account of a token, also of one that may only read metrics; raises
+        `NotAuthenticated`."""
         ...
 
     async def measure(self, *, stored: bool = False) -> TelemetrySnapshot:
-        """All metrics now. With `stored` everything is stored first, and shown as it is stored."""
+        """Return all metrics. With `stored` everything is stored first, and shown as it is stored."""
         ...
 
     async def cluster_totals(self) -> list[ClusterTotal]:
@@ -115,7 +116,7 @@ class MetricsEndpoint:
         try:
             who = await self._reader(request)
             totals = await self._server.cluster_totals()
-            state = self._server.state() if who.role is Role.ADMIN else {}
+            state = self._server.health.state() if who.role is Role.ADMIN else {}
             snapshot = await self._server.measure()
             answer = MetricsAnswer(snapshot, totals, judge(snapshot), state)
         except DulyError as trouble:
@@ -135,7 +136,7 @@ class MetricsEndpoint:
             return http.problem(trouble)
 
     async def alive(self, request: web.Request) -> web.Response:
-        """Answers that the process works: what does not answer this is to be restarted."""
+        """Answer that the process works; a process that does not answer should be restarted."""
         return http.as_json({"ok": True})
 
     async def _reader(self, request: web.Request) -> Principal:
@@ -149,9 +150,10 @@ class MetricsEndpoint:
 
 
 def is_local(request: web.Request) -> bool:
-    """Whether a request comes from a program on this machine, and not through a proxy or for a page.
+    """Return whether a request comes from a program on this machine, and not through a proxy or from a page.
 
-    nginx adds nothing if it is not told to, and then speaks HTTP/1.0; what reads figures speaks 1.1."""
+    nginx adds no headers unless configured, and then speaks HTTP/1.0; programs that read metrics speak 1.1.
+    """
     return (
         request.remote in OWN_NAMES
         and request.version >= HttpVersion11

@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the hub takes over HTTP, and what it answers.
+"""The OpenAPI document of the hub's HTTP interface.
 
 The law: the shapes of bodies are generated from the types that decode and encode them; paths, parameters and
 statuses are written here, and a test compares the paths with the routes.

@@ -1,8 +1,8 @@
 """Page cursors: where the next page of a list begins, encrypted for its reader.
 
-The law: a cursor is opaque, of one length, and good for one list and one account alone. It may stand for a
-row that its reader may not see, so it is encrypted. One that was encrypted with another key, or for another
-account, is refused. Its key is in the ledger: every hub on it reads every other's.
+The law: a cursor is opaque, has a fixed length, and is valid for one list and one account only. It may point
+to a row that its reader may not see, so it is encrypted. A cursor that was encrypted with another key or for
+another account is refused. The key is in the ledger, so every hub on it can read the cursors of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from duly.storage.secret_box import SecretBox, shared_secret
 
 NAME: Final = "cursors"
 LONGEST: Final = 432
-"""Of a place in a list: a message's key, and eight bytes more."""
+"""The longest place in a list: a message's key and eight more bytes."""
 _NONCE: Final = 12
 
 
@@ -51,5 +51,5 @@ class PageCursors:
 
 
 async def open_cursors(ledger: Ledger, box: SecretBox) -> PageCursors:
-    """Cursors with the key of this ledger, which is made if there is none."""
+    """Return cursors with the key of this ledger, which is created if there is none."""
     return PageCursors(await shared_secret(ledger, box, NAME))

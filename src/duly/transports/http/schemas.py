@@ -1,4 +1,4 @@
-"""The JSON bodies of requests and answers that are no frames, as types.
+"""The types of JSON bodies that are not frames.
 
 They decode and encode, and the OpenAPI document is made from them.
 """
@@ -9,7 +9,7 @@ from msgspec import Struct
 
 
 class Credentials(Struct, frozen=True):
-    """Who registers or logs in; `device` names the login."""
+    """The credentials of a registration or login; `device` names the login."""
 
     name: str
     password: str
@@ -23,7 +23,7 @@ class LogoutRequest(Struct, frozen=True):
 
 
 class PasswordChange(Struct, frozen=True):
-    """The password as it is, and as it is to be."""
+    """The old and the new password."""
 
     old: str
     new: str
@@ -40,7 +40,7 @@ class ErrorAnswer(Struct, frozen=True, omit_defaults=True):
 
 
 class RefusedAlert(Struct, frozen=True):
-    """An alert of a webhook that was not taken, and why."""
+    """An alert of a webhook that was refused, and why."""
 
     alert: str
     error: str
@@ -48,7 +48,7 @@ class RefusedAlert(Struct, frozen=True):
 
 
 class WebhookReport(Struct, frozen=True):
-    """What became of the alerts of one webhook, counted."""
+    """The counts of what happened to the alerts of one webhook."""
 
     accepted: int = 0
     resolved: int = 0

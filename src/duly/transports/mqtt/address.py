@@ -1,7 +1,7 @@
-"""Where an MQTT broker is, and who we are to it.
+"""The address of an MQTT broker, with the login.
 
-The law: an address that exists can be used: its parts fit, its files are there. It is never printed with its
-password.
+The law: a `BrokerAddress` object is always usable: its parts are valid, and its files exist. It is never
+printed with its password.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ _SCHEMES: Final = {
 """The usual port of each scheme, whether it means TLS, and whether it means a WebSocket."""
 
 PATH: Final = "/mqtt"
-"""Where brokers serve MQTT over WebSocket, unless an address says otherwise."""
+"""The path at which brokers serve MQTT over WebSocket, unless an address says otherwise."""
 
 SESSION_EXPIRY: Final = 7 * 24 * 3600
-"""Seconds for which a broker keeps a session, unless an address says otherwise. What waits in it for longer
-is sent again by its sender's outbox."""
+"""Seconds for which a broker keeps a session, unless an address says otherwise. Messages that wait in it for
+longer are sent again by their sender's outbox."""
 
 _UNSAFE: Final = re.compile(r"[\s.*>/%]")
-"""What brokers refuse in a client id; written as %2E and so on when a username has it."""
+"""Characters that brokers refuse in a client id; escaped as %2E and so on if a username contains them."""
 
 
 class BrokerAddress(Struct, frozen=True, kw_only=True):
-    """Where the broker is and who we are.
+    """The address of a broker and our login.
 
     >>> BrokerAddress.parse("mqtt://lamp:secret@broker.local").client_id
     'lamp'
@@ -55,12 +55,12 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
     client_id: str = ""
     keepalive: int = 30
     cafile: str = ""
-    """who signed the broker's certificate; empty: whom the system trusts"""
+    """the issuer of the broker's certificate; empty: those that the system trusts"""
     cert: str = ""
     """our own certificate, with `key`, where the broker asks for one"""
     key: str = ""
     pinned: bool = False
-    """`cafile` is the broker's own certificate: that one is meant, whatever name it carries"""
+    """`cafile` is the broker's own certificate, which is expected whatever name it contains"""
     path: str = ""
     """where the broker serves MQTT over WebSocket; empty: MQTT over TCP"""
     version: int | None = None
@@ -125,11 +125,12 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
         if not self.tls:
             return False
         if self.pinned:
-            # The first in the file is the broker's own; who issued it, and to whom else, is of no concern.
+            # The first one in the file is the broker's own; its issuer and subject do not matter.
             own = Path(self.cafile).read_text().partition(_END)
             context = ssl.create_default_context(cadata=own[0] + own[1])
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-            # Python 3.13 refuses certificates without what older tools leave out; this one is only compared.
+            # Python 3.13 refuses certificates without fields that older tools omit; this one is only
+            # compared.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
             context.check_hostname = False
         else:

@@ -1,8 +1,9 @@
-"""Which version of MQTT each broker speaks, as far as this process has found out (docs/adr/0072).
+"""The MQTT version of each broker, as far as this process has found out (docs/adr/0072).
 
-The laws. An address that names a version is connected to with that one. Every other broker is asked with
-MQTT 5 first; one that refuses it, or hangs up at it and then takes 3.1.1, is asked with 3.1.1 for an hour. So
-a broker that does not speak MQTT 5 costs one connect more, and one that was replaced is noticed.
+The laws. An address that names a version is connected to with that one. Every other broker is tried with MQTT
+5 first; one that refuses it, or disconnects and then accepts 3.1.1, is tried with 3.1.1 for an hour. So a
+broker that does not speak MQTT 5 costs one more connection attempt, and a broker that was upgraded is
+noticed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final, TypeAlias
 from duly.transports.mqtt.address import BrokerAddress
 
 REMEMBERED: Final = 3_600.0
-"""Seconds for which a broker is taken to speak only MQTT 3.1.1."""
+"""Seconds for which a broker counts as speaking only MQTT 3.1.1."""
 
 BROKERS: Final = 1_024
 """How many brokers are remembered."""
@@ -27,10 +28,10 @@ class BrokerVersions:
 
     def __init__(self) -> None:
         self._old: OrderedDict[_Place, float] = OrderedDict()
-        """until when each is asked with MQTT 3.1.1, on the loop's clock"""
+        """until when each broker is tried with MQTT 3.1.1, on the loop's clock"""
 
     def to_try(self, address: BrokerAddress) -> tuple[int, ...]:
-        """The versions to connect to a broker with, in this order."""
+        """Return the versions to try with a broker, in order."""
         if address.version is not None:
             return (address.version,)
         until = self._old.get(_place(address), 0.0)
@@ -38,14 +39,14 @@ class BrokerVersions:
         return (3,) if 0 < remaining <= REMEMBERED else (5, 3)
 
     def speaks_only_3(self, address: BrokerAddress) -> None:
-        """Remember that a broker is to be asked with 3.1.1."""
+        """Remember that a broker speaks only 3.1.1."""
         self._old[_place(address)] = asyncio.get_running_loop().time() + REMEMBERED
         if len(self._old) > BROKERS:
             self._old.popitem(last=False)
 
 
 VERSIONS: Final = BrokerVersions()
-"""What all links of this process have found out."""
+"""The versions known to all links of this process."""
 
 
 def _place(address: BrokerAddress) -> _Place:

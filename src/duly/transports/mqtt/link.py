@@ -1,9 +1,9 @@
 """A link to an MQTT broker (MQTT 5, or 3.1.1 where the broker speaks no other) that reconnects by itself.
 
-The laws. PUBACK is ours to send: it goes out when the handler has called `ack`, in the order of arrival, and
-only on the connection the message came by, since a packet number means nothing on the next one. What was not
-acknowledged comes again: the session is persistent. A publish is confirmed by the broker's PUBACK or fails
-with `ConnectionLost`; nothing is resent here, the outbox above does that.
+The laws. PUBACK is sent when the handler has called `ack`, in order of arrival, and only on the connection
+that the message came by, since a packet number means nothing on the next one. Unacknowledged messages are
+sent again, because the session is persistent. A publish is confirmed by the broker's PUBACK or fails with
+`ConnectionLost`; the outbox above resends, not the link.
 
 Every connection is a session of its own (`duly.transports.mqtt.session`), used once.
 
@@ -49,28 +49,30 @@ from duly.wire.session import OnMessage
 __all__ = ["MqttLink", "Will"]
 
 RECONNECT: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND, jitter=0.5)
-"""How soon to try again. Strong jitter: after a broker's restart all its clients connect at once. Never long:
-the sender of a command waits for us, and a broker that dies a few times in a row must not make us sleep."""
+"""How soon to reconnect. The jitter is strong, since after a broker's restart all its clients connect at
+once. The delay is never long: the sender of a command waits, and a broker that dies a few times in a row must
+not make the link sleep."""
 
 STABLE: Final = 10.0
-"""Seconds after which a connection counts as a success. Two programs with one client id throw each other out
-at once; counting those as failures slows the fight down. But the first one to a broker that was away always
-counts: it is not to blame if that dies again."""
+"""Seconds after which a connection counts as a success. Two programs with one client id disconnect each other
+at once; counting those connections as failures slows them down. The first connection to a broker that was
+down always counts as a success."""
 
 IN_FLIGHT: Final = 1024
-"""Publishes that may wait for their PUBACK; more wait here, so that a slow broker slows its senders down."""
+"""How many publishes may wait for their PUBACK; more wait here, so that a slow broker slows its senders
+down."""
 
 
 class MqttLink:
     """A persistent session with a broker.
 
-    `subscriptions` are heard at QoS 1. Of `latest` only the last word counts, which the broker retains: they
-    are heard at QoS 0, without acknowledgements. `before` is waited for before every connect, and `will`
-    asked for at it. `clean`: the broker forgets the session when the connection ends.
-    `on_connect(session_present)` is called when the subscriptions are in force; messages of a session that
-    was kept may arrive before that. A handler that raises has a bug: it is reported, the message is not
-    acknowledged, and the connection is made anew. `on_retained(topic)` is called instead of `on_message` for
-    what the broker has retained and, where it speaks MQTT 5, retains just now.
+    `subscriptions` are received at QoS 1. For the topics in `latest` only the last message counts, which the
+    broker retains: they are received at QoS 0, without acknowledgements. `before` is awaited before every
+    connect, and then `will` is called. `clean`: the broker forgets the session when the connection ends.
+    `on_connect(session_present)` is called when the subscriptions are active; messages of a kept session may
+    arrive before that. A handler that raises an error has a bug: it is reported, the message is not
+    acknowledged, and the link reconnects. `on_retained(topic)` is called instead of `on_message` for messages
+    that the broker has retained and, with MQTT 5, is just retaining.
     """
 
     def __init__(
@@ -99,18 +101,18 @@ class MqttLink:
         self.problem = "no answer yet"
         """why the link is not up, in a sentence; empty when it is"""
         self.refused = False
-        """the broker does not let us in"""
+        """the broker refuses the login"""
         self.tried = False
-        """an attempt to connect has ended, one way or the other"""
+        """an attempt to connect has ended, successfully or not"""
         self.connections = 0
         self.version: int | None = None
         """of MQTT, of the last connection: 3 (3.1.1) or 5"""
         self.garbage = 0
-        """messages whose topic was no text: acknowledged and dropped"""
+        """messages with an undecodable topic: acknowledged and dropped"""
         self._on_message = on_message
         self._on_retained = on_retained
         self._filters = _wanted(subscriptions, 1) | _wanted(latest, 0)
-        """what we listen to, and at which QoS"""
+        """the subscribed filters with their QoS"""
         self._will = will
         self._on_connect = on_connect
         self._on_disconnect = on_disconnect
@@ -157,7 +159,7 @@ class MqttLink:
             raise ConnectionRefused(self.problem) if self.refused else self.lost()
 
     async def stop(self) -> None:
-        """Wait a moment for what is under way, and say goodbye; what is not acknowledged comes again."""
+        """Wait a moment for what is under way, and disconnect; unacknowledged messages are sent again."""
         session = self._session
         if session is not None:
             with contextlib.suppress(TimeoutError):
@@ -192,9 +194,8 @@ class MqttLink:
         retain: bool = False,
         properties: PublishProperties | None = None,
     ) -> None:
-        """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK. A broker that speaks
-        MQTT 5 says if it refuses the message: then `NotAllowed`, `Overloaded`, `TooLarge` or `Malformed` is
-        raised."""
+        """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK. A broker with MQTT 5
+        may refuse the message: then `NotAllowed`, `Overloaded`, `TooLarge` or `Malformed` is raised."""
         await self._publish(self._connected_session(), topic, payload, retain, properties)
 
     def _publish(
@@ -218,9 +219,9 @@ class MqttLink:
         done: Done | None = None,
         properties: PublishProperties | None = None,
     ) -> None:
-        """Send at QoS 1 as soon as there is room, without waiting; `done` hears when the broker has
-        confirmed it, or why it has not. Without a connection it is lost at once, and the caller has to repeat
-        it."""
+        """Send at QoS 1 as soon as there is room, without waiting; `done` is called when the broker has
+        confirmed it, or with the error. Without a connection the message is lost at once, and the caller has
+        to repeat it."""
         session = self._session
         if session is not None and session.open_for_more:
             session.publish(_topic(topic), payload, retain, done, properties)
@@ -241,12 +242,13 @@ class MqttLink:
         )
 
     def reconnect(self, reason: str) -> None:
-        """Give this connection up and make a new one: what was not acknowledged comes again."""
+        """Reconnect, so that unacknowledged messages are sent again."""
         if self._session is not None:
             self._session.end(reason)
 
     async def subscribe(self, *filters: str, latest: bool = False) -> None:
-        """Also listen to these. Without a connection they are noted, and asked for when there is one."""
+        """Also subscribe to these. Without a connection they are noted, and subscribed to with the next
+        one."""
         wanted = _wanted(filters, 0 if latest else 1)
         new = wanted.keys() - self._filters.keys()
         self._filters |= wanted
@@ -259,7 +261,7 @@ class MqttLink:
                 raise
 
     async def unsubscribe(self, *filters: str) -> None:
-        """No longer listen to these."""
+        """Unsubscribe from these."""
         for each in filters:
             self._filters.pop(each, None)
         if self._session is not None and self._session.connected:
@@ -276,9 +278,10 @@ class MqttLink:
                 return
 
     async def _connect_once(self) -> bool:
-        """Make one connection, and stay on it for as long as it lasts; False if we must not connect.
+        """Make one connection, and keep it for as long as it lasts; return False if we must not connect.
 
-        Whatever ends it, the next one is made: nothing that a broker says is worth the link."""
+        Whatever ends it, the link reconnects: nothing that a broker sends can end the link.
+        """
         began = asyncio.get_running_loop().time()
         try:
             if self._before is not None and not await self._allowed(self._before()):
@@ -311,8 +314,8 @@ class MqttLink:
         return True
 
     async def _open(self) -> MqttSession:
-        """Connect with the version that the broker speaks. One that hangs up at MQTT 5 without a word, and
-        then takes 3.1.1, does not speak 5."""
+        """Connect with the version that the broker speaks. A broker that disconnects at MQTT 5 without an
+        answer, and then accepts 3.1.1, does not speak 5."""
         will = self._will() if self._will else None
         versions = self._versions.to_try(self.address)
         for version in versions:
@@ -325,7 +328,7 @@ class MqttLink:
                 in_flight=self._in_flight,
                 as_published=self._on_retained is not None,
             )
-            self._session = session  # usable from CONNACK on: a kept session's messages want answers
+            self._session = session  # usable from CONNACK on: messages of a kept session need answers
             try:
                 await session.open(self._filters)
             except VersionRefused as problem:
@@ -352,7 +355,7 @@ class MqttLink:
         self._changes.tell()
 
     async def _allowed(self, before: Awaitable[None]) -> bool:
-        """Whether we may connect; not if we are told to stop first."""
+        """Return whether we may connect; False if we are stopped first."""
         waiting = asyncio.ensure_future(before)
         await _first(asyncio.wait({waiting}), self._stopping.wait())
         if not waiting.done():
@@ -402,7 +405,7 @@ class MqttLink:
 
 @lru_cache(4_096)
 def _topic(topic: str) -> bytes:
-    """A topic to publish to, as it stands in packets: most go to the same few."""
+    """Return a topic in its packet form; cached, since most messages go to the same few."""
     if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or any(c in topic for c in "+#\0"):
         raise Malformed(
             f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most {TEXT_LIMIT} bytes"
@@ -434,7 +437,7 @@ def _telling(confirmed: asyncio.Future[None]) -> Done:
 
 
 async def _first(*waits: Awaitable[object]) -> None:
-    """Wait until one of them is over, and cancel the others."""
+    """Wait until one of them is done, and cancel the others."""
     tasks = {asyncio.ensure_future(w) for w in waits}
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,7 +1,7 @@
 """The messages that one MQTT connection publishes: those that wait for their PUBACK, and those queued behind.
 
-The law: at most as many messages as the broker takes are unconfirmed; the others are sent in the order in
-which they came. Each caller hears once whether the broker has its message, also when the connection ends.
+The law: no more messages are unconfirmed than the broker allows; the others are sent in order of arrival.
+Each caller is told once whether the broker has its message, also when the connection ends.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from duly.wire.publish_properties import PublishProperties
 LOG: Final = logging.getLogger("duly.mqtt")
 
 Done: TypeAlias = Callable[[DulyError | None], None]
-"""Hears None when the broker has confirmed a message, else why it has not: the connection was lost, or the
-broker refuses it, as MQTT 5 lets it say."""
+"""Called with None when the broker has confirmed a message, otherwise with the reason: the connection was
+lost, or the broker refuses it (MQTT 5)."""
 
 
 class OutgoingPublishes:
@@ -43,11 +43,11 @@ class OutgoingPublishes:
         self._no_properties = properties.NONE if self._five else b""
         self._loop = asyncio.get_running_loop()
         self._window = window
-        """publishes that may wait for their PUBACK; more are queued here"""
+        """how many publishes may wait for their PUBACK; more are queued here"""
         self._largest = 0
-        """bytes of the largest packet that the broker takes; 0: it did not say"""
+        """bytes of the largest packet that the broker accepts; 0 if not given"""
         self._waiting: dict[int, tuple[Done | None, float, bytes]] = {}
-        """what is not confirmed: who hears of it, since when, and its topic"""
+        """unconfirmed messages: their callback, when they were sent, and their topic"""
         self._queued: deque[tuple[bytes, bytes, bool, Done | None, bytes]] = deque()
         self._number = 0
         self._logged: set[int] = set()
@@ -55,17 +55,17 @@ class OutgoingPublishes:
         self._all_confirmed = asyncio.Event()
 
     def __len__(self) -> int:
-        """Return how many messages were published and not confirmed, or wait to be published."""
+        """Return how many messages are unconfirmed or wait to be published."""
         return len(self._waiting) + len(self._queued)
 
     @property
     def oldest(self) -> float | None:
-        """When the oldest message that is not confirmed was published; None: there is none."""
+        """When the oldest unconfirmed message was published; None if there is none."""
         first = next(iter(self._waiting.values()), None)
         return None if first is None else first[1]
 
     def limit(self, limits: properties.Numbers) -> None:
-        """Keep to what the broker says that it takes."""
+        """Apply the limits of the broker."""
         self._window = min(self._window, limits.get(properties.RECEIVE_MAXIMUM, self._window)) or 1
         self._largest = limits.get(properties.MAXIMUM_PACKET_SIZE, 0)
 
@@ -77,7 +77,7 @@ class OutgoingPublishes:
         done: Done | None,
         about: PublishProperties | None = None,
     ) -> None:
-        """Publish when there is room; first come, first served. `topic` is a `text` of `packets`."""
+        """Publish when there is room, in order of arrival. `topic` is a `text` of `packets`."""
         encoded = properties.encode(about) if about is not None and self._five else self._no_properties
         if len(self._waiting) < self._window:
             self._send(topic, payload, retain, done, encoded)
@@ -94,11 +94,11 @@ class OutgoingPublishes:
         self._write(packet)
 
     def _refuse_large(self, size: int, done: Done | None) -> None:
-        """A broker ends the connection of a client that sends it what is too large."""
+        """Refuse a message that is too large: the broker would end the connection."""
         why = f"a message of {size} bytes is not sent: {self._address!r} takes {self._largest} at most"
         LOG.warning("%s", why)
         if done is not None:
-            # Not before the caller has what it waits with.
+            # Not before the caller has its handle.
             self._loop.call_soon(done, TooLarge(why))
 
     def next_number(self) -> int:

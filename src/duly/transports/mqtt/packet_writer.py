@@ -36,7 +36,7 @@ class PacketWriter:
             self._loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Send now what was written, and what is due."""
+        """Send now what was written and what is due."""
         self._flushing = False
         out, self._outgoing = self._outgoing, []
         if self.transport is None or self.transport.is_closing():

@@ -34,7 +34,7 @@ DISCONNECTED: Final = 0xE0
 LAST_NUMBER: Final = 0xFFFF
 TEXT_LIMIT: Final = 0xFFFF
 TOPICS_CACHED: Final = 4_096
-"""Topics whose text is remembered: most messages come by the same few."""
+"""How many topics have their text cached: most messages use the same few."""
 
 _SUBSCRIBE: Final = 0x82
 _UNSUBSCRIBE: Final = 0xA2
@@ -121,11 +121,8 @@ def text(value: str) -> bytes:
 
 
 def split(data: bytes) -> tuple[list[Packet], int, int]:
-    """The whole packets in these bytes; where what is left begins, and how many bytes that needs to be worth
-    another look. Raises `Malformed` if this is no MQTT.
-
-    >>> split(acknowledge([7]) + acknowledge([8])[:2])
-    ([(64, 2, 4)], 4, 4)
+    """Return the complete packets in these bytes, where the rest begins, and how many bytes it needs before
+    another try is useful. Raises `Malformed` if this is not MQTT.
     """
     found: list[Packet] = []
     at, size = 0, len(data)

@@ -111,11 +111,8 @@ def skip(data: bytes, at: int, end: int) -> int:
 
 
 def read(data: bytes, at: int, end: int) -> tuple[Numbers, str, int]:
-    """The numbers among the properties that begin at `at`, what the broker says in words, and where they
-    end. Raises `Malformed` for what is none.
-
-    >>> read(packed(number(RECEIVE_MAXIMUM, 20)), 0, 4)
-    ({33: 20}, '', 4)
+    """Return the numbers among the properties that begin at `at`, the broker's text, and where they end.
+    Raises `Malformed` if they are invalid.
     """
     found: Numbers = {}
     said = ""

@@ -62,7 +62,7 @@ class IncomingPublish(Struct, eq=False):
     committed: bool = False
 
     def ack(self) -> None:
-        """Mark the message as committed; its PUBACK goes out when all before it are committed too."""
+        """Mark the message as committed; its PUBACK is sent when all before it are committed as well."""
         if not self.committed:
             self.committed = True
             self.session.release()
@@ -167,7 +167,13 @@ class MqttSession(asyncio.Protocol):
     async def _connect(self) -> None:
         a = self._address
         if not a.path:
-            await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
+            try:
+                await self._loop.create_connection(lambda: self, a.host, a.port, ssl=a.tls_context() or None)
+            except BaseException:
+                # It was made, and its time was up in the same turn: the loop has closed the transport. That
+                # of uvloop does not say that it is closing, and raises if it is written to.
+                self._transport = self._reader.transport = self._writer.transport = None
+                raise
             return
         from duly.transports.mqtt.websocket_stream import WebSocketStream  # aiohttp takes long to import
 

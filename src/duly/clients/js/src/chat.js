@@ -280,8 +280,9 @@ export class Chat extends Client {
     this.#sending.delete(seq_id);
     this.#kept.forget(`line:${seq_id}`);
     if (code === 0 || code === 5) {
-      // What we said ourselves is not told to us again, if it comes next.
-      if (conv !== undefined && (this.#at[conv] ?? n - 1) === n - 1) this.#have(conv, n);
+      // What we said ourselves is not told to us again, if it comes next. In a conversation that we have not
+      // heard of, that is the first line alone: others may be on their way to us.
+      if (conv !== undefined && (this.#at[conv] ?? 0) === n - 1) this.#have(conv, n);
       line.resolve({ conv, n, data });
     } else {
       line.reject(new Refused(code, error ?? "", detail ?? ""));

@@ -517,8 +517,10 @@ export class Sentinel extends Listeners {
     } else if (code === 0 || code === 5) {
       this.#tell((monitor, now) => monitor.answered(id, "done", "", now));
     } else if (code === 2 && FINAL.has(error)) {
-      // The tower may have taken an earlier transmission, and forgotten it since.
-      const state = error === "stale" ? "unknown" : "failed";
+      // The tower may have taken an earlier transmission, and forgotten it since. If it has the event in another
+      // form, an earlier run has sent it unstored.
+      const otherForm = error === "id_conflict" && this.#causes.has(id);
+      const state = otherForm || error === "stale" ? "unknown" : "failed";
       this.#tell((monitor, now) => monitor.answered(id, state, `${error}: ${detail}`, now));
     } else {
       this.#say("refused", { event: id, detail: `${error}: ${detail}` });

@@ -1,7 +1,7 @@
 """The clients that are not Python packages, served by the hub they talk to: a page imports `/duly.js`, a
 device fetches `/duly_device.py`, and for MQTT `/duly_mqtt.py`.
 
-The law: they are public, they never change while the hub runs, and they are the ones that fit this hub.
+The law: they are public, do not change while the hub runs, and match the version of this hub.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def routes() -> list[web.RouteDef]:
 
 def _file(path: str, kind: str) -> Callable[[web.Request], Awaitable[web.Response]]:
     body = files("duly").joinpath(path).read_bytes()
-    # A page of another origin may import it, too; and after an upgrade no browser keeps the old one.
+    # A page of another origin may import it as well, and after an upgrade no browser keeps the old one.
     headers = {"Access-Control-Allow-Origin": "*", "Cache-Control": "no-cache"}
 
     async def serve(_: web.Request) -> web.Response:

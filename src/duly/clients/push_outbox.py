@@ -1,9 +1,9 @@
 """A device's pushes: kept until the hub has stored them.
 
 The laws. A push has an id, and is kept in the device's own ledger (a file, if it has one) until the hub has
-stored or refused it. While there is no connection it waits; after a reconnect, and when no answer comes,
-every push that was not acknowledged is sent again, in order, and the hub stores it once. At most 64 pushes
-are unacknowledged at a time, and a full backlog refuses further ones.
+stored or refused it. Without a connection it waits; after a reconnect, and when no answer arrives, every
+unacknowledged push is sent again, in order, and the hub stores it once. At most 64 pushes are unacknowledged
+at a time, and a full backlog refuses further ones.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ RESEND: Final = RetryPolicy.exponential(3 * SECOND, 60 * SECOND)
 AHEAD: Final = FlowWindow(frames=64, bytes=512 * 1024)
 KEPT: Final = BacklogPolicy()
 HORIZON: Final = Horizon(keep=DAY, skew=36_500 * DAY)
-"""The device's clock may be set while a push waits: a push of its own is never too old or too new."""
+"""The device's clock may be set while a push waits, so its own pushes are never too old or too new."""
 
 
 class PushUnderWay:
-    """A push under way. Awaiting it waits until the hub has stored it; it is sent in any case."""
+    """A push under way. Await it to wait until the hub has stored it; it is sent in any case."""
 
     def __init__(self, id: str) -> None:
         self.id = id
@@ -71,7 +71,7 @@ class PushUnderWay:
         return asyncio.shield(self._stored).__await__()
 
     def end(self, problem: DulyError | None = None) -> None:
-        """The hub has stored it; or it has not, because of a problem."""
+        """Note that the hub has stored it, or the error that prevented it."""
         if problem is None:
             settle(self._stored, None)
         else:
@@ -107,7 +107,7 @@ class PushOutbox:
         await self.engine.start()
 
     async def stop(self) -> None:
-        """Store what was taken in; every caller that still waits hears `Stopped`."""
+        """Store what was accepted; every caller that still waits gets `Stopped`."""
         await self.engine.stop()
         for push in self._under_way.values():
             push.end(Stopped("the device was closed before the hub had stored it"))
@@ -127,15 +127,15 @@ class PushOutbox:
         return push
 
     def up(self) -> None:
-        """A connection is up."""
+        """Note that a connection is up."""
         self._offer(Reachable(HUB))
 
     def down(self) -> None:
-        """The connection broke."""
+        """Note that the connection broke."""
         self._offer(Unreachable(HUB))
 
     def answered(self, frame: Frame) -> None:
-        """Takes in the hub's `server_ack`."""
+        """Handle the hub's `server_ack`."""
         key = key_of(OURS, frame.seq_id or "")
         match frame.code:
             case ServerCode.ACCEPTED | ServerCode.DUPLICATE:
@@ -155,8 +155,8 @@ class PushOutbox:
         offer(self.engine, event)
 
     def _repeat(self, message: Message) -> None:
-        """Send again what was not acknowledged, in order. Only the timer of the first one counts: one that is
-        repeated alone would overtake those before it, if they were lost."""
+        """Send unacknowledged pushes again, in order. Only the timer of the first one counts: a push that is
+        repeated alone would overtake earlier ones that were lost."""
         waiting = [one.message for one in self._inbox.outbox.transmissions.to(HUB)]
         if waiting and waiting[0].key == message.key:
             for each in waiting:

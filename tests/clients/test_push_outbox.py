@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from duly.clients import pushes
+from duly.clients import push_outbox
 from duly.clients.device import Device
 from duly.core.backlog import BacklogPolicy
 from duly.errors import RateLimited, Refused, TooLarge
 from duly.wire import frames
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 
@@ -25,7 +26,7 @@ async def told(local: LocalHub, device: str = "lock") -> list[object]:
 async def test_a_push_can_be_awaited(local: LocalHub) -> None:
     async with Device(local.url, local.tokens["lock"]) as device:
         push = device.push("event_report", 1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(GUARD):
             await push
         assert push.stored
         assert await told(local) == [1]
@@ -40,7 +41,7 @@ async def test_what_is_pushed_during_a_disconnect_arrives_in_order(local: LocalH
         await asyncio.sleep(0.1)
         assert not any(push.stored for push in sent)
         await local.start()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             for push in sent:
                 await push
         assert await told(local) == list(range(301))
@@ -52,12 +53,12 @@ async def test_connections_that_break_lose_and_repeat_nothing(local: LocalHub) -
         for n in range(200):
             sent.append(device.push("event_report", n))
             if n % 40 == 20:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(GUARD):
                     while "lock" not in local.hub.gateway.sessions.devices:
                         await asyncio.sleep(0.01)
                 local.hub.gateway.sessions.devices["lock"].close("a cut")
             await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             for push in sent:
                 await push
         assert await told(local) == list(range(200))
@@ -74,7 +75,7 @@ async def test_with_a_file_it_survives_the_device_too(local: LocalHub, tmp_path:
         await asyncio.sleep(0.3)
     await local.start()
     async with Device(local.url, local.tokens["lock"], store=file) as again:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             await again.push("event_report", "after")
         assert await told(local) == ["before", *range(100), "after"]
 
@@ -82,7 +83,7 @@ async def test_with_a_file_it_survives_the_device_too(local: LocalHub, tmp_path:
 async def test_what_is_kept_is_bounded_and_the_device_is_told(
     local: LocalHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pushes, "KEPT", BacklogPolicy(messages=10))
+    monkeypatch.setattr(push_outbox, "KEPT", BacklogPolicy(messages=10))
     async with Device(local.url, local.tokens["lock"]) as device:
         await local.stop()
         await asyncio.sleep(0.3)
