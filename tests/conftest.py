@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import functools
 import gc
 import os
@@ -19,6 +20,7 @@ from duly.identity.accounts import Role
 from duly.server.hub import COLLECT_AFTER
 from tests import fork_server, run_folder, servers, time_limit
 from tests.local_hub import LocalHub
+from tests.patient_loop import PatientPolicy
 
 Server = TypeVar("Server", bound=servers.MqttServer)
 
@@ -34,6 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell has started this run in the background; programs of tests would ignore Ctrl-C, too.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    asyncio.set_event_loop_policy(PatientPolicy())
     config.pluginmanager.register(run_folder)
     config.pluginmanager.register(time_limit)
 

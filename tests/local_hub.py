@@ -11,7 +11,7 @@ from duly.core.messages import key_of
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
-from tests.servers import GUARD
+from tests.guard import GUARD
 
 
 class LocalHub:

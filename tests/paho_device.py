@@ -9,6 +9,8 @@ from typing import Any
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 
+from tests.guard import GUARD
+
 
 class PahoDevice:
     """A client of paho's that hears one topic. `async with` connects and subscribes."""
@@ -32,7 +34,7 @@ class PahoDevice:
         self.client.connect("127.0.0.1", self._port)
         self.client.loop_start()
         self.client.subscribe(self._topic, 1)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             await self._ready.wait()
         return self
 
@@ -42,7 +44,7 @@ class PahoDevice:
 
     async def hear(self) -> paho.MQTTMessage:
         """The next message."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             return await self._heard.get()
 
     async def hear_with_properties(self) -> tuple[paho.MQTTMessage, Any]:

@@ -13,6 +13,8 @@ from typing import Any
 from aiohttp import web
 from aiosmtpd.smtp import SMTP
 
+from tests.guard import GUARD
+
 
 class Receiver:
     """Does to each request what the next word says: a status, `hang`, `close`, `hang after`, `close after`
@@ -55,7 +57,7 @@ class Receiver:
                 told[one["delivery"]] = one["event"]
         return sorted(told.values())
 
-    async def got(self, count: int, patience: float = 10.0) -> None:
+    async def got(self, count: int, patience: float = GUARD) -> None:
         """Until so many requests have come."""
         async with asyncio.timeout(patience):
             while len(self.requests) < count:

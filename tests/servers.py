@@ -32,21 +32,14 @@ import pytest
 
 from duly.broker.acl_dialects import BrokerUser
 from duly.broker.embedded import EmbeddedBroker, nats_server
+from tests.guard import GUARD
 from tests.orphans import RUN_FOLDER
 
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 HOSTS = 8
 """Virtual hosts of the RabbitMQ that the workers of a run share."""
-GUARD = 120.0
-"""Seconds after which a test gives up on something that must happen. It is no measure of how fast that is:
-on a machine with other work everything takes many times as long."""
-
 MADE_AT_ONCE = 50
 """Schemas in PostgreSQL."""
-
-STARTED = 50.0
-"""Seconds after which a server that does not start is given up on; less than the time of a test."""
-
 
 _reserved: deque[int] = deque()
 """Descriptors of sockets whose names are the ports that this process was given last. A name exists once."""
@@ -92,7 +85,7 @@ def unable(message: str) -> NoReturn:
     pytest.skip(message)
 
 
-def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = STARTED) -> None:
+def wait_for_port(port: int, process: subprocess.Popen[bytes], what: str, seconds: float = GUARD) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -159,7 +152,7 @@ class Postgres:
 
     def start(self) -> None:
         """Start it, and come back when it lets people in."""
-        deadline = time.monotonic() + STARTED
+        deadline = time.monotonic() + GUARD
         while not self._started():
             # The port is open before it has recovered; after a SIGKILL what is left of its predecessor may
             # still hold the memory they share, and it ends at once.
@@ -189,7 +182,7 @@ class Postgres:
                 os.killpg(self._process.pid, how)
             else:
                 self._process.send_signal(how)
-            self._process.wait(20)
+            self._process.wait(GUARD)
             self._process = None
 
     def create_database(self) -> str:
@@ -251,7 +244,7 @@ class OneProcess:
     def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
         if self._process is not None:
             self._process.send_signal(how)
-            self._process.wait(20)
+            self._process.wait(GUARD)
             self._process = None
 
     def remove(self) -> None:
@@ -416,7 +409,7 @@ class RabbitMq(RabbitMqHost):
                 [RABBITMQ], env=self._env, stdout=out, stderr=out, start_new_session=True
             )
         # Its ports are open before it knows its users and virtual hosts.
-        deadline = time.monotonic() + STARTED
+        deadline = time.monotonic() + GUARD
         while b"completed with" not in said.read_bytes():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"rabbitmq did not start: {said.read_text()[-2000:]}")
@@ -444,7 +437,7 @@ class RabbitMq(RabbitMqHost):
             self._process = None
         if self._epmd is not None:
             self._epmd.kill()
-            self._epmd.wait(10)
+            self._epmd.wait(GUARD)
             self._epmd = None
 
     def remove(self) -> None:
@@ -552,6 +545,6 @@ class Embedded:
     def remove(self) -> None:
         self.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(GUARD)
         self._loop.close()
         shutil.rmtree(self._folder, ignore_errors=True)

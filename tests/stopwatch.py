@@ -40,6 +40,36 @@ class Stopwatch:
         return self.wall - sum(max(0.0, stalled(pid) - before) for pid, before in self._stalled.items())
 
 
+class MachineStopwatch:
+    """Leaves out the time in which anything on this machine waited for a processor.
+
+    For what other processes take part in that come and go, or are not children of this one: brokers,
+    databases, `curl`. On a quiet machine it measures all of the time, and beside other work little of it."""
+
+    def __init__(self) -> None:
+        self._pressed = _pressed()
+        self._began = time.monotonic()
+
+    @property
+    def wall(self) -> float:
+        """All seconds since it was made."""
+        return time.monotonic() - self._began
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since it was made in which there was a processor for everything."""
+        return max(0.0, self.wall - (_pressed() - self._pressed))
+
+
+def _pressed() -> float:
+    """For how many seconds something on this machine was ready to run, and other things ran."""
+    try:
+        some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+    except OSError:
+        return 0.0
+    return int(some.rpartition("=")[2]) / 1e6
+
+
 class FamilyStopwatch:
     """Leaves out the time for which this process, or one of those that it has started, had no processor.
 

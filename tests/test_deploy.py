@@ -18,6 +18,7 @@ import pytest
 from duly import settings
 from tests import servers
 from tests.certificates import Authority
+from tests.guard import GUARD
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
 COMPOSE: dict[str, Any] = msgspec.yaml.decode((DEPLOY / "compose.yaml").read_bytes())
@@ -77,7 +78,7 @@ def test_the_health_check_of_the_image_tells_a_hub_that_answers(tmp_path: Path, 
         assert subprocess.run(here, env=environment, check=False).returncode == 0
     finally:
         hub.terminate()
-        hub.wait(30)
+        hub.wait(GUARD)
 
 
 # ── Kubernetes ───────────────────────────────────────────────────────────────────────────────────
@@ -185,7 +186,7 @@ def test_the_notifier_keeps_nothing(tmp_path: Path) -> None:
         servers.wait_for_port(port, process, "redis")
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(GUARD)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -220,7 +221,7 @@ def test_the_broker_takes_its_settings(tmp_path: Path) -> None:
         servers.wait_for_port(port, broker, "mosquitto")
     finally:
         broker.terminate()
-        broker.wait(20)
+        broker.wait(GUARD)
 
 
 def test_systemd_takes_the_unit_and_finds_it_hardened(tmp_path: Path) -> None:

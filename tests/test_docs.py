@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import duly
+from tests.guard import GUARD
 
 ROOT = Path(__file__).parent.parent
 TEXTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -44,7 +45,7 @@ def test_the_readmes_example_runs_as_printed(readme: str, tmp_path: Path) -> Non
             capture_output=True,
             text=True,
             check=True,
-            timeout=30,
+            timeout=GUARD,
         )
         assert done.stdout == shown[1]
 
@@ -87,7 +88,12 @@ def test_the_promises_are_the_designs_own_words() -> None:
 @pytest.mark.parametrize("tool", ["tools/map", "tools/reference", "tools/js"])
 def test_the_generated_parts_are_up_to_date(tool: str) -> None:
     done = subprocess.run(
-        [sys.executable, tool, "--check"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=50
+        [sys.executable, tool, "--check"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=GUARD,
     )
     assert done.returncode == 0, done.stderr
 

@@ -22,9 +22,10 @@ from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests import servers
+from tests.guard import GUARD
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SECONDS = 20.0
+SECONDS = GUARD
 
 
 class Folder:

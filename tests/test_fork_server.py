@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import fork_server
+from tests.guard import GUARD
 from tests.power_loss import PowerLoss, build
 
 pytestmark = pytest.mark.skipif(not fork_server.available(), reason="all programs are ordinary here")
@@ -42,7 +43,7 @@ def test_it_is_a_child_of_this_process_and_dies_of_its_signals(tmp_path: Path) -
             stat = Path(f"/proc/{hub.pid}/stat").read_text()
             assert int(stat.rpartition(")")[2].split()[1]) == os.getpid()
             os.kill(hub.pid, how)
-            assert hub.wait(20) == code
+            assert hub.wait(GUARD) == code
 
 
 async def test_an_event_loop_waits_for_it_too(tmp_path: Path) -> None:

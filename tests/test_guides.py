@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import servers
+from tests.guard import GUARD
 
 ROOT = Path(__file__).parents[1]
 DOCS = [ROOT / "docs", ROOT / "docs/zh"]
@@ -81,7 +82,7 @@ def test_the_first_application_of_the_middleware_answers_as_printed(docs: Path, 
         ]
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(GUARD)
     assert all(answer.endswith('{"charged":12}') for answer in answers)
     assert ["idempotent-replayed: true" in answer for answer in answers] == [False, True, True]
 
@@ -102,7 +103,7 @@ def test_the_example_runs_with_several_workers(tmp_path: Path) -> None:
         answers = [subprocess.run(keyed, capture_output=True, text=True, check=True).stdout for _ in range(5)]
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(GUARD)
     assert without.startswith("HTTP/1.1 400")
     assert all('{"receipt":"receipt for o-1"}' in answer for answer in answers)
     assert (tmp_path / "said").read_text().count("charging 12 for o-1") == 1

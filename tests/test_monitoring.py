@@ -19,6 +19,7 @@ import pytest
 from duly.identity.accounts import Role
 from duly.runtime.telemetry import METRICS, MetricKind
 from tests import servers
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 
 DEPLOY = Path(__file__).parents[1] / "deploy"
@@ -42,7 +43,7 @@ def promtool(*args: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=GUARD,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -119,7 +120,7 @@ async def test_a_prometheus_reads_a_hub_with_the_token_of_a_monitor(local: Local
         "--storage.tsdb.path=data", cwd=tmp_path, stderr=asyncio.subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(GUARD):
             while not (found := await asyncio.to_thread(ask, port, 'duly_cluster_hubs{job="duly"}')):
                 await asyncio.sleep(0.1)
         assert found[0]["value"][1] == "1"
@@ -133,7 +134,7 @@ async def test_a_prometheus_reads_a_hub_with_the_token_of_a_monitor(local: Local
 def ask(port: int, query: str) -> list[dict[str, Any]]:
     url = f"http://127.0.0.1:{port}/api/v1/query?query={urllib.parse.quote(query)}"
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with urllib.request.urlopen(url, timeout=GUARD) as answer:
             found: list[dict[str, Any]] = json.load(answer)["data"]["result"]
             return found
     except OSError:

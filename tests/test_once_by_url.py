@@ -28,6 +28,7 @@ from duly.errors import Failed, LedgerInUse, LedgerUnavailable, Malformed, Progr
 from duly.idempotency import ledgers
 from duly.idempotency.blocking import BlockingTransaction
 from duly.idempotency.ledgers import close_ledgers
+from tests.guard import GUARD
 
 
 class Colour(Enum):
@@ -228,7 +229,7 @@ def test_plain_calls_of_many_threads_wait_for_the_first(tmp_path: Path) -> None:
         return f"paid {order}"
 
     def call(_: int) -> str:
-        gate.wait(20)
+        gate.wait(GUARD)
         return charge("o-1")
 
     with ThreadPoolExecutor(8) as pool:
@@ -314,7 +315,7 @@ def test_a_program_that_forks_after_its_first_call_charges_each_once(tmp_path: P
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=GUARD,
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["charged 0", "charged 1", "charged 2"]
@@ -490,6 +491,6 @@ async def test_keys_that_are_no_longer_kept_are_forgotten_again_and_again(
         raise LedgerUnavailable("not now")
 
     monkeypatch.setattr(ledger, "prune", prune)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GUARD):
         for _ in range(3):
             await times.acquire()

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guard import GUARD
 from tests.orphans import orphans
-from tests.servers import GUARD
 
 ROOT = Path(__file__).parents[1]
 SERVES = """

@@ -22,6 +22,7 @@ from duly.cli import VERBS, WITHOUT_HUB
 from duly.cli.slim import answer, plain_help
 from duly.errors import MissingExtra
 from tests import servers
+from tests.guard import GUARD
 
 ROOT = Path(__file__).parents[1]
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -83,8 +84,8 @@ def test_a_slim_command_line_lists_the_verbs_and_says_what_to_install(
     capsys.readouterr()
     assert (answer(["up"]), answer(["once", "list"]), answer(["fly"]), answer(["--version"])) == (1, 1, 2, 0)
     said = capsys.readouterr()
-    assert "'duly up' needs more than the slim installation: pip install 'duly[hub]'" in said.err
-    assert "'duly once' needs more than the slim installation: pip install 'duly[cli]'" in said.err
+    assert "'duly up' needs a package that is not installed: pip install 'duly[hub]'" in said.err
+    assert "'duly once' needs a package that is not installed: pip install 'duly[cli]'" in said.err
     assert "there is no verb 'fly'" in said.err
 
 
@@ -173,7 +174,7 @@ def test_the_package_with_a_hub_runs_one(tmp_path: Path) -> None:
         assert "duly[alerts]" in missing.stderr + missing.stdout, missing
     finally:
         hub.terminate()
-        hub.communicate(timeout=30)
+        hub.communicate(timeout=GUARD)
     asked = here.run(
         "python", "-c", "import duly, asyncio; asyncio.run(duly.open_ledger('postgresql://x/y'))"
     )

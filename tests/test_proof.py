@@ -5,18 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from proof.__main__ import StepFailed, prove
 from proof.counts import total
 from proof.hostile import KINDS, attack
 from proof.parts import COUNTED, PYTHON, Part, Step, parts
-from proof.record import ROOT, PartResult
+from proof.record import ROOT, PublishedRun
 
 from duly.apps.alerts.channels import webhook
-from proof import document, hostile_webhooks, record
+from proof import document, hostile, hostile_webhooks, record
 
 COUNT = "import proof.counts as c; c.count('cases', 3); c.count('cases', 4)"
 
@@ -33,6 +36,12 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def part_of(*programs: str) -> Part:
     steps = tuple(Step(str(n), (sys.executable, "-c", program)) for n, program in enumerate(programs))
     return Part("some", ("cases",), steps)
+
+
+def run_of(part: str, *steps: str, commit: str = "0123456789", **counts: int) -> PublishedRun:
+    """A run of steps; `power_losses=3` is what it counted."""
+    counted = {what.replace("_", " "): many for what, many in counts.items()}
+    return PublishedRun(part, [*steps], commit, "2026-11-20T10:00Z", "a machine", 9, counted, "make proof")
 
 
 def test_what_programs_count_is_added_up(out: Path) -> None:
@@ -99,6 +108,76 @@ def test_every_part_has_steps_of_different_names(short: bool) -> None:
     assert all((ROOT / path).exists() for path in COUNTED)
 
 
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "results.json"
+    monkeypatch.setattr(record, "RECORD", path)
+    return path
+
+
+def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results: Path) -> None:
+    every = parts(short=False)
+    record.publish(every, [run_of("flood", "seed 0", commit="aaa", faults=3, messages_under_faults=100)])
+    record.publish(every, [run_of("flood", "seed 1", commit="bbb", faults=4, messages_under_faults=200)])
+    flood = record.results()["flood"]
+    assert (flood.counts, flood.steps, flood.of) == ({"faults": 7, "messages under faults": 300}, 2, 20)
+    said = document.measured("en", flood, "messages under faults")
+    assert said == "2026-11-20, `aaa`: 100; 2026-11-20, `bbb`: 200, 2 of 20 steps"
+
+
+def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:
+    """A run that was counted together with others goes with them: how much of it was whose is not known."""
+    every = parts(short=False)
+    record.publish(every, [run_of("power", "seed 0", "seed 1", power_losses=50)])
+    record.publish(every, [run_of("power", "seed 2", power_losses=25)])
+    record.publish(every, [run_of("power", "seed 1", commit="bbb", power_losses=24)])
+    assert record.results()["power"].counts == {"power losses": 49}
+
+
+@pytest.mark.parametrize(("part", "what"), [("planted", "planted bugs"), ("soak", "soaked seconds")])
+def test_where_each_run_counts_the_same_again_the_last_one_stands_for_all(
+    results: Path, part: str, what: str
+) -> None:
+    every = parts(short=False)
+    record.publish(every, [replace(run_of(part, "short"), counts={what: 20})])
+    record.publish(every, [replace(run_of(part, "long"), counts={what: 30})])
+    record.publish(every, [run_of("power", "seed 0", power_losses=1)])
+    assert [*record.results()[part].counts.values()] == [30]
+
+
+def test_what_was_counted_at_any_commit_is_left_out_where_only_new_seeds_are_wanted(out: Path) -> None:
+    part = part_of(COUNT, "raise SystemExit('it was run again')")
+    done = prove([part], "short", fresh=False, minutes=1, counted={("some", "1")})["some"]
+    assert [run.steps for run in done.runs] == [["0"]]
+
+
+@pytest.mark.parametrize(("before", "again"), [("aaa", False), ("aaa+", True), ("", True)])
+def test_what_was_run_at_another_commit_stands_where_only_new_seeds_are_wanted(
+    out: Path, monkeypatch: pytest.MonkeyPatch, before: str, again: bool
+) -> None:
+    """… if the tree was that commit."""
+    for at in (before, "bbb"):
+        monkeypatch.setattr(record, "commit", lambda at=at: at)
+        done = prove([part_of(COUNT)], "short", fresh=False, minutes=1, counted=())["some"]
+    assert [run.commit for run in done.runs] == ["bbb" if again else before]
+
+
+def test_no_step_is_published_twice() -> None:
+    published = [(run.part, step) for run in record.published() for step in run.steps]
+    assert len(published) == len(set(published))
+
+
+def test_what_is_published_names_a_commit_that_can_be_checked_out() -> None:
+    def git(*args: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("a clone without history")
+    for at, unreachable in {(run.commit, run.unreachable) for run in record.published()}:
+        found = git("merge-base", "--is-ancestor", at, "HEAD").returncode == 0
+        assert found is not unreachable, f"{at}: 'unreachable' in proof/results.json says otherwise"
+
+
 def test_every_row_of_the_document_is_counted_by_a_part() -> None:
     counted = {(part.name, what) for part in parts(short=False) for what in part.counts}
     assert {row[:2] for row in document.ROWS} <= counted
@@ -112,10 +191,7 @@ def test_a_document_that_differs_from_the_results_is_noticed(tmp_path: Path) -> 
     for path in document.DOCUMENTS.values():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / path, tmp_path / path)
-    power = PartResult("power", "2026-11-20T10:00Z", "0123456789", "a machine", 9, {}, ["make proof"])
-    results = {"power": PartResult(**{
-        name: getattr(power, name) for name in power.__struct_fields__
-    } | {"counts": {"power losses": 4_321, "messages under faults": 1}})}  # fmt: skip
+    results = record.results([run_of("power", "seed 0", power_losses=4_321, messages_under_faults=1)])
     assert document.stale(results, tmp_path) == list(document.DOCUMENTS.values())
     document.write(results, tmp_path)
     assert document.stale(results, tmp_path) == []
@@ -157,3 +233,18 @@ def test_a_decoder_with_another_error_is_caught(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(KINDS, "careless", (KINDS["frames"][0], careless))
     with pytest.raises(SystemExit, match=r"UnicodeDecodeError.*replay: python -m proof.hostile careless"):
         attack("careless", 2_000, seed=0)
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0), "it would end a later test"
+
+
+def test_a_slow_decoder_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile, "SLOW", -1)
+    with pytest.raises(SystemExit, match=r"took more than .*replay: python -m proof.hostile frames"):
+        attack("frames", 2_000, seed=0)
+
+
+def test_a_decoder_that_does_not_come_back_is_ended() -> None:
+    """In C too, where no handler of Python's would run: the regular expression takes years."""
+    stuck = "h.KINDS['stuck'] = ([b'x'], lambda raw: re.match('(a*)*b', 'a' * 60))"
+    program = f"import re, proof.hostile as h; h.STUCK = 0.3; {stuck}; h.attack('stuck', 1, 0)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, check=False)
+    assert done.returncode == -signal.SIGVTALRM

@@ -25,6 +25,7 @@ from duly.core.operations import Delivery, Finish, Group, Results
 from duly.core.units import SECOND
 from duly.errors import LedgerUnavailable, Malformed, ProgramError, TooLarge
 from duly.storage.ledger import Ledger, Transaction
+from tests.guard import GUARD
 from tests.storage import conftest as ledgers
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Shop:
 
 async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
     """Come back as soon as something that nobody announces is so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not (so if isinstance(so := true(), bool) else await so):
             await asyncio.sleep(0.001)
 
@@ -150,6 +151,29 @@ async def test_an_argument_by_position_or_by_name_is_the_same_call(ledger: Ledge
     assert len(shop.runs) == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "kwargs"),
+    [(("o-1",), {}), (("o-1", 5), {}), (("o-1",), {"tags": ["new"]}), (("o-1", 5, ["new"]), {"gift": False})],
+)
+async def test_an_argument_that_is_its_default_is_the_same_call_as_one_that_is_left_out(
+    ledger: Ledger, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    runs: list[str] = []
+
+    @duly.once(ledger, scope="shop", key=lambda order, *_, **__: order)
+    async def charge(order: str, amount: int = 5, tags: list[str] = ["new"], *, gift: bool = False) -> str:  # noqa: B006
+        runs.append(order)
+        return f"paid {order}"
+
+    await charge("o-1")
+    assert await charge(*args, **kwargs) == "paid o-1"
+    assert runs == ["o-1"]
+    others: tuple[dict[str, Any], ...] = ({"amount": 5.0}, {"amount": "5"}, {"tags": ("new",)}, {"gift": 0})
+    for other in others:  # equal to a default, or written alike, and of another type
+        with pytest.raises(duly.Conflict):
+            await charge("o-1", **other)
+
+
 async def test_one_key_with_other_arguments_is_a_conflict_that_is_recorded_and_never_run(
     ledger: Ledger,
 ) -> None:
@@ -221,7 +245,7 @@ async def test_a_first_that_fails_on_another_server_lets_the_waiting_repeat_run(
     here.gate.set()
     with pytest.raises(OSError, match="no"):
         await first
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         assert await repeat == "paid o-1"
     assert len(there.runs) == 1
 
@@ -234,7 +258,7 @@ async def test_a_first_that_is_cancelled_on_another_server_lets_the_waiting_repe
     repeat = asyncio.ensure_future(there.charge("o-1"))
     await are_waiting(other, repeat)
     first.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         assert await repeat == "paid o-1"
     assert len(there.runs) == 1
 
@@ -242,7 +266,7 @@ async def test_a_first_that_is_cancelled_on_another_server_lets_the_waiting_repe
 @shared
 async def test_a_hundred_callers_on_two_servers_are_one_run(store: Store) -> None:
     shops = [Shop(await store.open()), Shop(await store.open())]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         results = await asyncio.gather(*(shop.charge("o-1") for shop in shops for _ in range(50)))
     assert set(results) == {"paid o-1"}
     assert sum(len(shop.runs) for shop in shops) == 1
@@ -602,7 +626,7 @@ async def test_a_repeat_that_looked_before_the_key_was_freed_does_not_disturb_th
 
     monkeypatch.setattr(ledger, "deliveries", noticed)
     go_on.set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         await again.wait()  # its claim on the first run came to nothing, and it looks again
     shop.gate.set()
     assert [await second, await late] == ["paid o-1"] * 2

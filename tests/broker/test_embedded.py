@@ -32,16 +32,17 @@ from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
-from tests.servers import GUARD, free_port
+from tests.guard import GUARD, LIMIT
+from tests.servers import free_port
 from tests.small_disk import small_disk
-from tests.stopwatch import Stopwatch
+from tests.stopwatch import MachineStopwatch
 
 QUICK = RetryPolicy.fixed(20 * MS, tries=None)
 HUB = BrokerUser("hub", "h", ["#"], ["#"], NODES)
 """He sees what the nodes do."""
 
 
-pytestmark = pytest.mark.timeout(2 * GUARD)
+pytestmark = pytest.mark.timeout(2 * LIMIT)
 CLASSES = (("hub", "hub"), ("device", "lamp"), ("device", "lock"))
 
 
@@ -226,7 +227,7 @@ async def test_devices_and_nodes_have_nothing_in_common(broker: EmbeddedBroker) 
 async def flood(client: Client) -> None:
     """Publishes as fast as it can, until the broker ends the connection."""
     with suppress(ConnectionLost):
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while True:
                 await client.link.publish("nodes/none/pending", b"flood")
 
@@ -551,7 +552,7 @@ async def test_ends_a_leftover_but_no_stranger(
 
 async def test_is_ready_at_once(tmp_path: Path) -> None:
     broker = EmbeddedBroker(tmp_path)
-    took = Stopwatch()
+    took = MachineStopwatch()
     await broker.start()
     assert took.seconds < 1
     socket.create_connection(("127.0.0.1", broker.port), 1).close()
@@ -631,9 +632,9 @@ async def test_paho_talks_to_it(broker: EmbeddedBroker) -> None:
             client.connect("127.0.0.1", broker.port)
             client.subscribe("nodes/a/pending", 1)
             client.loop_start()
-            client.publish("nodes/b/pending", b"from paho", 1).wait_for_publish(5)
-            client.publish("nodes/a/pending", b"to myself", 1).wait_for_publish(5)
-            deadline = time.monotonic() + 5
+            client.publish("nodes/b/pending", b"from paho", 1).wait_for_publish(GUARD)
+            client.publish("nodes/a/pending", b"to myself", 1).wait_for_publish(GUARD)
+            deadline = time.monotonic() + GUARD
             while not heard and time.monotonic() < deadline:
                 time.sleep(0.01)
             client.disconnect()

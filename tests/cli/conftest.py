@@ -19,8 +19,9 @@ import pytest
 import typer.main
 
 from duly.core.lifecycle import State
+from tests.guard import GUARD
 
-SECONDS = 20.0
+SECONDS = GUARD
 ENDED = {state.word for state in State if state.terminal}
 
 typer.main.get_command = functools.cache(typer.main.get_command)

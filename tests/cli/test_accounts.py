@@ -18,6 +18,15 @@ def office(request: pytest.FixtureRequest, cli: CommandLine) -> CommandLine:
     return cli
 
 
+def test_a_ledger_that_is_named_is_read_and_nothing_is_said_of_a_hub(cli: CommandLine) -> None:
+    """With `--ledger` no hub is asked. Beside a running one it said that none runs."""
+    cli.up()
+    assert cli.duly("add", "device", "lock").returncode == 0
+    named = cli.duly("list", "--ledger", f"sqlite:///{cli.folder}/duly-data/ledger.db")
+    assert "lock  device  ?" in named.stdout, named.stderr
+    assert named.stderr == "(read from the ledger, which does not know who is online)\n"
+
+
 def test_accounts_and_grants_come_and_go(office: CommandLine) -> None:
     added = office.duly("add", "app", "phone")
     assert added.stdout.startswith("duly_"), "the token alone, so that a script can take it"
@@ -80,6 +89,9 @@ def test_the_list_says_who_is_here_and_who_was_last_heard_of_when(cli: CommandLi
     assert ":" in lines["lock"][3]
     assert lines["shed"][1:4] == ["device", "?", "never"]
     assert lines["phone"][1:4] == ["app", "may", "command"]
+    for args in ("remove lock", "add device lock"):
+        assert cli.duly(*args.split()).returncode == 0
+    assert cli.ask("list")["heard"] == {}, "what was heard of its predecessor is not said of another lock"
 
 
 def test_a_run_file_left_behind_by_a_killed_hub_misleads_no_verb(cli: CommandLine) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from duly.core.operations import RewriteEntry
 from duly.server.audit_chain import STREAM
 from duly.storage import file_url, open_ledger
+from tests.guard import GUARD
 
 
 def duly(folder: Path, *words: str, said: str = "") -> subprocess.CompletedProcess[str]:
@@ -19,7 +20,7 @@ def duly(folder: Path, *words: str, said: str = "") -> subprocess.CompletedProce
         input=said,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=GUARD,
         check=False,
     )
 

@@ -9,8 +9,10 @@ import time
 from pathlib import Path
 from urllib.request import Request, urlopen
 
+from duly.core.operations import RaiseMark
 from duly.storage import open_ledger
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 
 TWO_DAYS = 2 * 86_400_000_000
 
@@ -21,6 +23,17 @@ def poison(ledger: Path) -> None:
     async def raise_it() -> None:
         async with await open_ledger(f"sqlite:///{ledger}") as book, book.transaction() as tx:
             await tx.execute("UPDATE floor SET until = ?1, trusted = ?1", book.clock.now() + TWO_DAYS)
+
+    asyncio.run(raise_it())
+
+
+def lead_ahead(ledger: Path) -> None:
+    """A lane as a sender and a hub have left it whose clocks were two days ahead."""
+
+    async def raise_it() -> None:
+        async with await open_ledger(f"sqlite:///{ledger}") as book:
+            ahead = (book.clock.now() + TWO_DAYS) // 1_000
+            await book.write(RaiseMark('["lock","","phone"]', 5, ahead))
 
     asyncio.run(raise_it())
 
@@ -47,6 +60,18 @@ def test_a_floor_in_the_future_is_told_by_doctor_and_mended_without_a_hub(cli: C
     assert "what was made before is stale until" in done.stderr
     assert floor_of(ledger) <= time.time()
     assert cli.ask("floor")["ahead"] == 0
+    assert "in the future" not in cli.duly("doctor").stdout
+
+
+def test_a_lane_in_the_future_is_told_by_doctor_and_mended_without_a_hub(cli: CommandLine) -> None:
+    """Everything that its sender said was superseded for two days, and doctor found nothing wrong."""
+    assert cli.duly("add", "app", "phone").returncode == 0
+    lead_ahead(cli.folder / "duly-data" / "ledger.db")
+    sick = cli.duly("doctor")
+    assert sick.returncode == 1
+    assert "✗ lanes" in sick.stdout
+    assert "1 lane is in the future, since a clock was wrong" in cli.duly("floor").stdout
+    assert "taken back to now" in cli.duly("floor", "--mend").stdout
     assert "in the future" not in cli.duly("doctor").stdout
 
 
@@ -79,5 +104,5 @@ def test_a_new_ledger_is_not_said_to_be_years_behind(cli: CommandLine) -> None:
     assert "has not risen yet" in cli.duly("floor").stdout
     run_file = json.loads((cli.folder / "duly-data" / "hub.json").read_text())
     asked = Request(f"{run_file['url']}/v1/state", headers={"Authorization": f"Bearer {run_file['token']}"})
-    with urlopen(asked, timeout=20) as answer:
+    with urlopen(asked, timeout=GUARD) as answer:
         assert json.load(answer)["floor"] == {"ahead": 0.0, "tolerated": 900.0, "behind": None}

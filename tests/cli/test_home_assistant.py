@@ -20,8 +20,8 @@ from duly.integrations.home_assistant.entities import EntityDeclaration
 from duly.transports.mqtt.link import MqttLink
 from tests import servers
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 
 DECLARED = """
 [home_assistant]

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 
 
 def logged(
@@ -36,7 +37,7 @@ def logged(
             printed = [cli.duly(*verb).stdout for verb in verbs]
         finally:
             hub.send_signal(signal.SIGTERM)
-            hub.communicate(timeout=20)
+            hub.communicate(timeout=GUARD)
         log.seek(0)
         return log.read(), printed
 
@@ -97,7 +98,7 @@ def test_wrong_tokens_and_passwords_are_never_written(cli: CommandLine) -> None:
                     headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
                 )
                 with contextlib.suppress(urllib.error.HTTPError):
-                    urllib.request.urlopen(request, timeout=10).read()
+                    urllib.request.urlopen(request, timeout=GUARD).read()
 
     text, _ = logged(cli, "--log", "json", "--log-level", "debug", during=knock)
     assert "serves at" in text

@@ -13,6 +13,7 @@ import pytest
 from tests import servers
 from tests.cli.conftest import CommandLine
 from tests.clients.node.nodes import own_name
+from tests.guard import GUARD
 
 
 class Terminals(CommandLine):
@@ -39,7 +40,7 @@ class Terminals(CommandLine):
     def pub(self, by: str, name: str, kind: str, message: object) -> None:
         args = ["-h", "127.0.0.1", "-p", str(self.port), "-t", f"nodes/{name}/{kind}", "-q", "1", "-u", by]
         text = message if isinstance(message, str) else json.dumps(message)
-        subprocess.run(["mosquitto_pub", *args, "-P", "x", "-m", text], check=True, timeout=10)
+        subprocess.run(["mosquitto_pub", *args, "-P", "x", "-m", text], check=True, timeout=GUARD)
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def heard(sub: subprocess.Popen[str]) -> object:
     assert sub.stdout is not None
     with sub.stdout as lines:
         (message,) = [line for line in lines if line.startswith("{")]
-    sub.wait(25)
+    sub.wait(GUARD)
     return json.loads(message)
 
 
@@ -85,7 +86,7 @@ def test_the_four_terminals_with_a_duly_node_as_a(cli: Terminals) -> None:
     assert (task["sender"], task["receiver"], task["payload"]) == (a, cli.b, {"lamp": 1})
     cli.pub(cli.b, a, "complete", {"msg_id": task["msg_id"], "value": "task completed successfully"})
     assert calling.line() == '"task completed successfully"'
-    assert calling.process.wait(10) == 0
+    assert calling.process.wait(GUARD) == 0
 
 
 def test_a_call_prints_the_result_and_exits_as_it_ended(cli: Terminals) -> None:

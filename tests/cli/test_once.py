@@ -16,6 +16,7 @@ import duly
 from duly.integrations.asgi import IdempotencyMiddleware
 from duly.integrations.idempotency_key import IdempotencyPolicy
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 
 PROGRAM = """
 import os, sys, duly
@@ -154,4 +155,4 @@ def test_a_run_that_goes_on_is_neither_settled_nor_forgotten(cli: CommandLine) -
             done = cli.duly("once", *words, "--ledger", url(cli))
             assert (done.returncode, "is running" in done.stderr) == (6, True), done.stderr
     finally:
-        process.communicate(timeout=20)
+        process.communicate(timeout=GUARD)

@@ -14,6 +14,7 @@ from duly.cli.options import duration
 from duly.runtime.trail import Trail
 from duly.storage import open_ledger
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 
 OPEN = '{"open":true}'
 
@@ -191,7 +192,7 @@ def _wait_for_trail(cli: CommandLine, id_: str) -> None:
             (record,) = await ledger.with_id(id_)
             return any(hop.what == "sent" for hop in await Trail(ledger).of_record(record))
 
-    end = time.monotonic() + 20
+    end = time.monotonic() + GUARD
     while not asyncio.run(sent()):
         assert time.monotonic() < end, "it is never stored"
         time.sleep(0.02)

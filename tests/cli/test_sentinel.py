@@ -17,6 +17,7 @@ from duly.cli import sentinel
 from duly.cli.common import CommandFailed, Exit
 from duly.clients.sentinel import Sentinel
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 from tests.small_disk import small_disk
 
 
@@ -36,7 +37,7 @@ def tower(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
 def say(cli: CommandLine, lines: str, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "duly", "sentinel", "--profile", "home", *args],
-        input=lines, cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False, timeout=30,
+        input=lines, cwd=cli.folder, env=cli.env, capture_output=True, text=True, check=False, timeout=GUARD,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import pytest
 
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 
 
 def post(cli: CommandLine, token: str, frame: Mapping[str, object]) -> dict[str, object]:
@@ -20,7 +21,7 @@ def post(cli: CommandLine, token: str, frame: Mapping[str, object]) -> dict[str,
         data=json.dumps(frame).encode(),
         headers={"Authorization": f"Bearer {token}"},
     )
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=GUARD) as answer:
         said: dict[str, object] = json.loads(answer.read())
     return said
 
@@ -44,7 +45,7 @@ def test_a_line_is_followed_to_its_recipients_with_and_without_the_hub(cli: Comm
     with (cli.folder / "nothing").open() as nothing:
         chat = [sys.executable, "-m", "duly", "chat", "--as", "bob", "--to", "ann"]
         said = subprocess.run(
-            chat, cwd=cli.folder, env=cli.env, stdin=nothing, capture_output=True, text=True, timeout=60,
+            chat, cwd=cli.folder, env=cli.env, stdin=nothing, capture_output=True, text=True, timeout=GUARD,
             check=True,
         )  # fmt: skip
     assert said.stdout.count("ann: hi") == 1, "what is shown of the past is not told again"

@@ -10,6 +10,7 @@ import pytest
 
 from tests.certificates import Authority
 from tests.cli.conftest import CommandLine
+from tests.guard import GUARD
 from tests.stopwatch import Stopwatch
 
 
@@ -18,7 +19,7 @@ def test_it_says_where_it_serves_and_how_to_go_on(cli: CommandLine) -> None:
     ready = hub.line()
     assert ready.startswith("ready http://127.0.0.1:")
     assert "duly add device" in hub.line("duly add")
-    with socket.create_connection(("127.0.0.1", int(ready.rsplit(":", 1)[1])), timeout=5):
+    with socket.create_connection(("127.0.0.1", int(ready.rsplit(":", 1)[1])), timeout=GUARD):
         pass
     assert hub.stop(signal.SIGTERM) == 0
 
@@ -46,7 +47,7 @@ def test_who_reads_one_line_and_goes_does_not_take_it_along(cli: CommandLine) ->
             assert "runs at" in cli.duly("doctor").stdout
         finally:
             hub.send_signal(signal.SIGINT)
-        assert hub.wait(10) == 0
+        assert hub.wait(GUARD) == 0
 
 
 def test_it_may_listen_on_an_address_of_ipv6(cli: CommandLine) -> None:
@@ -134,7 +135,7 @@ main()
         capture_output=True,
         text=True,
         check=False,
-        timeout=20,
+        timeout=GUARD,
     )
     assert done.returncode == 1
     assert "ended by itself" in done.stderr

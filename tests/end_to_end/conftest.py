@@ -12,25 +12,27 @@ import pytest
 
 from duly.core.units import SECOND
 from duly.identity.accounts import Role
-from duly.runtime.clock import SystemClock
+from duly.runtime.clock import Clock, SystemClock
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.people import Person, enter
 from tests.end_to_end.raw import PATIENCE, Peer, join
+from tests.patient_loop import PatientClock
 from tests.servers import Postgres
 
 
 class Ahead:
     """The machine's clock, that far ahead: how a test lets hours pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self.seconds = 0.0
 
     def now(self) -> int:
-        return SystemClock().now() + round(self.seconds * SECOND)
+        return self._clock.now() + round(self.seconds * SECOND)
 
     def steady(self) -> int:
-        return SystemClock().steady() + round(self.seconds * SECOND)
+        return self._clock.steady() + round(self.seconds * SECOND)
 
 
 class HubUnderTest:
@@ -39,7 +41,7 @@ class HubUnderTest:
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         self._folder, self._settings, self._port = folder, settings, 0
         self.tokens: dict[str, str] = {}
-        self.clock = Ahead()
+        self.clock = Ahead(PatientClock() if "patience" in settings else SystemClock())
 
     async def start(self) -> None:
         self.hub = Hub(Settings(data=str(self._folder), port=self._port, no_mqtt=True, **self._settings))

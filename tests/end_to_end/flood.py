@@ -269,6 +269,12 @@ class FloodSender(FloodClient):
         if not self.under_way and self.sent >= self._many:
             self.finished.set()
 
+    def allow(self, more: int) -> None:
+        """So many more are sent: a load that is spread over time."""
+        self._many += more
+        self.finished.clear()
+        self.fill()
+
     def end(self, seq_id: str) -> None:
         """A message has ended: there is room for another."""
         if self.under_way.pop(seq_id, None) is not None:
@@ -299,6 +305,8 @@ class FloodApp(FloodSender):
     def __init__(self, *args: Any, devices: list[str], ordered: bool, **more: Any) -> None:
         super().__init__(*args, **more)
         self._devices, self._ordered = devices, ordered
+        self._doubts: dict[str, Json] = {}
+        """its commands of which it has learned that nobody can tell, yet"""
         self.note("ordered", ordered)
 
     def make(self, seq_id: str) -> Json:
@@ -313,12 +321,23 @@ class FloodApp(FloodSender):
         seq_id, code = frame.get("seq_id", ""), frame.get("code")
         if frame["type"] == "ack":
             self.note("end", seq_id, frame["state"], frame.get("data"))
+            asked = self._doubts.pop(seq_id, None)
+            if frame["state"] == "unknown" and asked is None and seq_id in self.under_way:
+                self._doubts[seq_id] = self.under_way[seq_id][0]
             self.end(seq_id)
         elif frame["type"] == "server_ack" and code in (0, 5):
             self.note("accepted", seq_id, code)
         elif frame["type"] == "server_ack" and not _for_now(frame):
             self.note("refused", seq_id, frame)
             self.end(seq_id)
+
+    async def ask_again(self) -> None:
+        """Ask for the end of what nobody could tell of, until each is answered once more: the news that it
+        has ended may have been lost on the way."""
+        while self._doubts:
+            for frame in list(self._doubts.values()):
+                self.send(frame)
+            await asyncio.sleep(AGAIN / 4)
 
 
 def _for_now(frame: Json) -> bool:

@@ -48,18 +48,20 @@ def lines_of(path: Path) -> Iterator[list[Any]]:
             yield json.loads(line)
 
 
-def judge(folder: Path, *, unknown: int = 0) -> Verdicts:
+def judge(folder: Path, *, unknown: int = 0, forgets: bool = False) -> Verdicts:
     """Judge the histories in a folder. `unknown`: of how many commands it may be unknown whether they
-    happened."""
+    happened. `forgets`: the hub's file may lack commands and alerts, which it keeps for minutes only."""
     found = Verdicts()
     histories = {path.stem: path for path in sorted(folder.glob("*.history"))}
     db = sqlite3.connect(f"file:{folder}/ledger.db?mode=ro", uri=True)
     try:
         if db.execute("SELECT count(*) FROM journal").fetchone() != (0,):
             found.note("unreadable", "the hub's file still has a journal")
-        _commands(found, {n: p for n, p in histories.items() if n.startswith(("app", "dev"))}, db, unknown)
+        commands = {n: p for n, p in histories.items() if n.startswith(("app", "dev"))}
+        _commands(found, commands, db, unknown, forgets=forgets)
         _lines(found, {n: p for n, p in histories.items() if n.startswith("person")}, db)
-        _alerts(found, {n: p for n, p in histories.items() if n.startswith("guard")}, folder, db)
+        guards = {n: p for n, p in histories.items() if n.startswith("guard")}
+        _alerts(found, guards, folder, db, forgets=forgets)
     finally:
         db.close()
     return found
@@ -68,7 +70,9 @@ def judge(folder: Path, *, unknown: int = 0) -> Verdicts:
 # ── commands ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _commands(found: Verdicts, histories: dict[str, Path], db: sqlite3.Connection, unknown: int) -> None:
+def _commands(
+    found: Verdicts, histories: dict[str, Path], db: sqlite3.Connection, unknown: int, *, forgets: bool
+) -> None:
     effects: Counter[tuple[str, str]] = Counter()
     order: dict[tuple[str, str], list[int]] = {}
     for device, path in histories.items():
@@ -96,7 +100,7 @@ def _commands(found: Verdicts, histories: dict[str, Path], db: sqlite3.Connectio
     for case, times in effects.items():
         if times > 1:
             found.note("double: done twice", (case, times))
-    for end in (stored - learned) + (learned - stored):
+    for end in (stored - learned) + (Counter() if forgets else learned - stored):
         found.note("the hub's file and the apps differ", (end, stored[end], learned[end]))
     if doubts > unknown:
         found.note("unknown, and more than may be", (doubts, unknown))
@@ -225,7 +229,9 @@ def _person(
 # ── alerts ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _alerts(found: Verdicts, histories: dict[str, Path], folder: Path, db: sqlite3.Connection) -> None:
+def _alerts(
+    found: Verdicts, histories: dict[str, Path], folder: Path, db: sqlite3.Connection, *, forgets: bool
+) -> None:
     told: dict[str, set[str]] = {}
     for event, delivery, _ in lines_of(folder / "told"):
         told.setdefault(event, set()).add(delivery)
@@ -252,7 +258,7 @@ def _alerts(found: Verdicts, histories: dict[str, Path], folder: Path, db: sqlit
             found.note("lost: an alert that was not told", (event, ends.get(event)))
         elif len(told[event]) > 1:
             found.note("double: an alert told as two", (event, told[event]))
-        if ends.get(event) != "done":
+        if ends.get(event) != "done" and not (forgets and event not in ends):
             found.note("unsettled: an alert that has not ended", (event, ends.get(event)))
     for event in (told.keys() | ends.keys()) - sent:
         found.note("phantom: an alert that was never sent", event)

@@ -7,6 +7,7 @@ has just committed. Without a name it is `duly` and nothing more.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sys
@@ -31,6 +32,7 @@ from duly.core.units import MS, SECOND
 from duly.runtime.clock import SystemClock
 from duly.server import hub
 from duly.server.policies import fanout_policy
+from duly.storage.ledger import Ledger
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.writer import SqliteWriter
 
@@ -45,6 +47,12 @@ BUG = "TEST_BUG"
 CLOCK = "TEST_CLOCK"
 """The variable that names a file: by so many seconds this process's clock is wrong. It looks there when it
 starts and at each SIGUSR1."""
+
+TASKS = "TEST_TASKS"
+"""The variable that names a file: at each SIGUSR2 this process writes there how many asyncio tasks it has."""
+
+TRUST = "TEST_TRUST"
+"""The variable that says after how many seconds this process trusts its clock, instead of an hour."""
 
 
 def around(*names: str) -> list[str]:
@@ -143,6 +151,16 @@ def set_clock(path: Path) -> None:
     signal.signal(signal.SIGUSR1, look)
 
 
+def show_tasks(path: Path) -> None:
+    """Have others ask how many tasks there are."""
+
+    def write(*_: object) -> None:
+        path.with_suffix(".new").write_text(str(len(asyncio.all_tasks())))
+        path.with_suffix(".new").rename(path)
+
+    signal.signal(signal.SIGUSR2, write)
+
+
 def main() -> None:
     from duly.cli import main as duly
 
@@ -154,6 +172,10 @@ def main() -> None:
         never_flush()
     if clock := os.environ.get(CLOCK):
         set_clock(Path(clock))
+    if tasks := os.environ.get(TASKS):
+        show_tasks(Path(tasks))
+    if trust := os.environ.get(TRUST):
+        Ledger.confirm = int(trust) * SECOND
     if point:
         wire(Fuse(point))
     duly()

@@ -15,6 +15,7 @@ from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.conftest import Joining
 from tests.end_to_end.raw import join
+from tests.guard import GUARD
 from tests.servers import Postgres
 
 NAMES = {
@@ -56,7 +57,7 @@ class LocalCluster:
         for hub in self.hubs:
             await hub.accounts.refresh()
             for link in hub.mqtt.links.values() if hub.mqtt is not None else ():
-                await link.connected()  # a hub does not wait for a broker that is not its own
+                await link.connected(GUARD)  # a hub does not wait for a broker that is not its own
 
     async def stop(self) -> None:
         for hub in self.hubs:
@@ -85,7 +86,7 @@ async def rung_or_deaf(
         await cluster.stop()
 
 
-async def until(true: Callable[[], bool], seconds: float = 20) -> None:
+async def until(true: Callable[[], bool], seconds: float = GUARD) -> None:
     async with asyncio.timeout(seconds):
         while not true():
             await asyncio.sleep(0.005)

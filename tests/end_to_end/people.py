@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tests.end_to_end.raw import Json, Peer, dial
+from tests.guard import GUARD
 
 
 class Person(Peer):
@@ -28,7 +29,7 @@ class Person(Peer):
     async def chat(self, to: str, text: str, **more: Any) -> Json:
         return await self.ask("group_chat" if to.startswith("#") else "one_chat", to, text=text, **more)
 
-    async def line(self, patience: float = 5.0) -> Json:
+    async def line(self, patience: float = GUARD) -> Json:
         """The next line of any conversation."""
         frame = await self.first(lambda f: "n" in f and f["type"] not in ("server_ack", "receipt"), patience)
         if self.acking:

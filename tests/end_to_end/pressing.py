@@ -22,8 +22,8 @@ import aiohttp
 
 from tests.end_to_end.processes import tracebacks
 from tests.end_to_end.raw import Closed, Ids, Json, join
+from tests.guard import GUARD, LIMIT
 from tests.proof import count
-from tests.servers import GUARD
 
 Key = tuple[str, str]
 ENDS = ("done", "superseded", "unknown")
@@ -231,7 +231,7 @@ async def pressed(remotes: list[Remote], *more: Lock, at_once: int = AT_ONCE) ->
         yield load
         await load.enough()
         stop.set()
-        _, late = await asyncio.wait(pressing, timeout=GUARD)
+        _, late = await asyncio.wait(pressing, timeout=LIMIT)
         assert not late, [one.under_way() for one in remotes]
         await asyncio.gather(*pressing)
     finally:

@@ -15,8 +15,9 @@ from duly.apps.alerts.profiles import ProfileDraft, Profiles
 from duly.cli.device import Effects
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
+from tests.guard import GUARD
 from tests.proof import count
-from tests.servers import GUARD, free_port
+from tests.servers import free_port
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,11 +19,11 @@ from typing import Any
 
 import aiohttp
 
+from tests.guard import GUARD
+
 Json = dict[str, Any]
 
-PATIENCE = 30.0
-"""Seconds after which a test gives up on what must happen. It is no measure of how fast that is: a test that
-is about that has a `Stopwatch`."""
+PATIENCE = GUARD
 
 
 class Ids:
@@ -162,7 +162,7 @@ class Response:
 
 async def curl(url: str, token: str | None = None, *options: str, body: object = None) -> Response:
     """What curl gets; with a body it is a POST. A body that is not bytes is sent as JSON."""
-    command = ["curl", "-s", "-S", "-i", "--max-time", "10", "-H", "Expect:"]
+    command = ["curl", "-s", "-S", "-i", "--max-time", str(GUARD), "-H", "Expect:"]
     if token is not None:
         command += ["-H", f"Authorization: Bearer {token}"]
     given = b""

@@ -21,6 +21,7 @@ from tests.end_to_end.conftest import HubUnderTest, HubWithPeople, Open
 from tests.end_to_end.raw import Ids, Json, curl
 from tests.end_to_end.test_kept_pushes import say
 from tests.end_to_end.test_mqtt_firmware import Firmware
+from tests.guard import GUARD
 
 
 def is_limited(answer: Json) -> bool:
@@ -75,7 +76,7 @@ async def test_a_repeat_is_answered_whatever_its_sender_has_used_up(open_local: 
         push = lock.ids()
         codes = [(await say(lock, seq_id=seq_id, data=1))["code"] for seq_id in (push, lock.ids(), push)]
         assert codes == [0, 4, 5]
-        assert local.hub.limited()["commands"] == 1
+        assert local.hub.health.limited()["commands"] == 1
 
 
 async def test_a_repeated_line_and_a_repeated_alert_are_answered_too(open_chat_hub: Any) -> None:
@@ -97,7 +98,7 @@ async def test_a_repeated_line_and_a_repeated_alert_are_answered_too(open_chat_h
 
     assert [(await report("a"))["code"] for _ in range(2)] == [0, 5]
     assert is_limited(await report("b"))
-    assert local.hub.limited()["lines"] == local.hub.limited()["alerts"] == 1
+    assert local.hub.health.limited()["lines"] == local.hub.health.limited()["alerts"] == 1
 
 
 async def test_by_http_it_is_429_with_retry_after(open_local: Open) -> None:
@@ -131,7 +132,7 @@ async def test_pushes_are_stored_in_their_order_also_when_one_was_refused(open_l
         local.clock.seconds += 61
         early = await say(lock, seq_id=ids[3], data=3)
         assert is_limited(early), "the one before it comes first"
-        assert local.hub.limited()["pushes"] == 3, "what is refused for its order counts as well"
+        assert local.hub.health.limited()["pushes"] == 3, "what is refused for its order counts as well"
         for n in (2, 3):
             assert (await say(lock, seq_id=ids[n], data=n))["code"] == 0
         assert [(await phone.hear())["data"] for _ in range(4)] == [0, 1, 2, 3]
@@ -163,7 +164,7 @@ async def test_an_mqtt_device_beyond_its_rate_is_refused_told_and_recorded(tmp_p
     await hub.start()
     firmware = Firmware(hub.mqtt_url, "lock", await hub.accounts.add(Role.DEVICE, "lock"))
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while not hub.gateway.online("lock"):
                 await asyncio.sleep(0.01)
             now = int(time.time() * 1000)

@@ -19,9 +19,9 @@ import pytest
 from duly.storage import open_ledger
 from tests.end_to_end.fused import TOWER_POINTS
 from tests.end_to_end.processes import HubProcess
+from tests.guard import GUARD, LIMIT
 from tests.proof import TWO_SIZES, count
 from tests.receivers import Receiver, receiver
-from tests.servers import GUARD
 
 KILLS = int(os.environ.get("DULY_ALERT_KILLS", "8"))
 
@@ -60,7 +60,7 @@ class Sentinel:
             await asyncio.sleep(0.05)
 
 
-async def everything_settles(hub: HubProcess, events: int, seconds: float = 40) -> dict[str, Any]:
+async def everything_settles(hub: HubProcess, events: int, seconds: float = GUARD) -> dict[str, Any]:
     """Until the ledger has all events, and all of them have ended; what it then holds."""
     async with asyncio.timeout(seconds):
         while True:
@@ -126,7 +126,7 @@ async def test_a_tower_killed_at_a_point_loses_nothing_and_repeats_nothing(
 
 
 @TWO_SIZES
-@pytest.mark.timeout(GUARD + 10 * KILLS)
+@pytest.mark.timeout(LIMIT + 10 * KILLS)
 async def test_a_tower_killed_at_random_again_and_again_tells_everybody_once(
     tmp_path: Path, lines: Path, whole: bool
 ) -> None:

@@ -15,6 +15,7 @@ from duly.core.lifecycle import State
 from duly.core.operations import Delivery
 from duly.storage import open_ledger
 from tests.end_to_end.processes import HubProcess
+from tests.guard import GUARD
 from tests.receivers import Mailbox, Receiver, mail_server, receiver
 from tests.servers import Postgres
 
@@ -57,14 +58,14 @@ class Towers:
         assert await self.report(self.first, "fire") == 0
         await self.until(lambda: self.hook.taken and self.mailbox.mails and self.careful.mails)
 
-    async def until(self, true: Any, seconds: float = 30) -> None:
+    async def until(self, true: Any, seconds: float = GUARD) -> None:
         async with asyncio.timeout(seconds):
             while not true():
                 await asyncio.sleep(0.02)
 
     async def ended(self, id_: str = "fire") -> dict[str, Delivery]:
         """Its deliveries by kind of channel, once the alert has ended."""
-        async with asyncio.timeout(30), await open_ledger(self.first.ledger_url) as ledger:
+        async with asyncio.timeout(GUARD), await open_ledger(self.first.ledger_url) as ledger:
             while True:
                 record = await ledger.outcome("gate", id_)
                 if record is not None and record.state.terminal:

@@ -25,7 +25,7 @@ async def queue(app: Peer, count: int, size: int, to: str = "lock") -> list[str]
     exp, data = int((time.time() + 600) * 1000), "x" * size
     ids = [await app.command(to, data=data, queue=True, exp=exp) for _ in range(count)]
     for seq_id in ids:
-        assert (await app.hear_of(seq_id, 30))["code"] == 0
+        assert (await app.hear_of(seq_id))["code"] == 0
     return ids
 
 

@@ -23,8 +23,9 @@ from duly.storage.postgres.ledger import PostgresLedger
 from duly.storage.postgres.verified_flush import VerifiedFlush
 from tests.end_to_end.many import LocalCluster, until
 from tests.end_to_end.raw import Closed, Json, Peer, curl, dial, join
+from tests.guard import GUARD
 from tests.servers import Postgres
-from tests.stopwatch import FamilyStopwatch, Stopwatch
+from tests.stopwatch import MachineStopwatch
 from tests.storage.making import admit, message
 
 WITHIN = 5.0
@@ -101,7 +102,7 @@ async def cluster(tmp_path: Path, postgres_server: Postgres, hole: Hole) -> Asyn
 
 
 async def health(cluster: LocalCluster, wanted: int, within: float) -> float:
-    took = Stopwatch()
+    took = MachineStopwatch()
     while (await curl(f"{cluster.hubs[0].url}/v1/health")).status != wanted:
         assert took.seconds < within, f"health is not {wanted} after {within} s"
         await asyncio.sleep(0.05)
@@ -131,7 +132,7 @@ class Presses:
 
     async def obey(self) -> None:
         while True:
-            command = await self.lock.hear(60)
+            command = await self.lock.hear()
             if command["type"] == "lock_control":
                 if command["seq_id"] not in self.effects:
                     self.effects.append(command["seq_id"])
@@ -140,11 +141,9 @@ class Presses:
     async def press(self) -> str:
         seq_id = self.phone.ids()
         while True:
-            took = FamilyStopwatch()  # the hubs are in this process, and PostgreSQL is its child
+            took = MachineStopwatch()
             await self.phone.command("lock", seq_id=seq_id)
-            said = await self.phone.first(
-                lambda f: f["type"] == "server_ack" and f.get("seq_id") == seq_id, 30
-            )
+            said = await self.phone.first(lambda f: f["type"] == "server_ack" and f.get("seq_id") == seq_id)
             self.slowest = max(self.slowest, took.seconds)
             self.codes.append(said["code"])
             if said["code"] != 4:
@@ -161,7 +160,7 @@ async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_doubl
         obeying = asyncio.create_task(presses.obey())
         await cluster.known("lock")
         warm = await presses.press()  # what is sent while a device is being welcomed may be overtaken
-        await phone.first(lambda f: f["type"] == "ack" and f["seq_id"] == warm, 10)
+        await phone.first(lambda f: f["type"] == "ack" and f["seq_id"] == warm)
         presses.effects.clear()
         sent = [await presses.press() for _ in range(5)]
 
@@ -179,19 +178,18 @@ async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_doubl
             await asyncio.sleep(1)
         finally:
             heal()
-        sent.append(await asyncio.wait_for(pressing, 30))
+        sent.append(await asyncio.wait_for(pressing, GUARD))
         await health(cluster, 200, 15)
         sent += [await presses.press() for _ in range(3)]
         assert presses.slowest < WITHIN
-        with contextlib.suppress(TimeoutError):
-            await until(lambda: presses.effects == sent, 10)
+        await until(lambda: len(presses.effects) >= len(sent))
         assert presses.effects == sent, (
             presses.codes,
             [f for f in phone.heard if f.get("seq_id") in set(sent) - set(presses.effects)],
         )
         token = cluster.tokens["root"]
         for seq_id in sent:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(GUARD):
                 while (
                     json.loads((await curl(f"{cluster.hubs[0].url}/v1/messages/phone/{seq_id}", token)).body)[
                         "state"
@@ -216,7 +214,7 @@ async def test_every_request_is_answered_within_five_seconds_for_as_long_as_it_l
     url, token = cluster.hubs[0].url, cluster.tokens["phone"]
 
     async def ask() -> float:
-        took = Stopwatch()
+        took = MachineStopwatch()
         assert (await curl(f"{url}/v1/messages?limit=1", token)).status == 503
         return took.seconds
 
@@ -268,7 +266,7 @@ async def test_many_who_wait_for_a_commit_in_doubt_fail_together(
         with pytest.raises(LedgerUnavailable, match="does not answer"):
             ledger.check()  # so the hub is unhealthy, although its own looks still wait for a connection
         monkeypatch.undo()
-        took = Stopwatch()
+        took = MachineStopwatch()
         looks = (ledger.find(message(0).key) for _ in range(4))
         ended = await asyncio.gather(*looks, return_exceptions=True)
         assert [type(end) for end in ended] == [LedgerUnavailable] * 4
@@ -284,7 +282,7 @@ async def test_a_commit_that_was_swallowed_cannot_land_after_a_hub_has_looked(
 ) -> None:
     """Its bytes are in the hole when it is given up: nothing is read before it has surely failed."""
     async with swallowing_ledger(postgres_server, hole, monkeypatch) as ledger:
-        took = Stopwatch()
+        took = MachineStopwatch()
         with pytest.raises(LedgerUnavailable, match="may or may not be stored"):
             await ledger.write(*writes)
         assert took.seconds < WITHIN
@@ -353,7 +351,7 @@ async def test_a_hub_that_is_stopped_meanwhile_ends_soon(
         hole.swallow()
         for _ in range(20):
             await phone.command("lock")
-        took = Stopwatch()
+        took = MachineStopwatch()
         process.send_signal(signal.SIGTERM)
         assert await process.wait() == 0
         assert took.seconds < 9

@@ -12,6 +12,7 @@ from duly.core.units import MS
 from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.people import Person
 from tests.end_to_end.raw import Json
+from tests.guard import GUARD
 
 SOON = RetryPolicy.exponential(300 * MS, 600 * MS, jitter=0.0)
 
@@ -71,11 +72,11 @@ async def test_receipts_count_the_attempts_of_another_hub(
         bob.acking = False
         await ann.chat("bob", "hello")
         await told(bob, 1, 1)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while (await receipts(ann, "ann+bob", 1))["attempts"] == 0:
                 await asyncio.sleep(0.02)
         await told(bob, 1, 2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while (found := await receipts(ann, "ann+bob", 1))["attempts"] < 3:
                 await asyncio.sleep(0.02)
         assert (found["state"], found["delivered"]) == ("accepted", 0)
@@ -95,7 +96,7 @@ async def test_the_attempts_are_known_after_a_restart(
         bob.acking = False
         await ann.chat("bob", "hello")
         await told(bob, 1, 2)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while (await receipts(ann, "ann+bob", 1))["attempts"] == 0:
                 await asyncio.sleep(0.02)
     await there.restart()

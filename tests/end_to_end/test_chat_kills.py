@@ -21,6 +21,7 @@ from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
 from tests.end_to_end.fused import CHAT_POINTS
 from tests.end_to_end.processes import HubProcess
+from tests.guard import GUARD
 
 NAMES = [f"user{i}" for i in range(6)]
 LINES = 20
@@ -119,7 +120,7 @@ async def chat_while(folder: Path, deaths: list[str]) -> None:
         if hub.alive:
             break
         await hub.start(death or "")
-    async with asyncio.timeout(50):
+    async with asyncio.timeout(GUARD):
         await talking
         while not settled(people, group):
             if not hub.alive:  # its point came only after all had talked

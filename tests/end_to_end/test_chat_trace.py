@@ -13,6 +13,7 @@ from duly.core.units import MS
 from duly.identity.accounts import Role
 from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.raw import Json
+from tests.guard import GUARD
 
 
 async def trace(chat_hub: HubWithPeople, scope: str, id_: str, who: str | None = None) -> Json:
@@ -27,7 +28,7 @@ async def trace(chat_hub: HubWithPeople, scope: str, id_: str, who: str | None =
 
 async def until(chat_hub: HubWithPeople, scope: str, id_: str, state: str, name: str) -> dict[str, Any]:
     """A recipient's part of the trace, once it says so."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while True:
             line = (await trace(chat_hub, scope, id_))["line"]
             for one in line["recipients"]:

@@ -30,8 +30,9 @@ from tests.end_to_end.processes import HubProcess
 from tests.end_to_end.raw import curl
 from tests.end_to_end.test_black_hole import tell_all
 from tests.end_to_end.test_injected_kills import strace
+from tests.guard import GUARD, LIMIT
 from tests.proof import count
-from tests.servers import GUARD, Postgres, unable
+from tests.servers import Postgres, unable
 from tests.small_disk import small_disk
 
 ROUNDS = int(os.environ.get("DULY_FAULTS", "2"))
@@ -41,7 +42,7 @@ SOME = int(os.environ.get("DULY_FAULT_COMMANDS", "5"))
 """Commands of every app to every device that are done between two faults."""
 AT_ONCE = 15
 """Of them under way at once."""
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(4 * GUARD + ROUNDS * (10 + SOME / 20))]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(4 * LIMIT + ROUNDS * (10 + SOME / 20))]
 
 
 class Pressed:

@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -36,14 +37,15 @@ from tests.end_to_end.flood_judge import judge, judge_tasks
 from tests.end_to_end.fused import CLOCK
 from tests.end_to_end.processes import HubProcess, tracebacks
 from tests.end_to_end.test_chaos import NodeProcess, Parrot, SlowProxy
+from tests.guard import GUARD, LIMIT
 from tests.proof import count
-from tests.servers import GUARD, Mosquitto
+from tests.servers import Mosquitto
 
 FLOOD: Final = int(os.environ.get("DULY_FLOOD", "20000"))
 SEED: Final = os.environ.get("DULY_FLOOD_SEED", "1")
 TASKS: Final = FLOOD // 20
 """… of which are tasks between two nodes."""
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(4 * GUARD + FLOOD / 50)]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(4 * LIMIT + FLOOD / 50)]
 APPS, DEVICES, PEOPLE = 4, 4, 4
 WINDOW: Final = {"app": 60, "person": 25, "guard": 20}
 """Messages of one client that are under way at once."""
@@ -61,12 +63,13 @@ async def _accounts(hub: HubProcess, hook: str) -> dict[str, str]:
     return tokens
 
 
-async def _group(hub: HubProcess, tokens: dict[str, str]) -> str:
+async def make_group(hub: HubProcess, token: str, members: Sequence[str]) -> str:
+    """Make a group of a person's, with these others; its name."""
     frame = {
         "type": "group_create", "seq_id": f"{time.time_ns() // 1_000_000}_900000000",
-        "data": {"name": "all", "members": [f"person{n}" for n in range(1, PEOPLE)]},
+        "data": {"name": "all", "members": [*members]},
     }  # fmt: skip
-    own = {"Authorization": f"Bearer {tokens['person0']}"}
+    own = {"Authorization": f"Bearer {token}"}
     async with (
         aiohttp.ClientSession() as http,
         http.post(f"{hub.url}/v1/messages", json=frame, headers=own) as answer,
@@ -151,9 +154,8 @@ async def _trouble(hub: HubProcess, senders: list[FloodSender], wrong: Path, dic
     return ahead
 
 
-async def _settled(clients: list[FloodClient], hook: Hook, hub: HubProcess, alerts: int) -> None:
-    """Until everyone was told everything, and the hub's file holds it."""
-    people = [one for one in clients if isinstance(one, FloodPerson)]
+async def until_told(people: list[FloodPerson], hook: Hook, alerts: int) -> None:
+    """Until every person was told every line, and the receiver of webhooks every alert."""
     async with asyncio.timeout(2 * GUARD):
         for person in people:
             person.hang_up()  # what was lost before the end is told at the next connection
@@ -182,7 +184,8 @@ async def test_a_flood_of_messages_through_a_bad_network(tmp_path: Path) -> None
     hub.preload = {CLOCK: str(wrong)}
     tokens = await _accounts(hub, await hook.start())
     await hub.start()
-    clients = _clients(hub, tokens, folder, await _group(hub, tokens), many, damage)
+    group = await make_group(hub, tokens["person0"], [f"person{n}" for n in range(1, PEOPLE)])
+    clients = _clients(hub, tokens, folder, group, many, damage)
     senders = [one for one in clients if isinstance(one, FloodSender)]
     tasks = [asyncio.create_task(one.run()) for one in clients]
     tasks += [asyncio.create_task(one.repeat()) for one in senders]
@@ -191,8 +194,10 @@ async def test_a_flood_of_messages_through_a_bad_network(tmp_path: Path) -> None
         done, _ = await asyncio.wait([trouble, *tasks], return_when=asyncio.FIRST_COMPLETED)
         assert done == {trouble}, f"a client of the test has ended: {done}"
         damage.calm = True
+        async with asyncio.timeout(GUARD):
+            await asyncio.gather(*(one.ask_again() for one in senders if isinstance(one, FloodApp)))
         alerts = next(one.sent for one in senders if isinstance(one, FloodSentinel))
-        await _settled(clients, hook, hub, alerts)
+        await until_told([one for one in clients if isinstance(one, FloodPerson)], hook, alerts)
     finally:
         for task in (*tasks, trouble):
             task.cancel()

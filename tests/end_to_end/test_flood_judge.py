@@ -134,12 +134,23 @@ def test_a_sound_history_is_found_sound(tmp_path: Path) -> None:
     assert dict(found.messages) == {"commands": 3, "lines": 2, "alerts": 1}
 
 
+@pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize(
     ("kind", "spoil"), [(kind, spoil) for kind, spoils in SPOILED.items() for spoil in spoils]
 )
-def test_what_is_wrong_is_found_by_its_name(tmp_path: Path, kind: str, spoil: Spoil) -> None:
+def test_what_is_wrong_is_found_by_its_name(tmp_path: Path, kind: str, spoil: Spoil, forgets: bool) -> None:
     spoil(sound(tmp_path))
-    assert kind in judge(tmp_path).wrong
+    assert kind in judge(tmp_path, forgets=forgets).wrong
+
+
+def test_commands_and_alerts_may_be_missing_only_in_the_file_of_a_hub_that_forgets_them(
+    tmp_path: Path,
+) -> None:
+    stored("DELETE FROM messages")(sound(tmp_path))
+    assert judge(tmp_path, forgets=True).wrong == {}
+    assert judge(tmp_path).wrong.keys() == {
+        "the hub's file and the apps differ", "unsettled: an alert that has not ended",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

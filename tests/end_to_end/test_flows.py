@@ -16,7 +16,7 @@ import pytest
 from duly.storage.records import StreamEntry
 from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Ids, Peer, curl, dial
-from tests.servers import GUARD
+from tests.guard import GUARD
 from tests.stopwatch import Stopwatch
 
 COMMANDS = [

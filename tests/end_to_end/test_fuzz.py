@@ -104,7 +104,7 @@ async def throw(peer: Peer, texts: list[str]) -> list[Json]:
         await peer.say_text(text)
     answers: list[Json] = []
     while len(answers) < len(texts):
-        answers.append(await peer.first(lambda f: f["type"] == "server_ack", 20))
+        answers.append(await peer.first(lambda f: f["type"] == "server_ack"))
     return answers
 
 
@@ -114,7 +114,7 @@ async def attack(at: World, who: str, frames: list[bytes]) -> None:
         await raw.send(handshake(at.hub.url))
         auth = json.dumps({"type": "auth", "token": at.tokens[who]}).encode()
         await raw.send(ws_frame(auth) + b"".join(map(ws_frame, frames)) + ws_frame(b"", 8))
-        said = await raw.gone(20)
+        said = await raw.gone()
     assert b'"welcome"' in said
     assert b'"code":0' not in said
 
@@ -223,7 +223,7 @@ async def test_every_field_of_a_device_with_every_wrong_value(tmp_path: Path) ->
             for wrong in WRONG:
                 await peer.say_text(json.dumps(frame | {field: wrong}))
             await peer.say("No-Such-Type", seq_id="the end")
-            await peer.hear_of("the end", 20)
+            await peer.hear_of("the end")
             codes = {said["code"] for said in peer._ahead if said["type"] == "server_ack"}
             # A push with an id that can be one is stored; everything else is refused.
             stored = {0, 5} if type == "event_report" or field == "type" else set()

@@ -29,8 +29,9 @@ from duly.storage import open_ledger
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import ROOT, DeviceProcess
 from tests.end_to_end.raw import curl, join
+from tests.guard import GUARD, LIMIT
 from tests.proof import TWO_SIZES, WHOLE, count
-from tests.servers import GUARD
+from tests.stopwatch import MachineStopwatch
 
 KILLS = int(os.environ.get("DULY_KILLS", "8"))
 BEGUN = 20
@@ -149,8 +150,8 @@ async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: 
             await load.more(BEGUN)
             for how in (signal.SIGINT, signal.SIGKILL) if whole else (signal.SIGKILL,):
                 await asyncio.to_thread(postgres.stop, how)
-                began = time.monotonic()
-                async with asyncio.timeout(10):
+                took = MachineStopwatch()
+                async with asyncio.timeout(GUARD):
                     while not all([(await curl(f"{hub.url}/v1/health")).status == 503 for hub in hubs]):
                         await asyncio.sleep(0.1)
                 frame = {"type": "lock_control", "seq_id": f"{time.time_ns() // 1_000_000}_0", "to": "lock"}
@@ -158,10 +159,10 @@ async def test_postgres_is_restarted_and_the_hubs_go_on_by_themselves(tmp_path: 
                 assert (said.status, said.json["code"]) == (503, 4)
                 assert "retry-after" in said.headers
                 await asyncio.to_thread(postgres.start)
-                async with asyncio.timeout(15):
+                async with asyncio.timeout(GUARD):
                     while not all([(await curl(f"{hub.url}/v1/health")).status == 200 for hub in hubs]):
                         await asyncio.sleep(0.1)
-                assert time.monotonic() - began < 25
+                assert took.seconds < 25
                 await load.more(BEGUN)
         await it.judge()
 
@@ -232,14 +233,14 @@ async def test_a_hub_that_died_is_missed_and_its_devices_are_said_to_be_gone(tmp
             async with join(other.url, tokens["lock"]):
                 assert (await phone.hear())["data"] == {"online": True}
                 await asyncio.to_thread(other.stop, signal.SIGKILL)
-                assert (await phone.hear(15))["data"] == {"online": False}
+                assert (await phone.hear())["data"] == {"online": False}
             seq_id = await phone.command("lock")
             assert (await phone.hear_of(seq_id))["error"] == "offline"
     finally:
         await asyncio.to_thread(cluster.stop)
 
 
-@pytest.mark.timeout(GUARD + 30)
+@pytest.mark.timeout(LIMIT + 30)
 async def test_the_script_starts_everything_and_says_where() -> None:
     script = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "deploy.cluster", cwd=ROOT, stdout=subprocess.PIPE

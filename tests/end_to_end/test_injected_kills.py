@@ -16,7 +16,8 @@ import pytest
 
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import HubProcess
-from tests.servers import GUARD, unable
+from tests.guard import LIMIT
+from tests.servers import unable
 
 INJECTIONS = int(os.environ.get("DULY_INJECTIONS", "0"))
 CALLS = {"fdatasync": 60, "pwrite64": 200, "write": 120, "futex": 600}
@@ -29,7 +30,7 @@ WAIT = 60.0
 
 @pytest.mark.proof
 @pytest.mark.skipif(not INJECTIONS, reason="the long proof says how many deaths there are: DULY_INJECTIONS")
-@pytest.mark.timeout(3 * GUARD + 10 * INJECTIONS)
+@pytest.mark.timeout(3 * LIMIT + 10 * INJECTIONS)
 async def test_the_hub_dies_at_any_system_call(tmp_path: Path) -> None:
     if shutil.which("strace") is None:
         unable("there is no strace: make servers installs it")

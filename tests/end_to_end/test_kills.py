@@ -23,15 +23,16 @@ from tests import servers
 from tests.end_to_end.fused import DEVICE_POINTS, HUB_POINTS
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import DeviceProcess, HubProcess
+from tests.guard import LIMIT
 from tests.proof import TWO_SIZES, count
-from tests.servers import GUARD, free_port
+from tests.servers import free_port
 
 KILLS = int(os.environ.get("DULY_KILLS", "7"))
 """Deaths in the whole of the last test."""
 AT_ONCE = 12
 """Commands under way in all: so many may be unknown after the death of a device."""
 DEVICES = ("lock", "lamp")
-pytestmark = pytest.mark.timeout(3 * GUARD)
+pytestmark = pytest.mark.timeout(3 * LIMIT)
 
 
 def remotes_of(hub: HubProcess, tokens: dict[str, str]) -> list[Remote]:
@@ -169,7 +170,7 @@ async def test_the_devices_die_at_every_point_and_at_random(tmp_path: Path, way:
 async def test_the_broker_dies_at_random(tmp_path: Path, broker: str, times: int) -> None:
     """Every other time before the devices are back from the time before."""
     dice = random.Random(22)
-    async with KillableParts(tmp_path, Broker(broker), patience=GUARD / 2) as parts:
+    async with KillableParts(tmp_path, Broker(broker), patience=LIMIT / 2) as parts:
         await asyncio.gather(*(device.start() for device in parts.devices))
         async with pressed(parts.remotes) as load:
             for time in range(times):
@@ -186,7 +187,7 @@ async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path, whole
     """And the broker with it, every time."""
     dice = random.Random(23)
     points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS if point.startswith("after")]
-    async with KillableParts(tmp_path, Broker("embedded"), patience=GUARD / 2) as parts:
+    async with KillableParts(tmp_path, Broker("embedded"), patience=LIMIT / 2) as parts:
         await asyncio.gather(*(device.start() for device in parts.devices))
         async with pressed(parts.remotes) as load:
             await load.more(5)
@@ -199,7 +200,7 @@ async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path, whole
 
 
 @TWO_SIZES
-@pytest.mark.timeout(3 * GUARD + 3 * KILLS)
+@pytest.mark.timeout(3 * LIMIT + 3 * KILLS)
 @pytest.mark.parametrize("broker", ["embedded", "mosquitto"])
 async def test_everything_dies_at_random(tmp_path: Path, broker: str, whole: bool) -> None:
     """So often; mostly when commands are done again, and sometimes before."""

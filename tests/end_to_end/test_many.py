@@ -219,7 +219,7 @@ async def test_a_device_that_moves_takes_its_commands_along(cluster: LocalCluste
         async with cluster.join(2, "lock") as after:
             assert (await after.obey(data="here"))["seq_id"] == seq_id
             assert (await ends(phone, seq_id))["data"] == "here"
-            await before.closed(10)
+            await before.closed()
             seq_id = await phone.command("lock", data=8)
             assert (await after.obey())["seq_id"] == seq_id
             assert (await ends(phone, seq_id))["state"] == "done"
@@ -406,10 +406,10 @@ async def test_apps_everywhere_hear_when_a_device_comes_and_goes_once(cluster: L
     async with cluster.join(0, "phone") as phone:
         phone.presence = True
         async with cluster.join(1, "lock"):
-            assert (await phone.hear(10))["data"] == {"online": True}
+            assert (await phone.hear())["data"] == {"online": True}
             async with cluster.join(2, "lock"):  # it moves: that is neither
                 await until(lambda: not cluster.hubs[1].gateway.sessions.devices)
-        assert (await phone.hear(10))["data"] == {"online": False}
+        assert (await phone.hear())["data"] == {"online": False}
         assert await phone.hears_nothing()
 
 
@@ -434,7 +434,7 @@ async def test_accounts_made_at_one_hub_are_known_at_the_others(cluster: LocalCl
         assert isinstance(made, dict)
         await until(lambda: cluster.hubs[1].accounts.authenticate(made["token"]) is not None)
         await cluster.hubs[0].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
-        await phone.closed(10)
+        await phone.closed()
 
 
 async def test_what_was_revoked_at_another_hub_ends_although_accounts_were_read_meanwhile(

@@ -13,6 +13,7 @@ from duly.identity.accounts import Principal, Role
 from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
 from tests.end_to_end.raw import Peer
 from tests.end_to_end.test_many import ends
+from tests.guard import GUARD
 from tests.servers import Postgres
 
 
@@ -28,7 +29,7 @@ async def queue(app: Peer, count: int, size: int = 10) -> list[str]:
     exp = int((time.time() + 600) * 1000)
     ids = [await app.command("lock", queue=True, exp=exp, data="x" * size) for _ in range(count)]
     for seq_id in ids:
-        assert (await app.hear_of(seq_id, 30))["code"] == 0
+        assert (await app.hear_of(seq_id))["code"] == 0
     return ids
 
 
@@ -63,7 +64,7 @@ async def test_a_removed_app_commands_nothing_any_more(cluster: LocalCluster) ->
     await cluster.hubs[1].admin.run(Principal("root", Role.ADMIN), "remove", {"name": "phone"})
     async with cluster.join(0, "lock") as lock:
         assert await lock.hears_nothing()
-        async with asyncio.timeout(20):  # its hub is told of it by a hint, or asks a little later
+        async with asyncio.timeout(GUARD):  # its hub is told of it by a hint, or asks a little later
             while (
                 record := await cluster.hubs[0].ledger.outcome("phone", seq_id)
             ) and not record.state.terminal:

@@ -16,6 +16,7 @@ from duly.clients.device import Command, Device
 from duly.errors import LedgerError
 from duly.wire import fd, frames
 from tests.end_to_end.many import LocalCluster, until
+from tests.guard import GUARD
 from tests.servers import Mosquitto, Postgres
 
 
@@ -84,7 +85,7 @@ async def test_when_its_home_stops_another_hub_takes_it_in_with_what_was_under_w
             await cluster.hubs.pop(home).stop()
             await until(lambda: len(registry(cluster, "lock")) == 1)
             go.set()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD):
                 assert (await command.settled()).data == "late but true"
             assert (await app.send("lock", "lock_control", 1)).data == 1
 
@@ -97,7 +98,7 @@ async def test_what_it_pushes_is_told_once_at_every_hub(
         for hub in cluster.hubs:
             async with App(hub.url, cluster.tokens["phone"]) as app:
                 device.push("event_report", {"at": hub.url})
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(GUARD):
                     async for push in app.pushes():
                         if isinstance(push, Push) and push.type == "event_report":
                             assert push.data == {"at": hub.url}
@@ -127,7 +128,7 @@ async def test_what_it_pushes_while_its_home_is_dead_is_kept(
             told += 1
 
         async def stored(true: Callable[[int], bool]) -> None:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(GUARD):
                 while not true(len(await reports())):
                     await asyncio.sleep(0.02)
 
@@ -165,7 +166,7 @@ async def test_what_comes_while_the_ledger_is_away_waits_for_it(
         await asyncio.sleep(0.3)
     finally:
         await asyncio.to_thread(postgres_server.start)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         while True:
             with suppress(LedgerError):
                 words = [r.id for r in await cluster.hubs[0].ledger.refusals()]

@@ -18,11 +18,12 @@ from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.raw import join
 from tests.end_to_end.test_mqtt_firmware import Firmware
+from tests.guard import GUARD
 from tests.servers import Mosquitto
 
 
 async def until(what: Callable[[], bool], then: Callable[[], Awaitable[None]] | None = None) -> None:
-    async with asyncio.timeout(45):  # a broker may wait for 30 s before it repeats what was under way
+    async with asyncio.timeout(GUARD):  # a broker may wait for 30 s before it repeats what was under way
         while not what():
             if then is not None:
                 await then()
@@ -182,7 +183,7 @@ async def test_a_status_that_says_nothing_is_refused(tmp_path: Path, mosquitto_s
         await heard_of(hub, lock)
         firmware.stop()
         assert not hub.gateway.online(lock)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while not (refused := [one for one in await hub.ledger.refusals() if one.scope == lock]):
                 await hub.activity.settle()
                 await asyncio.sleep(0.05)

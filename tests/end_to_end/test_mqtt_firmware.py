@@ -17,6 +17,8 @@ from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.raw import curl, join
+from tests.guard import GUARD
+from tests.patient_loop import PatientClock
 
 
 class Firmware:
@@ -61,11 +63,12 @@ class Firmware:
 async def hub(tmp_path: Path) -> AsyncIterator[tuple[Hub, str, Firmware]]:
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0, patience=5))
     await hub.start()
+    hub.ledger.clock = PatientClock()
     phone = await hub.accounts.add(Role.APP, "phone")
     token = await hub.accounts.add(Role.DEVICE, "lock")
     await hub.accounts.grant("phone", "lock")
     firmware = Firmware(hub.mqtt_url, "lock", token)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while not hub.gateway.online("lock"):
             await asyncio.sleep(0.01)
     yield hub, phone, firmware
@@ -77,7 +80,7 @@ async def test_an_ack_stops_resends_and_means_delivered(hub: tuple[Hub, str, Fir
     running, token, firmware = hub
     async with join(running.url, token) as phone:
         seq_id = await phone.command("lock", data={"open": True})
-        task = await asyncio.wait_for(firmware.tasks.get(), 5)
+        task = await asyncio.wait_for(firmware.tasks.get(), GUARD)
         firmware.say("nodes/hub/ack", {"msg_id": task["msg_id"]})
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(firmware.tasks.get(), 4)  # it would be repeated after 3 s
@@ -93,7 +96,7 @@ async def test_an_ack_with_progress_is_told_to_the_app(hub: tuple[Hub, str, Firm
     running, token, firmware = hub
     async with join(running.url, token) as phone:
         seq_id = await phone.command("lock")
-        task = await asyncio.wait_for(firmware.tasks.get(), 5)
+        task = await asyncio.wait_for(firmware.tasks.get(), GUARD)
         firmware.say("nodes/hub/ack", {"msg_id": task["msg_id"], "progress": {"percent": 40}})
         assert (await phone.hear_of(seq_id))["code"] == 0
         told = await phone.hear_of(seq_id)
@@ -104,7 +107,7 @@ async def test_a_commands_own_fields_are_in_the_payload(hub: tuple[Hub, str, Fir
     running, token, firmware = hub
     async with join(running.url, token) as phone:
         await phone.command("lock", "set_mode", command="unlock", data=1)
-        task = await asyncio.wait_for(firmware.tasks.get(), 5)
+        task = await asyncio.wait_for(firmware.tasks.get(), GUARD)
         assert task["action"] == "set_mode"
         assert json.loads(base64.b64decode(task["payload"])) == {"command": "unlock", "data": 1}
 
@@ -131,12 +134,12 @@ async def test_a_push_that_is_refused_is_answered_under_its_id(
     running, _, firmware = hub
     told = {"type": kind, "data": 1, "seq_id": "1794824606689_2"}
     firmware.say("nodes/lock/status", {"time": 0, "online": True, "data": told})
-    answer = await asyncio.wait_for(firmware.tasks.get(), 5)
+    answer = await asyncio.wait_for(firmware.tasks.get(), GUARD)
     why = json.loads(base64.b64decode(answer["error"]))
     assert (answer["msg_id"], why["code"], why["error"]) == ("1794824606689_2", 2, "malformed")
     assert kind in why["detail"]
     firmware.say("nodes/lock/status", {"time": 0, "online": True, "data": {**told, "type": "log_report"}})
-    assert await asyncio.wait_for(firmware.tasks.get(), 5) == {"msg_id": "1794824606689_2"}
+    assert await asyncio.wait_for(firmware.tasks.get(), GUARD) == {"msg_id": "1794824606689_2"}
     assert [(one.scope, one.word) for one in await running.ledger.refusals()] == [("lock", "malformed")]
 
 
@@ -150,7 +153,7 @@ async def test_an_answer_and_a_status_are_when_a_device_was_last_heard(
         return int(lock["last_heard"])
 
     async def heard_after(before: int) -> int:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while (now := await last_heard()) <= before:
                 await asyncio.sleep(0.02)
         return now
@@ -158,7 +161,7 @@ async def test_an_answer_and_a_status_are_when_a_device_was_last_heard(
     came = await last_heard()
     async with join(running.url, token) as phone:
         await phone.command("lock")
-        task = await asyncio.wait_for(firmware.tasks.get(), 5)
+        task = await asyncio.wait_for(firmware.tasks.get(), GUARD)
         firmware.say("nodes/hub/complete", {"msg_id": task["msg_id"]})
         await phone.first(lambda f: f["type"] == "ack")
     answered = await heard_after(came)
@@ -178,7 +181,7 @@ async def test_a_device_without_will_and_heartbeat_is_offline_once_its_connectio
     await devices.sweep()
     assert running.gateway.online("lock")
     firmware.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         while running.gateway.online("lock"):
             await devices.sweep()
             await asyncio.sleep(0.01)
@@ -191,7 +194,7 @@ async def test_one_that_comes_back_in_time_stays_online_without_a_word(
     assert running.mqtt is not None
     devices = running.mqtt.devices
     firmware.stop()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         while not devices.presence.waited_for("lock"):
             await asyncio.sleep(0.01)
         again = Firmware(running.mqtt_url, "lock", firmware.token, mute=True)
@@ -207,10 +210,10 @@ async def test_a_forged_answer_is_recorded_at_once_under_the_command_it_was_mean
     running, token, firmware = hub
     async with join(running.url, token) as phone:
         seq_id = await phone.command("lock")
-        await asyncio.wait_for(firmware.tasks.get(), 5)
+        await asyncio.wait_for(firmware.tasks.get(), GUARD)
         for n in range(3):  # only the first is recorded at once
             firmware.say("nodes/hub/complete", {"msg_id": f"phone:{seq_id}:{'A' * 23}{n}"})
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(GUARD):
             refused: list[dict[str, Any]] = []
             while len(refused) < 2:
                 refused = (await curl(f"{running.url}/v1/refusals", token)).json["refusals"]

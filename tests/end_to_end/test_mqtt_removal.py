@@ -18,6 +18,7 @@ from duly.identity.accounts import Accounts, Principal, Role
 from duly.storage import open_ledger
 from tests.end_to_end.raw import Peer, curl, join
 from tests.end_to_end.test_mqtt_strangers import HubWithBroker, done, tell
+from tests.guard import GUARD
 from tests.servers import Mosquitto
 
 ROOT = Principal("root", Role.ADMIN)
@@ -63,7 +64,7 @@ async def command_of(local: HubWithBroker, phone: Peer) -> str:
     seq_id = await phone.command("lock", queue=True)
     assert (await phone.hear_of(seq_id))["code"] == 0
     if local.mqtt.broker is not None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while not any(seq_id.encode() in payload for payload in await kept_tasks(local)):
                 await asyncio.sleep(0.01)
     return seq_id
@@ -101,7 +102,7 @@ async def wake_up(
     client.connect("127.0.0.1", local.port)
     client.loop_start()
     local.clients.append(client)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(GUARD):
         session = await known
     client.subscribe(f"nodes/{name}/pending", 1)
     tell(client, f"nodes/{name}/status", {"time": 2, "online": True})

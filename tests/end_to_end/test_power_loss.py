@@ -19,9 +19,9 @@ import pytest
 from tests.end_to_end.fused import BUG
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import HubProcess
+from tests.guard import LIMIT
 from tests.power_loss import PowerLoss, build
 from tests.proof import count
-from tests.servers import GUARD
 
 LOSSES = int(os.environ.get("DULY_POWER_LOSSES", "20"))
 SEED = os.environ.get("DULY_POWER_SEED", "1")
@@ -78,7 +78,7 @@ async def press(folder: Path, library: Path, losses: int, seed: str, bug: str = 
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(3 * GUARD + 5 * LOSSES)
+@pytest.mark.timeout(3 * LIMIT + 5 * LOSSES)
 async def test_what_a_hub_has_accepted_survives_the_loss_of_power(tmp_path: Path, library: Path) -> None:
     power = await press(tmp_path, library, LOSSES, SEED)
     assert power.sectors_lost > LOSSES, "too little was lost to say anything"
@@ -86,7 +86,7 @@ async def test_what_a_hub_has_accepted_survives_the_loss_of_power(tmp_path: Path
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(3 * GUARD)
+@pytest.mark.timeout(3 * LIMIT)
 async def test_a_hub_that_does_not_flush_is_caught(tmp_path: Path, library: Path) -> None:
     """Otherwise the test above could say nothing."""
     with pytest.raises(AssertionError, match=r"accepted before, and lost|damaged|may be lost"):

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+
+import pytest
 
 import duly
 from duly.apps.gateway.presence import PRESENT
 from duly.core.operations import PutNewItem
+from duly.core.units import MS
 from duly.identity.accounts import Role
+from duly.runtime.clock import SystemClock
 from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import curl
 
@@ -93,7 +98,22 @@ async def test_a_client_keeps_track_of_the_devices_that_it_is_granted_and_loses(
         await local.until(lambda: app.online == {"lock"})
 
 
-async def test_what_was_heard_of_a_removed_device_is_not_said_of_its_successor(local: HubUnderTest) -> None:
+class OneMillisecond(SystemClock):
+    """A clock that goes on by a microsecond whenever it is asked."""
+
+    def __init__(self) -> None:
+        self._times = itertools.count(super().now() // MS * MS)
+
+    def now(self) -> int:
+        return next(self._times)
+
+
+@pytest.mark.parametrize("within", ["a moment", "a millisecond"])
+async def test_what_was_heard_of_a_removed_device_is_not_said_of_its_successor(
+    local: HubUnderTest, within: str
+) -> None:
+    if within == "a millisecond":
+        local.hub.ledger.clock = OneMillisecond()
     async with local.join("phone") as phone:
         phone.presence = True
         async with local.join("lock"):

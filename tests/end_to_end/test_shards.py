@@ -20,7 +20,8 @@ from deploy.cluster import HubServer
 from duly.identity.accounts import Accounts, Role
 from duly.storage import open_ledger
 from tests.end_to_end.raw import Ids, Json
-from tests.servers import GUARD, Postgres, free_port, missing, wait_for_port
+from tests.guard import GUARD, LIMIT
+from tests.servers import Postgres, free_port, missing, wait_for_port
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 MOVED = "moved-house"
@@ -82,7 +83,7 @@ class Shards:
     def stop(self) -> None:
         if self._balancer is not None:
             self._balancer.kill()
-            self._balancer.wait(20)
+            self._balancer.wait(GUARD)
         for hub in self.hubs:
             hub.stop()
         for database in self.databases:
@@ -138,7 +139,7 @@ class Shards:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(4 * GUARD)
+@pytest.mark.timeout(4 * LIMIT)
 async def test_sites_are_placed_by_hash_or_map_and_shards_do_not_share_their_fate(tmp_path: Path) -> None:
     shards = await asyncio.to_thread(Shards, tmp_path)
     try:

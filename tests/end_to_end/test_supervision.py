@@ -17,10 +17,11 @@ from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.many import LocalCluster
 from tests.end_to_end.raw import curl, join
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.servers import Postgres
 
-STEP = 10.0
+STEP = GUARD
 
 
 async def until(true: Callable[[], bool], what: str) -> None:

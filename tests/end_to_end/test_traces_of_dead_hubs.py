@@ -13,7 +13,8 @@ from duly.runtime.kept_traces import BUCKETS, HUBS
 from duly.storage import open_ledger
 from tests.end_to_end.processes import HubProcess
 from tests.end_to_end.raw import join
-from tests.servers import GUARD, Postgres
+from tests.guard import GUARD
+from tests.servers import Postgres
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 FAR = 600_000

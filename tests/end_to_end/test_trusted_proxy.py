@@ -11,6 +11,7 @@ import aiohttp
 from duly.server.dashboard.visitors import DashboardRole
 from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Response, curl
+from tests.guard import GUARD
 
 HERE = ["127.0.0.1", "::1"]
 
@@ -64,7 +65,7 @@ async def test_a_proxy_holds_the_connections_of_all_its_clients_and_each_client_
         async def connect(client: str) -> aiohttp.ClientWebSocketResponse:
             headers = {"X-Forwarded-For": client} | token
             socket = await closing.enter_async_context(http.ws_connect(f"{local.url}/v1/ws", headers=headers))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(GUARD):
                 await socket.receive()
             return socket
 
@@ -74,7 +75,7 @@ async def test_a_proxy_holds_the_connections_of_all_its_clients_and_each_client_
         refused = await curl(f"{local.url}/v1/ws", local.tokens["phone"], *asked)
         assert (refused.status, refused.headers["retry-after"]) == (503, "3")
         await second.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(GUARD):
             while local.hub.visitors._per_network.get("203.0.113.0") != 1:
                 await asyncio.sleep(0.01)
         assert not (await connect("203.0.113.0")).closed

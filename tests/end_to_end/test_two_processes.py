@@ -20,6 +20,7 @@ from duly.core.units import MINUTE
 from tests import servers
 from tests.clients.node.nodes import SOON, own_name, until
 from tests.end_to_end.processes import end
+from tests.guard import GUARD
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,21 +101,21 @@ async def test_only_one_of_two_runs_a_task_and_the_other_takes_over_when_it_dies
         Node(server.url(a_name), name=a_name, resend=SOON) as a,
     ):
         tasks = [await a.send(name, "work", n, expires=300) for n in range(40)]
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(GUARD):
             for task in tasks:
                 assert await task.result == "done"
-        await until(lambda: sum(process.is_now("online") for process in processes) == 1, 10)
-        await until(lambda: sum(process.is_now("standing by") for process in processes) == 1, 10)
+        await until(lambda: sum(process.is_now("online") for process in processes) == 1)
+        await until(lambda: sum(process.is_now("standing by") for process in processes) == 1)
         active = next(process for process in processes if process.is_now("online"))
         more = [await a.send(name, "work", n, expires=300) for n in range(10)]
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(GUARD):
             for task in more:
                 assert await task.result == "done"
         if memory != "same file":
             more.append(await handled_all(server, name))
         await active.stop(signal.SIGKILL)
         late = [await a.send(name, "work", n, expires=300) for n in range(10)]
-        async with asyncio.timeout(25):
+        async with asyncio.timeout(GUARD):
             for task in late:
                 assert await task.result == "done"
         (other,) = [process for process in processes if process is not active]
@@ -131,7 +132,7 @@ async def handled_all(server: servers.MqttServer, name: str) -> SentTask:
     c_name = own_name("C")
     async with Node(server.url(c_name), name=c_name, resend=RetryPolicy.fixed(MINUTE, tries=None)) as c:
         last = await c.send(name, "work", "last", expires=300)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(GUARD):
             assert await last.result == "done"
     return last
 
@@ -168,13 +169,13 @@ async def test_a_process_held_up_between_looking_and_connecting_steps_back(
     second = node()
     await second.start()
     try:
-        async with asyncio.timeout(30), Node(server.url(a_name), name=a_name, resend=SOON) as a:
+        async with asyncio.timeout(GUARD), Node(server.url(a_name), name=a_name, resend=SOON) as a:
             await looked.wait()
             async with node() as first:
                 tasks = [await a.send(name, "work", n, expires=300) for n in range(5)]
-                await until(lambda: len(began) == 5, 10)
+                await until(lambda: len(began) == 5)
                 held_up.set()
-                await until(lambda: "standing by" in second.situation, 15)
+                await until(lambda: "standing by" in second.situation)
                 go_on.set()
                 for task in tasks:
                     assert await task.result == "done"
@@ -208,7 +209,7 @@ async def test_a_process_of_which_the_broker_retains_nothing_is_asked(
         second = node()
         await second.start()
         try:
-            await until(lambda: "standing by" in second.situation, 15)
+            await until(lambda: "standing by" in second.situation)
             assert first.situation == "online"
         finally:
             await second.stop()

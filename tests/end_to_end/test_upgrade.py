@@ -22,13 +22,14 @@ import pytest
 
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import ROOT, HubProcess, end
-from tests.servers import GUARD, Postgres, free_port
+from tests.guard import GUARD, LIMIT
+from tests.servers import Postgres, free_port
 from tests.storage.old_ledgers import make
 
 BEFORE: Final = list(make.POSTGRES.values())[-1]
 SOME: Final = 40
 """Commands of every app to every device that are done between two steps of the upgrade."""
-pytestmark = [pytest.mark.proof, pytest.mark.timeout(6 * GUARD)]
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(6 * LIMIT)]
 
 
 def _git(*args: str) -> subprocess.CompletedProcess[bytes]:

@@ -9,6 +9,7 @@ import pytest
 from duly.core.signing import Algorithm, Keyring
 from duly.errors import Malformed
 from duly.identity import keyring as keys
+from tests.guard import GUARD
 
 
 def test_a_keyring_is_written_for_its_owner_alone_and_read_again(tmp_path: Path) -> None:
@@ -82,7 +83,7 @@ def test_two_who_change_it_at_once_both_succeed(tmp_path: Path) -> None:
         "for n in range(20): keys.edit(sys.argv[1], lambda r: r.trust(f'{sys.argv[2]}{n}', keys.new_key()))"
     )
     both = [subprocess.Popen([sys.executable, "-c", program, path, name]) for name in "xy"]
-    assert [one.wait(30) for one in both] == [0, 0]
+    assert [one.wait(GUARD) for one in both] == [0, 0]
     assert {p.name for p in keys.load(path).peers} == {f"{name}{n}" for name in "xy" for n in range(20)}
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from duly.errors import Overloaded
 from duly.identity.password_hashing import PasswordHashing
+from tests.guard import GUARD
 
 
 class Work:
@@ -29,7 +30,7 @@ class Work:
 
 
 async def settled(work: Work, count: int) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(GUARD):
         while len(work.begun) < count:
             await asyncio.sleep(0.001)
 
@@ -76,7 +77,7 @@ async def test_who_gives_up_leaves_the_thread_to_its_work_and_the_turn_to_the_ne
     assert work.begun == ["running"], "its thread is not free yet"
     work.end(2)
     assert await waiting[1] == "waiting"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(GUARD):
         while queue._free != 1:
             await asyncio.sleep(0.001)
     queue.close()

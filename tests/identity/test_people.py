@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -228,11 +227,12 @@ async def test_a_flood_of_strangers_costs_those_who_were_here_one_hash() -> None
     await people.log_in("ann", PASSWORD, "198.51.100.1")
     flood = [asyncio.create_task(wrong(people, f"u{n}", f"192.0.{n % 100}.1")) for n in range(300)]
     await asyncio.sleep(0)
-    longest, last = 0.0, time.perf_counter()
+    loop = asyncio.get_running_loop()
+    longest, last = 0.0, loop.time()
     login = asyncio.create_task(people.log_in("ann", PASSWORD, "198.51.100.1"))
     while not login.done():
         await asyncio.sleep(0)
-        now = time.perf_counter()
+        now = loop.time()
         longest, last = max(longest, now - last), now
     assert (await people.recognise(await login)) is not None
     assert sum(task.done() and isinstance(task.exception(), NotAuthenticated) for task in flood) < 20

@@ -27,6 +27,7 @@ from duly.idempotency.ledgers import close_ledgers
 from duly.idempotency.runs import Effect
 from duly.integrations.asgi import IdempotencyMiddleware
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
+from tests.guard import GUARD
 
 JSON = {"content-type": "application/json"}
 
@@ -405,15 +406,15 @@ async def test_what_a_request_that_is_cut_short_means_is_declared_by_its_route(
 
 
 async def test_a_lease_is_renewed_while_the_handler_runs(ledger: str) -> None:
-    shop = FastApiShop(ledger, default=IdempotencyPolicy(lease=0.3))
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(lease=1.5))
     shop.gate.clear()
     first = asyncio.create_task(shop.post())
     await shop.begun.wait()
     book = await duly.open_ledger(f"{ledger}?mode=shared" if ledger.startswith("sqlite") else ledger)
     (record,) = (await book.messages()).records
     dues: set[int] = set()
-    async with asyncio.timeout(20):
-        while len(dues) < 3:
+    async with asyncio.timeout(GUARD):
+        while len(dues) < 2:
             dues |= {each.due for each in await book.deliveries(record.message.key)}
             await asyncio.sleep(0.01)
     assert problem(await shop.post()) == (409, "urn:duly:in-progress")

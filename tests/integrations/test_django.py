@@ -20,7 +20,7 @@ from duly.errors import ProgramError
 from duly.idempotency.ledgers import close_ledgers
 from duly.integrations.django import DjangoIdempotency
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
-from tests.servers import GUARD
+from tests.guard import GUARD
 
 RUNS: list[str] = []
 FAILING: list[int] = []

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.guard import GUARD
+
 ROOT = Path(__file__).parents[2]
 GUIDES = ["docs/testing.md", pytest.param("docs/zh/testing.md", marks=pytest.mark.proof)]
 
@@ -20,7 +22,7 @@ def programs(guide: str) -> list[str]:
 def run_pytest(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *args],
-        cwd=folder, capture_output=True, text=True, check=False, timeout=50,
+        cwd=folder, capture_output=True, text=True, check=False, timeout=GUARD,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ import aio_pika
 import pytest
 
 from tests import servers
+from tests.guard import GUARD
 from tests.integrations import task_worker_path
 from tests.test_guides import ROOT, blocks
 
@@ -37,7 +38,7 @@ class TaskQueueWork:
         return self._file.read_text().split() if self._file.exists() else []
 
     def send(self, *orders: str) -> None:
-        subprocess.run([*self._program, *orders], check=True, timeout=50, capture_output=True)
+        subprocess.run([*self._program, *orders], check=True, timeout=GUARD, capture_output=True)
 
     @contextlib.contextmanager
     def worker(self, how: str) -> Iterator[subprocess.Popen[bytes]]:
@@ -46,11 +47,11 @@ class TaskQueueWork:
             yield process
         finally:
             process.kill()
-            process.wait(20)
+            process.wait(GUARD)
 
     def until(self, orders: list[str], process: subprocess.Popen[bytes]) -> None:
         """Until each of these orders was charged."""
-        deadline = time.monotonic() + 80
+        deadline = time.monotonic() + GUARD
         while not set(orders) <= set(self.charged):
             if process.poll() is not None or time.monotonic() > deadline:
                 self.said.seek(0)
@@ -116,7 +117,7 @@ def deliver_twice_and_kill(work: TaskQueueWork) -> None:
     """Each order comes at least twice, and the first worker dies after its first effect."""
     work.send(*ORDERS)
     with work.worker("dies") as first:
-        first.wait(80)
+        first.wait(GUARD)
     assert len(work.charged) == 1
     work.send(*ORDERS)
     with work.worker("lives") as second:
@@ -148,7 +149,7 @@ def test_the_guide_charges_once_as_printed(guide: str, redis_url: str, tmp_path:
             )  # fmt: skip
         finally:
             worker.terminate()
-            worker.wait(20)
+            worker.wait(GUARD)
         said.seek(0)
         assert said.read().decode().count("charging 42") == 1
     assert done.stdout.strip() == "charged 42"

@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from tests import servers
+from tests.guard import GUARD
 
 WORKERS = 4
 
@@ -44,7 +45,7 @@ class WorkerServer:
         return [(order, int(pid)) for order, pid in pairs]
 
     async def ready(self, client: httpx.AsyncClient) -> None:
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD):
             while True:
                 try:
                     if (await client.get(f"{self.url}/ready")).status_code == 200:
@@ -55,10 +56,10 @@ class WorkerServer:
     def stop(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(GUARD)
         except subprocess.TimeoutExpired:
             os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(20)
+            self.process.wait(GUARD)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -91,7 +92,7 @@ async def test_every_request_sent_three_times_at_once_to_four_workers_runs_once(
     sent = 0
     async with one_connection_each() as client:
         await workers.ready(client)
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(GUARD):
             while len({pid for _, pid in workers.effects}) < 2:  # until several workers were at it
                 names = [f"o-{n}" for n in range(sent, sent + 30)]
                 asked = (until_answered(client, f"{workers.url}/charge", n, n) for n in names * 3)
@@ -112,7 +113,7 @@ async def test_a_worker_that_is_killed_in_the_middle_leaves_what_its_route_decla
     async with one_connection_each() as client:
         await workers.ready(client)
         first = asyncio.create_task(client.post(url, json=body, headers=headers))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while not workers.effects:
                 await asyncio.sleep(0.01)
         early = await client.post(url, json=body, headers=headers)
@@ -121,7 +122,7 @@ async def test_a_worker_that_is_killed_in_the_middle_leaves_what_its_route_decla
         os.kill(workers.effects[0][1], signal.SIGKILL)
         with pytest.raises(httpx.HTTPError):
             await first
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(GUARD):
             while True:
                 try:
                     later = await client.post(url, json=body, headers=headers)

@@ -18,7 +18,7 @@ from duly.errors import Malformed
 from duly.idempotency.blocking import BlockingTransaction
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 from duly.integrations.wsgi import WsgiIdempotency
-from tests.servers import GUARD
+from tests.guard import GUARD
 
 
 class FlaskShop:
@@ -40,7 +40,7 @@ class FlaskShop:
     def pay(self) -> Response:
         self.runs.append(request.get_json())
         self.begun.set()
-        assert self.gate.wait(20)
+        assert self.gate.wait(GUARD)
         status = self.statuses.pop(0) if self.statuses else 201
         if status == 599:
             raise RuntimeError("the card reader is on fire")
@@ -102,7 +102,7 @@ def test_a_repeat_while_the_first_runs_in_another_thread_is_409(tmp_path: Path) 
     shop.gate.clear()
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(shop.post)
-        assert shop.begun.wait(20)
+        assert shop.begun.wait(GUARD)
         assert kind(shop.post()) == (409, "urn:duly:in-progress")
         shop.gate.set()
         assert first.result(20).status_code == 201

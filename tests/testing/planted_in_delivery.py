@@ -9,7 +9,7 @@ import pytest
 
 from duly.apps.gateway import pushes as hub_pushes
 from duly.apps.gateway.presence import ONLINE, DevicePresence
-from duly.clients import pushes as device_pushes
+from duly.clients import push_outbox as device_pushes
 from duly.clients.app import App
 from duly.core.flow_control import Outstanding
 from duly.core.inbox import Inbox

@@ -12,7 +12,7 @@ from duly.apps.alerts.heartbeats import Heartbeats
 from duly.core.heartbeat_watch import HeartbeatWatch, Promise
 from duly.core.ids import event_id
 from duly.core.messages import Message
-from duly.core.monitor import messages, suppression
+from duly.core.monitor import event_messages, suppression
 from duly.core.monitor.devices import MonitoredDevices
 from duly.core.monitor.machine import Monitor
 from duly.core.monitor.suppression import Ruling, SuppressionDecision, Suppressor
@@ -65,7 +65,7 @@ def id_worked_out_again(patch: Patch) -> None:
     def minted(*, window_start: int, **fields: str) -> str:
         return event_id(window_start=window_start // 60_000_000, **fields)
 
-    patch.setattr(messages, "event_id", minted)
+    patch.setattr(event_messages, "event_id", minted)
 
 
 @breaks("events_arrived")

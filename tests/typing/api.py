@@ -15,7 +15,7 @@ import duly
 from duly.clients.app import Ack, Gap, Push, SentCommand
 from duly.clients.chat import Line, SentLine
 from duly.clients.device import Command
-from duly.clients.pushes import PushUnderWay
+from duly.clients.push_outbox import PushUnderWay
 from duly.clients.sentinel_alerts import Alert, SentEvent, SentinelNews
 from duly.testing import ManualClock
 from duly.testing.loops import VirtualLoop

@@ -14,6 +14,7 @@ from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers import open_notifier
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
 from tests import servers
+from tests.guard import GUARD
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +37,7 @@ class NotifiedHub:
 
     async def hears(self, name: str, hint: Callable[[], None] | None = None) -> None:
         """Until this name was heard; `hint` is tried again and again, where one may be lost."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(GUARD):
             while name not in self.heard:
                 if hint is not None:
                     hint()

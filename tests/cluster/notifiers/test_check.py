@@ -12,6 +12,7 @@ from duly.cluster.notifier import Notifier
 from duly.cluster.notifiers import open_notifier
 from tests import servers
 from tests.cluster.notifiers.conftest import NotifierBus
+from tests.guard import GUARD
 
 
 async def test_a_hub_that_checks_hears_itself_and_the_others_do_not(bus: NotifierBus) -> None:
@@ -31,7 +32,7 @@ async def test_a_redis_that_died_is_not_heard_and_says_why(redis_server: servers
         try:
             with pytest.raises(TimeoutError):
                 await notifier.check(1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(GUARD):
                 while not notifier.problem:
                     await asyncio.sleep(0.02)
         finally:
@@ -44,7 +45,7 @@ async def test_a_redis_that_died_is_not_heard_and_says_why(redis_server: servers
 
 async def _until_heard(notifier: Notifier) -> None:
     """A notifier that has just begun, or lost its server, is tried again by itself."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(GUARD):
         while True:
             with suppress(TimeoutError):
                 await notifier.check(0.5)

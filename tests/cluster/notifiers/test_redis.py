@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 
 from tests.cluster.notifiers.conftest import NotifierBus
 from tests.servers import Redis
+from tests.stopwatch import MachineStopwatch
 
 
 async def test_while_redis_stands_still_ringing_costs_nothing(redis_server: Redis) -> None:
@@ -16,11 +16,11 @@ async def test_while_redis_stands_still_ringing_costs_nothing(redis_server: Redi
     one, other = await bus.pair()
     os.kill(redis_server.pid, signal.SIGSTOP)
     try:
-        began = time.perf_counter()
+        took = MachineStopwatch()
         for n in range(50):
             one.notifier.hint("device", f"{n}")
             await asyncio.sleep(0)
-        assert time.perf_counter() - began < 0.2
+        assert took.seconds < 0.2
     finally:
         os.kill(redis_server.pid, signal.SIGCONT)
     await other.hears("awake", lambda: one.notifier.hint("device", "awake"))

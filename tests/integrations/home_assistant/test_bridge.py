@@ -21,8 +21,8 @@ from duly.integrations.home_assistant.entities import EntityDeclaration, Topics
 from duly.transports.mqtt.link import MqttLink
 from duly.wire.session import Acknowledge
 from tests import servers
+from tests.guard import GUARD
 from tests.local_hub import LocalHub
-from tests.servers import GUARD
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 _numbers = itertools.count()

@@ -35,9 +35,11 @@ from duly.testing.conform import (
     sentinel_run,
 )
 from duly.testing.conform.app_run import APP_SCRIPTS, AppScript
+from duly.testing.conform.mqtt_server import MqttServer
 from duly.testing.conform.receiver_scripts import DEVICE_SCRIPTS, NODE_SCRIPTS
 from duly.testing.conform.sentinel_run import SENTINEL_SCRIPTS, SentinelScript
 from duly.testing.conform.steps import Script
+from duly.testing.conform.transcript import Transcript
 from tests.servers import missing, unable
 from tests.testing.conform.subjects import broken_app, broken_device, broken_sentinel, device
 from tests.testing.conform.subjects.broken_node import BrokenNode
@@ -429,6 +431,22 @@ async def test_nonsense_of_a_client_is_reported_and_ends_nothing(
     report = await proved("ws://127.0.0.1:0", rules, client, noun)
     assert report.broken
     assert not caplog.records, caplog.text  # no server of ours was ended by it
+
+
+@pytest.mark.parametrize("words", [(), ("-c", "-i", "named")])
+async def test_a_client_without_a_session_needs_no_client_id(words: Sequence[str]) -> None:
+    """As at every broker: mosquitto_pub connects with an empty client id and a clean session."""
+    server = MqttServer(Transcript())
+    await server.start("127.0.0.1", 0)
+    login = ["-h", "127.0.0.1", "-p", str(server.port), "-u", "device", "-P", "secret"]
+    publishing = await asyncio.create_subprocess_exec(
+        "mosquitto_pub", *login, *words, "-q", "1", "-t", "nodes/hub/ack", "-m", "{}"
+    )
+    heard = await server.hear(20)
+    await publishing.wait()
+    await server.stop()
+    assert heard is not None
+    assert heard.topic == "nodes/hub/ack"
 
 
 async def test_the_other_rules_do_not_blame_it(tmp_path: Path, patient: None) -> None:
