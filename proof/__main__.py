@@ -1,10 +1,11 @@
 """Runs the proof, part by part, and prints what was counted.
 
-python -m proof [--short] [--only PART …] [--fresh] [--record] [--minutes N] [--jobs N]
+python -m proof [--short] [--only PART …] [--fresh] [--add] [--record] [--minutes N] [--jobs N]
 
 A run that was stopped goes on at the step where it was, as long as the commit is the same; `--fresh` begins
 anew. `--record` publishes the counts, of parts that were stopped as far as they came, and writes them into
-docs/reliability.md.
+docs/reliability.md; what other commits have counted stays, but for the steps that were run now. `--add` runs
+only steps that no commit has counted yet, so that every seed is a new one.
 `--minutes` stops before the next step when the time is up. Steps are run beside each other, `--jobs` at once,
 but for those that take all cores by themselves.
 """
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,10 @@ class Proving:
     """One run: steps beside each other, but for those that take all cores, and the bar that shows it."""
 
     def __init__(
-        self, size: str, *, fresh: bool, minutes: float, jobs: int, bar: Progress, steps: int
-    ) -> None:
-        self._size, self._fresh, self._jobs = size, fresh, jobs
+        self, size: str, *, fresh: bool, minutes: float, jobs: int, bar: Progress, steps: int,
+        counted: Container[tuple[str, str]] | None,
+    ) -> None:  # fmt: skip
+        self._size, self._fresh, self._jobs, self._counted = size, fresh, jobs, counted
         self._at, self._until = record.commit(), time.monotonic() + minutes * 60
         self._bar, self._task = bar, bar.add_task("", total=steps)
         self._broken = False
@@ -84,12 +87,20 @@ class Proving:
             wait(beside.values())
         alone = {step.name: self._step(part, step) for step in part.steps if step.alone}
         every = {name: future.result() for name, future in beside.items()} | alone
-        found = [result for step in part.steps if (result := every[step.name]) is not None]
-        return record.summed(part, found, self._size) if found else None
+        found = [
+            record.run_of(part, step, result, self._size)
+            for step in part.steps
+            if (result := every[step.name]) is not None
+        ]
+        return record.summed(part, found) if found else None
 
     def _step(self, part: Part, step: Step) -> StepResult | None:
+        if self._counted is not None and (part.name, step.name) in self._counted:
+            self._bar.advance(self._task)
+            return None
         path = record.path_of(self._size, part.name, step.name)
-        result = None if self._fresh else record.kept(path, self._at)
+        at = self._at if self._counted is None else None
+        result = None if self._fresh else record.kept(path, at)
         if result is None and time.monotonic() < self._until and not self._broken:
             self._bar.update(self._task, description=f"{part.name}: {step.name}")
             try:
@@ -103,13 +114,17 @@ class Proving:
 
 
 def prove(
-    chosen: list[Part], size: str, *, fresh: bool, minutes: float, jobs: int = 1
-) -> dict[str, PartResult]:
-    """Run what was not run yet; return what each part has come to."""
+    chosen: list[Part], size: str, *, fresh: bool, minutes: float, jobs: int = 1,
+    counted: Container[tuple[str, str]] | None = None,
+) -> dict[str, PartResult]:  # fmt: skip
+    """Run what was not run yet at this commit; return what each part has come to. `counted`: run only what
+    was not run at any commit, and is not of these parts and steps."""
     columns = (TextColumn("{task.description:<40}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         steps = sum(len(part.steps) for part in chosen)
-        proving = Proving(size, fresh=fresh, minutes=minutes, jobs=jobs, bar=bar, steps=steps)
+        proving = Proving(
+            size, fresh=fresh, minutes=minutes, jobs=jobs, bar=bar, steps=steps, counted=counted
+        )
         return {part.name: result for part in chosen if (result := proving.part(part)) is not None}
 
 
@@ -128,6 +143,7 @@ def main() -> None:
     parser.add_argument("--short", action="store_true", help="a few minutes of each part")
     parser.add_argument("--only", nargs="*", default=[], metavar="PART", help="these parts only")
     parser.add_argument("--fresh", action="store_true", help="begin anew")
+    parser.add_argument("--add", action="store_true", help="only steps that no commit has counted yet")
     parser.add_argument("--record", action="store_true", help="publish the counts and write the documents")
     jobs = os.cpu_count() or 1
     parser.add_argument("--jobs", type=int, default=jobs, help="steps beside each other [one per core]")
@@ -139,15 +155,20 @@ def main() -> None:
         parser.error(
             f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(p.name for p in every)}"
         )
+    if asked.record and record.commit().rstrip("+") != record.commit():
+        parser.error("what is recorded names its commit: commit what was changed, or leave --record out")
     chosen = [part for part in every if not asked.only or part.name in asked.only]
+    before = {(run.part, step) for run in record.published() for step in run.steps} if asked.add else None
     try:
         size = "short" if asked.short else "long"
-        counted = prove(chosen, size, fresh=asked.fresh, minutes=asked.minutes, jobs=asked.jobs)
+        counted = prove(
+            chosen, size, fresh=asked.fresh, minutes=asked.minutes, jobs=asked.jobs, counted=before
+        )
     except StepFailed as problem:
         sys.exit(str(problem))
     show(counted)
     if asked.record:
-        record.publish({name: part for name, part in counted.items() if part.counts})
+        record.publish(every, [run for part in counted.values() for run in part.runs if run.counts])
         document.write()
     if any(part.counts.get("violations") for part in counted.values()):
         sys.exit("a promise was broken; see 'duly sim --seed'")

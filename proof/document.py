@@ -74,8 +74,15 @@ ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
     (
         "soak",
         "soaked seconds",
-        "seconds of load: memory, descriptors, threads and journal flat",
-        "持续负载的秒数：内存、描述符、线程与日志平稳",
+        "seconds of mixed load: memory, descriptors, threads, tasks, journal and disk flat",
+        "持续混合负载的秒数：内存、描述符、线程、任务、日志与磁盘平稳",
+    ),
+    (
+        "soak",
+        "messages under faults",
+        "commands, tasks, chat lines and alerts meanwhile: lost 0, double 0, phantom 0, wrong answer 0, "
+        "unsettled 0",
+        "其间的命令、任务、聊天消息与告警：丢失 0、重复 0、凭空出现 0、错误应答 0、未决 0",
     ),
 )
 """Part, what it counts, and what that is called."""
@@ -84,6 +91,7 @@ HEADS: Final = {
     "zh": ("内容", "数字", "测量", "重放"),
 }
 SOME: Final = {"en": ", {} of {} steps", "zh": "，{} / {} 步"}
+GONE: Final = {"en": " (not in the history any more)", "zh": "（已不在历史中）"}
 NEVER: Final = {"en": "not run yet", "zh": "尚未运行"}
 
 
@@ -94,14 +102,24 @@ def table(language: str, results: Mapping[str, PartResult]) -> str:
     for part, what, english, chinese in ROWS:
         name = chinese if language == "zh" else english
         found = results.get(part)
-        if found is None:
+        if found is None or what not in found.counts:
             lines.append((name, NEVER[language], "", ""))
         else:
-            when = f"{found.date[:10]}, `{found.commit}`"
-            if found.steps < found.of:
-                when += SOME[language].format(found.steps, found.of)
-            lines.append((name, f"{found.counts[what]:,}", when, f"`{found.commands[0]}`"))
+            when = measured(language, found, what)
+            lines.append((name, f"{found.counts[what]:,}", when, f"`{found.command}`"))
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def measured(language: str, found: PartResult, what: str) -> str:
+    """Return when a figure was measured, and at which commit; how much at each, where there are several."""
+    at: dict[tuple[str, str], int] = {}
+    for run in found.runs:
+        place = f"`{run.commit}`" + (GONE[language] if run.unreachable else "")
+        at[run.date[:10], place] = at.get((run.date[:10], place), 0) + run.counts.get(what, 0)
+    alone = len(at) == 1
+    said = [f"{day}, {place}" + ("" if alone else f": {many:,}") for (day, place), many in sorted(at.items())]
+    some = SOME[language].format(found.steps, found.of) if found.steps < found.of else ""
+    return "; ".join(said) + some
 
 
 def written(language: str, text: str, results: Mapping[str, PartResult]) -> str:
@@ -111,7 +129,7 @@ def written(language: str, text: str, results: Mapping[str, PartResult]) -> str:
 
 def stale(results: Mapping[str, PartResult] | None = None, root: Path = ROOT) -> list[str]:
     """Return the documents that do not say what the results say."""
-    results = record.published() if results is None else results
+    results = record.results() if results is None else results
     return [
         path
         for language, path in DOCUMENTS.items()
@@ -121,7 +139,7 @@ def stale(results: Mapping[str, PartResult] | None = None, root: Path = ROOT) ->
 
 def write(results: Mapping[str, PartResult] | None = None, root: Path = ROOT) -> None:
     """Write the tables."""
-    results = record.published() if results is None else results
+    results = record.results() if results is None else results
     for language, path in DOCUMENTS.items():
         text = (root / path).read_text(encoding="utf-8")
         (root / path).write_text(written(language, text, results), encoding="utf-8")

@@ -2,11 +2,13 @@
 
 A case is a sound message that was cut, stretched, spliced with another, or had bytes and bits changed. The
 law: a decoder takes it or refuses it with an error of ours, at once. Anything else ends the program with the
-case and how to replay it. What was tried is counted.
+case and how to replay it. A decoder that does not come back at all is ended by the operating system, in
+whatever language it was written. What was tried is counted.
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +27,8 @@ AT_ONCE: Final = 1_000
 """Cases that are made and tried together."""
 SLOW: Final = 1.0
 """Seconds that no case may take."""
+STUCK: Final = 60.0
+"""Seconds of processor time after which cases that are tried together are stuck; a thirtieth is usual."""
 
 FRAMES: Final = [
     b'{"type":"lock_control","seq_id":"1700000000000_1","to":"lock","data":{"open":true},"exp":1700000060000}',
@@ -116,8 +120,18 @@ def spoil(rng: Random, sound: Sequence[bytes]) -> bytes:
 
 def attack(kind: str, cases: int, seed: int) -> None:
     """Try so many cases of a kind."""
+    try:
+        _attack(kind, cases, seed)
+    finally:  # the timer would end whatever the process does next
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    count("hostile input", cases, f"python -m proof.hostile {kind} {cases} {seed}")
+
+
+def _attack(kind: str, cases: int, seed: int) -> None:
     sound, read = KINDS[kind]
+    replay = f"replay: python -m proof.hostile {kind} {cases} {seed}"
     for part in range(0, cases, AT_ONCE):
+        signal.setitimer(signal.ITIMER_VIRTUAL, STUCK)
         rng = Random(f"{kind} {seed} {part}")
         for _ in range(min(AT_ONCE, cases - part)):
             raw = spoil(rng, sound)
@@ -127,13 +141,9 @@ def attack(kind: str, cases: int, seed: int) -> None:
             except DulyError:
                 pass
             except Exception as problem:
-                sys.exit(
-                    f"{kind}: {raw!r} raised {problem!r}; "
-                    f"replay: python -m proof.hostile {kind} {cases} {seed}"
-                )
+                sys.exit(f"{kind}: {raw!r} raised {problem!r}; {replay}")
             if time.process_time() - began > SLOW:
-                sys.exit(f"{kind}: {raw!r} took more than {SLOW} s; seed {seed}, part {part}")
-    count("hostile input", cases, f"python -m proof.hostile {kind} {cases} {seed}")
+                sys.exit(f"{kind}: {raw!r} took more than {SLOW} s; {replay}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,11 @@
-"""Results as JSON: of each step in `proof/out`, and what is published of each part in `proof/results.json`.
+"""Results as JSON: of each step in `proof/out`, and what is published of them in `proof/results.json`.
 
 A step that was run at this commit is not run again: so a proof that was stopped goes on where it was.
+
+The laws of what is published. Runs of several commits are added up, each with its commit: hours of proof are
+run in pieces. A step draws its cases from seeds of its own, so a step is published once; what is run anew
+takes the place of what was run before. A run names a commit that a reader can check out, or says that
+it cannot be found any more.
 """
 
 from __future__ import annotations
@@ -8,6 +13,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections import Counter
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -15,7 +22,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from proof.parts import Part
+from proof.parts import Part, Step, parts
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 OUT: Final = ROOT / "proof" / "out"
@@ -31,20 +38,55 @@ class StepResult(Struct, frozen=True):
     counts: dict[str, int]
 
 
-class PartResult(Struct, frozen=True):
-    """What a part came to."""
+class PublishedRun(Struct, frozen=True, omit_defaults=True):
+    """What steps of a part came to at one commit: one step, or several that were counted together."""
 
     part: str
-    date: str
+    steps: list[str]
     commit: str
+    date: str
     machine: str
     seconds: int
     counts: dict[str, int]
-    commands: list[str]
-    """the whole part, and the last of its steps"""
-    steps: int = 1
-    of: int = 1
-    """steps that were run, and that the part has: it may have been stopped"""
+    command: str
+    """what repeats it"""
+    short: bool = False
+    """it was a step of the short proof"""
+    unreachable: bool = False
+    """the commit is no longer in the history of the repository"""
+
+
+class PartResult(Struct, frozen=True):
+    """What the published runs of a part came to, added up."""
+
+    part: str
+    runs: list[PublishedRun]
+    of: int
+    """the steps that the part has: it may have been stopped"""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What was counted in all runs."""
+        found: Counter[str] = Counter()
+        for run in self.runs:
+            found.update(run.counts)
+        return dict(found)
+
+    @property
+    def command(self) -> str:
+        """The command that runs the part."""
+        short = "SHORT=1 " if all(run.short for run in self.runs) else ""
+        return f"make proof {short}PROOF='--only {self.part}'"
+
+    @property
+    def seconds(self) -> int:
+        """How long all runs took."""
+        return sum(run.seconds for run in self.runs)
+
+    @property
+    def steps(self) -> int:
+        """How many steps were run."""
+        return sum(len(run.steps) for run in self.runs)
 
 
 def commit() -> str:
@@ -75,12 +117,14 @@ def path_of(size: str, part: str, step: str) -> Path:
     return OUT / size / f"{part}-{''.join(c if c.isalnum() else '-' for c in step)}.json"
 
 
-def kept(path: Path, at: str) -> StepResult | None:
-    """Return the result of a step, if it was run at this commit, and the tree is that commit."""
+def kept(path: Path, at: str | None) -> StepResult | None:
+    """Return the result of a step, if it was run at this commit, and the tree was that commit; None: at any
+    commit."""
     if not path.exists():
         return None
     found = msgspec.json.decode(path.read_bytes(), type=StepResult)
-    return found if at and found.commit == at and not at.endswith("+") else None
+    clean = found.commit and not found.commit.endswith("+")
+    return found if clean and at in (None, found.commit) else None
 
 
 def keep(path: Path, result: StepResult) -> None:
@@ -89,26 +133,56 @@ def keep(path: Path, result: StepResult) -> None:
     path.write_bytes(msgspec.json.encode(result))
 
 
-def summed(part: Part, found: list[StepResult], size: str) -> PartResult:
-    """Add the steps of a part up; all were run at one commit."""
-    counts = {what: sum(each.counts.get(what, 0) for each in found) for what in part.counts}
-    last = max(found, key=lambda each: each.date)
-    assert {each.commit for each in found} == {last.commit}
-    seconds = round(sum(each.seconds for each in found))
-    short = "SHORT=1 " if size == "short" else ""
-    commands = [f"make proof {short}PROOF='--only {part.name}'", part.steps[len(found) - 1].line]
-    return PartResult(
-        part.name, last.date, last.commit, machine(), seconds, counts, commands, len(found), len(part.steps)
+def run_of(part: Part, step: Step, result: StepResult, size: str) -> PublishedRun:
+    """Return what is published of a step."""
+    counts = {what: result.counts[what] for what in part.counts if what in result.counts}
+    seconds, short = round(result.seconds), size == "short"
+    return PublishedRun(
+        part.name, [step.name], result.commit, result.date, machine(), seconds, counts, step.line, short
     )
 
 
-def published() -> dict[str, PartResult]:
-    """Return the published results."""
-    found = msgspec.json.decode(RECORD.read_bytes(), type=list[PartResult]) if RECORD.exists() else []
-    return {each.part: each for each in found}
+def published() -> list[PublishedRun]:
+    """Return the published runs."""
+    return msgspec.json.decode(RECORD.read_bytes(), type=list[PublishedRun]) if RECORD.exists() else []
 
 
-def publish(results: dict[str, PartResult]) -> None:
-    """Publish these results, and keep those of other parts."""
-    every = published() | results
-    RECORD.write_bytes(msgspec.json.format(msgspec.json.encode(list(every.values())), indent=2) + b"\n")
+def merged(part: Part, before: Iterable[PublishedRun], new: Iterable[PublishedRun]) -> list[PublishedRun]:
+    """Return the runs of a part after new ones: a run that shares a step with a new one is dropped whole, and
+    where a part does not add up every run is."""
+    before, new = list(before), list(new)
+    again = {step for run in new for step in run.steps}
+    kept = [run for run in before if not new or (part.adds and again.isdisjoint(run.steps))]
+    return [*kept, *new]
+
+
+def summed(part: Part, runs: Iterable[PublishedRun]) -> PartResult:
+    """Add the runs of a part up."""
+    runs = list(runs)
+    names = {step.name for step in part.steps} | {step for run in runs for step in run.steps}
+    return PartResult(part.name, runs, len(names) if part.adds else 1)
+
+
+def results(runs: Iterable[PublishedRun] | None = None) -> dict[str, PartResult]:
+    """Return what the published runs of each part came to."""
+    runs = published() if runs is None else list(runs)
+    found = {
+        part.name: [run for run in runs if run.part == part.name and set(part.counts) & run.counts.keys()]
+        for part in parts(short=False)
+    }
+    return {part.name: summed(part, found[part.name]) for part in parts(short=False) if found[part.name]}
+
+
+def publish(every: Iterable[Part], runs: Iterable[PublishedRun]) -> None:
+    """Publish these runs, and keep the others."""
+    runs, before = list(runs), published()
+    lines = [
+        msgspec.json.encode(run)
+        for part in every
+        for run in merged(
+            part,
+            (run for run in before if run.part == part.name),
+            (run for run in runs if run.part == part.name),
+        )
+    ]
+    RECORD.write_bytes(b"[\n" + b",\n".join(lines) + b"\n]\n")
