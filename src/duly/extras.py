@@ -31,10 +31,8 @@ EXTRA_OF: Final = {
 
 
 def of(problem: ImportError) -> str | None:
-    """Return the extra that brings the module that could not be imported; None if it is none of ours.
-
-    >>> of(ModuleNotFoundError("No module named 'asyncpg'", name="asyncpg"))
-    'postgres'
+    """Return the extra that contains the module that could not be imported; None if it belongs to no extra of
+    duly.
     """
     return EXTRA_OF.get((problem.name or "").partition(".")[0])
 
@@ -43,9 +41,9 @@ def sentence(what: str, extra: str) -> str:
     """Return the sentence that says what to install.
 
     >>> sentence("a ledger in PostgreSQL", "postgres")
-    "a ledger in PostgreSQL needs more than the slim installation: pip install 'duly[postgres]'"
+    "a ledger in PostgreSQL needs a package that is not installed: pip install 'duly[postgres]'"
     """
-    return f"{what} needs more than the slim installation: pip install 'duly[{extra}]'"
+    return f"{what} needs a package that is not installed: pip install 'duly[{extra}]'"
 
 
 class needed_for:  # noqa: N801 - reads as words

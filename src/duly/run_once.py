@@ -69,7 +69,7 @@ Function = TypeVar("Function", bound=AnyFunction)
 
 
 LONGEST: Final = 100 * 366 * 86_400.0
-"""A hundred years: longer ones are a mistake in the unit, or meant as for ever."""
+"""A hundred years: a longer time is a mistake in the unit, or meant as for ever."""
 
 
 @overload

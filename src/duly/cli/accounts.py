@@ -155,7 +155,8 @@ def list_(*, at: LedgerOptions, json: Json = False) -> None:
         rows.append([name, role, here, last, _relations(name, role, grants)])
     table(["name", "kind", "online", "last heard of", "grants"], rows)
     if online is None:
-        note(f"(no hub runs in {at.settings.data}: read from the ledger)")
+        hub = "" if at.ledger else f"no hub runs in {at.settings.data}: "
+        note(f"({hub}read from the ledger, which does not know who is online)")
 
 
 def _relations(name: str, role: str, grants: dict[str, list[str]]) -> str:
@@ -196,11 +197,11 @@ async def _do_in_ledger(verb: str, wanted: dict[str, str], at: LedgerOptions) ->
             await remove_from_chat(book, wanted["name"])
         if verb == "list":
             from duly.apps.alerts.heartbeats import presence
-            from duly.apps.gateway.pushes import last_heard
+            from duly.apps.gateway.device_list import DeviceList
 
             devices = [one["name"] for one in result["accounts"] if one["role"] == "device"]
             sentinels = {one["name"] for one in result["accounts"] if one["role"] == "sentinel"}
             seen = await presence(book, sentinels)
-            heard = await last_heard(book, devices) | seen["heard"]
+            heard = await DeviceList(book, accounts, lambda _: False).last_heard(devices) | seen["heard"]
             result |= {"online": None, "heard": heard, "silent": seen["silent"]}
         return result

@@ -99,7 +99,8 @@ def restore(
     if wait > 0:
         note(f"that is in {units.show(wait)}: until then the hub refuses new messages; see --lost-at, --skew")
     say(
-        f"{count(done.unknown, 'open message')} may have ended since, and are unknown now; "
+        f"{count(done.unknown, 'open message')} may have ended since, and "
+        f"{'is' if done.unknown == 1 else 'are'} unknown now; "
         f"{count(done.open, 'message')} still open"
     )
     if done.key:

@@ -1,8 +1,8 @@
-"""Shared by all verbs: finds the hub or ledger that is meant, asks it, and reports failures.
+"""The common part of all verbs: finds the selected hub or ledger, queries it, and reports failures.
 
-The law: a verb either does what it was asked, or says in one sentence why not and what to do, on stderr, with
-an exit code that a script can act on; with --json that sentence is JSON, on stdout, as the last line. A hub
-that runs is asked; where none runs, the ledger is opened. The run file of a hub may be stale (kill -9); the
+The law: a verb either succeeds, or prints one sentence on stderr that says why not and what to do, and exits
+with a code that a script can act on; with --json that sentence is JSON, on stdout, as the last line. A verb
+queries the running hub; if none runs, it opens the ledger. The run file of a hub may be stale (kill -9); the
 ledger's lock never is.
 """
 
@@ -124,7 +124,7 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
     """Runs the command line. Every failure ends as one sentence and an exit code."""
     json = "--json" in sys.argv
     guard_logs()
-    logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs say it in their own words
+    logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs report these failures themselves
     try:
         # With --json, usage errors are printed as JSON here, not by Typer.
         raise SystemExit(verbs(standalone_mode=not json))
@@ -139,7 +139,7 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
         _give_up(json, Exit.FAILED, MissingExtra.word, extras.sentence(f"'duly {_verb()}'", extra))
     except typer.TyperException as problem:
         _give_up(json, Exit(problem.exit_code), "usage", problem.format_message())
-    except OSError as problem:  # a folder that is not ours, a file that is not there
+    except OSError as problem:  # a folder without access, a missing file
         said = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
         _give_up(json, Exit.FAILED, "failed", said)
     except (KeyboardInterrupt, typer.Abort):
@@ -150,7 +150,7 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
 
 
 def _verb() -> str:
-    """Returns the verb that was asked for."""
+    """Return the verb on the command line."""
     return next((word for word in sys.argv[1:] if not word.startswith("-")), "")
 
 
@@ -166,7 +166,8 @@ def _give_up(json: bool, code: Exit, word: str, sentence: str) -> NoReturn:
 
 
 class HubClient:
-    """A hub to ask: its address, and a token. `local`: both are from the run file in the data folder."""
+    """A hub that a verb queries: its address and a token. `local`: both are from the run file in the data
+    folder."""
 
     def __init__(self, url: str, token: str, *, local: bool) -> None:
         self.url = url.rstrip("/").replace("ws://", "http://", 1).replace("wss://", "https://", 1)
@@ -229,7 +230,7 @@ class HubClient:
             raise HubUnreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
-        """Raises `HubUnreachable` if no hub listens there: a client would try again for ever."""
+        """Raise `HubUnreachable` if no hub listens there: a client would retry for ever."""
         import socket
         from urllib.parse import urlsplit
 
@@ -256,8 +257,8 @@ def say_changed(done: JsonObject, sentence: str, missing: str, *, json: bool) ->
 
 
 def poll(look: Callable[[], Found | None], within: float) -> Found | None:
-    """Looks until there is something to return, at most for so many seconds and at least once; None if there
-    was nothing. A verb waits in this way for what the hub cannot tell it by itself."""
+    """Call `look` until it returns something, at least once and for at most `within` seconds; return that, or
+    None. A verb waits in this way for changes that the hub does not report by itself."""
     until = time.monotonic() + within
     while (found := look()) is None and time.monotonic() < until:
         time.sleep(POLL_SECONDS)
@@ -313,8 +314,8 @@ def local_hub(folder: str | None) -> HubClient | None:
 
 
 def find_hub(folder: str | None, url: str | None = None, token: str | None = None) -> HubClient | None:
-    """Returns the hub that is meant: the one at this address, or the one of the data folder if it runs. That
-    one is asked with the token of its run file, since DULY_TOKEN is usually an app's."""
+    """Return the selected hub: the one at this address, or the one of the data folder if it runs. The latter
+    is queried with the token of its run file, since DULY_TOKEN is usually an app's."""
     if url is not None:
         if not re.match(r"(https?|wss?)://", url):
             raise CommandFailed(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
@@ -325,7 +326,7 @@ def find_hub(folder: str | None, url: str | None = None, token: str | None = Non
 
 
 def need_hub(folder: str | None, url: str | None = None, token: str | None = None) -> HubClient:
-    """Returns the hub that is meant; fails if there is none."""
+    """Return the selected hub; fail if there is none."""
     hub = find_hub(folder, url, token)
     if hub is None:
         raise CommandFailed(

@@ -165,6 +165,7 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     ahead, tolerated = seconds(floor["ahead"]), seconds(floor["tolerated"])
     if ahead > MINUTE:
         found.add("floor", floor_ahead(ahead), "bad" if ahead > tolerated else "warn")
+    _lanes(found, book.get("lanes_ahead") or 0)
     for part, problem in (told.get("problems") or {}).items():
         found.add(part, f"does not run, and is started again: {problem}", "bad")
 
@@ -286,6 +287,7 @@ def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
 
 async def _ledger(found: _Findings, at: LedgerOptions) -> None:
     from duly.server.diagnostics import address
+    from duly.server.floor_watch import lanes_ahead
     from duly.server.policies import floor_tolerance
 
     settings = at.settings
@@ -311,6 +313,7 @@ async def _ledger(found: _Findings, at: LedgerOptions) -> None:
         about, size = await book.describe(), await book.size()
         await _secrets(found, book, settings)
         _floor(found, await book.floor(), floor_tolerance(settings))
+        _lanes(found, await lanes_ahead(book))
     found.add("ledger", f"{_book(about.engine, about.schema)}, {_size(msgspec.to_builtins(size))}")
     if settings.ledger_url.startswith("sqlite:"):
         await asyncio.to_thread(_soundness, found, settings.ledger_url)
@@ -340,6 +343,13 @@ def _soundness(found: _Findings, url: str) -> None:
         f"damaged: {problem}; stop the hub and restore a backup" if problem else "checked, sound",
         "bad" if problem else "ok",
     )
+
+
+def _lanes(found: _Findings, ahead: int) -> None:
+    from duly.server.floor_watch import senders_ahead
+
+    if ahead:
+        found.add("lanes", senders_ahead(ahead), "bad")
 
 
 def _floor(found: _Findings, floor: Floor, tolerated: int) -> None:

@@ -48,6 +48,10 @@ def floor(
     _note_restore(found)
     if found["lanes"]:
         say(f"taken back to now: how far {found['lanes']} senders had come by a wrong clock")
+    if found.get("lanes_ahead"):
+        from duly.server.floor_watch import senders_ahead
+
+        say(senders_ahead(found["lanes_ahead"]))
     if found["floor"] < NEVER:
         ledger = "has forgotten nothing since it was restored"
         if not found["restored"]:

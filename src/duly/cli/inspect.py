@@ -321,7 +321,8 @@ def _lines(record: JsonObject, steps: list[TimelineStep]) -> list[str]:
     lines: list[str] = []
     for step in steps:
         since = step.at - accepted
-        after = f"+{took(since)}" if since and step.what != "made" else ""
+        sign = "-" if since < 0 else "+"
+        after = f"{sign}{took(abs(since))}" if since and step.what != "made" else ""
         at = style(f"  ({step.hub})", "dim") if step.hub else ""
         lines.append(f"{clock(step.at)}  {after:>9}  {_sentence(step, record)}{at}")
     blank = f"{'':12}  {'':9}  "
@@ -347,7 +348,7 @@ def _delivery(delivery: JsonObject, record: JsonObject, hops: list[JsonObject]) 
 
 
 def _line(line: JsonObject) -> Iterator[str]:
-    """How far a line of chat has come with each of those it is for."""
+    """Return the receipts of a chat line."""
     of = line["of"]
     yield (
         f"line {line['n']} of {line['conv']}: {line['delivered']} of {of} have it, {line['read']} of {of} "
@@ -404,6 +405,8 @@ def _sentence(step: TimelineStep, record: JsonObject) -> str:
             return f"attempt {attempt}: {fate}: {detail}"
         case "refused":
             return f"refused{because}"
+        case "conflict" | "stale" | "offline" as word:
+            return f"refused, and told {scope}: {word}{because}"
         case what:
             return f"told {scope}: {what}{because}"
 

@@ -245,7 +245,7 @@ class BrokerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions(BrokerOptions):
-    """The same, for a node whose name is an option."""
+    """The same for a node whose name is an option."""
 
     as_: NodeName = ""
 

@@ -54,7 +54,7 @@ def note(*lines: str) -> None:
 
 
 def print_json(value: object) -> None:
-    """Prints a value as one line of JSON, harmless for a terminal, too."""
+    """Print a value as one line of JSON that is safe for a terminal."""
     import msgspec
 
     try:

@@ -134,7 +134,7 @@ def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
         "",
         *_totals(answer["cluster"]),
         "",
-        _row("alerts", _alerts(answer["cluster"], value("duly_alert_average_retries"))),
+        _row("alerts", _alerts(answer["cluster"])),
     ]
 
 
@@ -193,14 +193,16 @@ def _totals(cluster: list[JsonObject]) -> Iterable[str]:
     return lines
 
 
-def _alerts(cluster: list[JsonObject], average: float) -> str:
+def _alerts(cluster: list[JsonObject]) -> str:
     totals = {(one["name"], *one["labels"].values()): one["value"] for one in cluster}
 
     def total(name: str, *labels: str) -> int:
         return int(totals.get((f"duly_alert_{name}_total", *labels), 0))
 
+    successes = total("retry_successes")
+    average = total("retries_of_successes") / successes if successes else 0.0
     held = " · ".join(f"{word} {total('held_back', word)}" for word in ("debounce", "limit", "cooldown"))
     return (
         f"events {total('events')} · duplicates {total('duplicates')} · held back by {held} · "
-        f"retries {total('retry_attempts')}, successful {total('retry_successes')}, on average {average:.1f}"
+        f"retries {total('retry_attempts')}, successful {successes}, on average {average:.1f}"
     )

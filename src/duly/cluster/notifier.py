@@ -1,11 +1,11 @@
 """The notifier carries hints from hub to hub: "look in the ledger".
 
-The law: a hint is never the truth. It may be lost, late, repeated or made up, and costs time at most, since
-every hub that listens also looks into the ledger by itself every second or two. So a hint never waits and
-never fails.
+The law: nothing depends on a hint. It may be lost, late, repeated or made up, and a lost hint costs only
+time, since every hub also reads the ledger every second or two. So sending a hint never waits and never
+fails.
 
-The hints of one turn of the event loop go out together, each once: load makes the notes longer, not more. A
-hub does not hear its own.
+The hints of one turn of the event loop go out together, each once, so that load makes the notes longer, not
+more numerous. A hub does not receive its own hints.
 """
 
 from __future__ import annotations
@@ -22,29 +22,30 @@ import msgspec
 from duly.runtime.tasks import Supervisor, cancel
 
 NOTE_BYTES: Final = 7_000
-"""What fits into one note: PostgreSQL carries less than 8,000 bytes."""
+"""The most bytes of one note: PostgreSQL carries less than 8,000."""
 ECHO: Final = "echo"
-"""The hint that a hub sends to hear it itself: whether the notifier works."""
+"""The hint that a hub sends to itself to check whether the notifier works."""
 UNSENT: Final = 10_000
-"""Hints that wait for a server that is away or slow; what comes then is lost: it would be old news anyway."""
+"""How many hints wait for a server that is down or slow; further ones are lost, and would be outdated
+anyway."""
 
 
 class HintSender(Protocol):
     """The part of a notifier that applications use."""
 
     def hint(self, about: str, name: str = "") -> None:
-        """Tell the other hubs to look: `about` is what kind of thing, `name` which one."""
+        """Tell the other hubs to read the ledger: `about` is the kind of thing, `name` which one."""
         ...
 
     def listen(self, about: str, heard: Callable[[str], None]) -> None:
-        """Have `heard(name)` called for the other hubs' hints of this kind; it must not block."""
+        """Call `heard(name)` for the other hubs' hints of this kind; it must not block."""
         ...
 
 
 class Notifier(ABC):
     """Base of all notifiers. Open one with `duly.cluster.notifiers.open_notifier`.
 
-    `me` is the name of this hub, by which it knows its own hints.
+    `me` is the name of this hub, by which it recognises its own hints.
     """
 
     def __init__(self, me: str) -> None:
@@ -53,13 +54,14 @@ class Notifier(ABC):
         self._unsent: dict[str, None] = {}
         self._sending: asyncio.Task[None] | None = None
         self.tasks = Supervisor()
-        """what runs here in the background; a hub puts its own in before the start"""
+        """the background tasks; a hub replaces them with its own before the start"""
         self._echoes: dict[str, asyncio.Future[None]] = {}
         self.problem = ""
-        """why nothing was heard when it was last tried to listen; empty when all is well"""
+        """why nothing was received at the last attempt to listen; empty when all is well"""
 
     async def check(self, within: float) -> float:
-        """Send a hint to this hub itself: how many seconds that took. Raises `TimeoutError` if it is lost."""
+        """Send a hint to this hub itself and return how many seconds that took. Raises `TimeoutError` if it
+        is lost."""
         loop = asyncio.get_running_loop()
         name, began = secrets.token_hex(8), loop.time()
         heard = self._echoes[name] = loop.create_future()
@@ -72,11 +74,11 @@ class Notifier(ABC):
         return loop.time() - began
 
     def listen(self, about: str, heard: Callable[[str], None]) -> None:
-        """Have `heard(name)` called for the other hubs' hints of this kind; it must not block."""
+        """Call `heard(name)` for the other hubs' hints of this kind; it must not block."""
         self._listeners.setdefault(about, []).append(heard)
 
     def hint(self, about: str, name: str = "") -> None:
-        """Tell the other hubs to look: `about` is what kind of thing, `name` which one."""
+        """Tell the other hubs to read the ledger: `about` is the kind of thing, `name` which one."""
         if len(self._unsent) < UNSENT:
             self._unsent[f"{about}/{name}"] = None
         if self._sending is None:
@@ -93,7 +95,7 @@ class Notifier(ABC):
             self._sending = None
 
     def receive(self, note: bytes | str) -> None:
-        """Pass the hints of a note to their listeners; a note that is not ours is passed over."""
+        """Pass the hints of a note to their listeners; a foreign note is ignored."""
         with suppress(msgspec.DecodeError):  # another program uses our channel
             sender, topics = _decode(note)
             if sender == self._me:
@@ -116,7 +118,7 @@ class Notifier(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Begin to listen. A server that is away is tried again, quietly, for as long as it takes."""
+        """Start to listen. A server that is down is retried quietly for as long as it takes."""
 
     async def stop(self) -> None:
         """Stop sending."""
@@ -125,7 +127,7 @@ class Notifier(ABC):
 
     @abstractmethod
     async def _send(self, note: bytes) -> None:
-        """Send a note, or lose it, without raising and without taking long."""
+        """Send a note, or lose it, without raising an error and without taking long."""
 
 
 _decode: Final = msgspec.json.Decoder(tuple[str, list[str]]).decode
@@ -133,7 +135,7 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 def _notes(me: str, topics: list[str]) -> Iterator[bytes]:
-    """Topics as notes of a size that every notifier carries."""
+    """Split topics into notes of a size that every notifier carries."""
     part: list[str] = []
     size = 0
     for topic in topics:

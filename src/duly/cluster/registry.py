@@ -1,12 +1,12 @@
 """The registry: which hub holds which device, and which hubs are alive.
 
-The laws. A device's holder is the hub that has its session. The holder is an item in a bucket of the ledger:
-put there when the device connects, dropped when it leaves, if it is still this hub's. A hub is alive as long
-as its heartbeat, a counter in another bucket, goes on; a hub whose heartbeat has stood still for `LAPSE` is
-dead. Only the watcher's own clock measures that, so that no two clocks need agree; and while the ledger is
-away no heartbeat can be seen, so no hub is called dead.
+The laws. A device's holder is the hub that has its session. The holder is an item in a bucket of the ledger,
+put there when the device connects and dropped when it leaves, if it is still this hub's. A hub is alive while
+its heartbeat, a counter in another bucket, increases; a hub whose heartbeat has not changed for `LAPSE`
+seconds is dead. That is measured only by the watcher's own clock, so that no two clocks need to agree. While
+the ledger is unreachable no heartbeat can be seen, so no hub counts as dead.
 
-What is known here is a copy, a second or two old at most; where it matters the ledger is asked.
+The registry in memory is a copy, at most a second or two old; where it matters the ledger is asked.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ HELD: Final = "held"
 LAPSE: Final = 7.0
 """Seconds without a heartbeat until a hub counts as dead."""
 BLIND: Final = 3.0
-"""Seconds without a refresh after which it is not known how long a heartbeat has stood still."""
+"""Seconds without a refresh after which the age of a heartbeat is not known."""
 PROMPT: Final = 2.0
-"""Seconds in which a registration is stored, unless the ledger is slow."""
+"""Seconds within which a registration is stored, unless the ledger is slow."""
 
 
 class HubRegistry:
     """One hub's view of the hubs and of the devices that they hold.
 
-    A holder is written as the hub's name and a token, so that two sessions at the same hub differ. `area`
-    leads the names of the buckets and hints of others than hubs that share work on one ledger in the same
+    A holder is written as the hub's name and a token, so that two sessions at the same hub differ. `area` is
+    a prefix for the buckets and hints of other programs than hubs that share work on one ledger in the same
     way.
     """
 
@@ -51,54 +51,54 @@ class HubRegistry:
         self.me = ledger.worker
         self._heartbeat = 0
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
-        """of each hub the last heartbeat, and when it was first seen"""
+        """by hub: the last heartbeat, and when it was first seen"""
         self._refreshed = -BLIND
         self._holders: dict[str, bytes] = {}
         self._mine: dict[str, bytes] = {}
         self._registering: Counter[str] = Counter()
-        """devices that are being registered here, and how often at the same time"""
+        """devices that are being registered here, and how many registrations of each are under way"""
         self._claimed: set[str] = set()
-        """devices that were claimed, and are about to be connected"""
+        """devices that were claimed and are about to connect"""
 
     @property
     def living(self) -> frozenset[str]:
-        """The hubs that are alive, this one among them. While the registry cannot be read, no time passes:
-        a heartbeat that was not looked for has not stood still."""
+        """The live hubs, including this one. While the registry cannot be read no time passes: a heartbeat
+        that was not checked does not count as missing."""
         until = min(asyncio.get_running_loop().time(), self._refreshed + BLIND)
         seen = {hub for hub, (_, since) in self._heartbeats.items() if until - since < LAPSE}
         return frozenset(seen | {self.me})
 
     def is_held(self, device: str) -> bool:
-        """Whether a living hub holds a device, as far as is known."""
+        """Return whether a live hub holds a device, as far as is known."""
         holder = self._holders.get(device)
         return holder is not None and _hub_of(holder) in self.living
 
     def is_at_another(self, device: str) -> bool:
-        """Whether another living hub holds a device, as far as is known."""
+        """Return whether another live hub holds a device, as far as is known."""
         holder = self._holders.get(device)
         return holder is not None and _hub_of(holder) in self.living - {self.me}
 
     def is_registered(self, device: str) -> bool:
-        """Whether this hub has registered a device, or is about to."""
+        """Return whether this hub has registered a device, or is about to."""
         return device in self._mine or device in self._registering or device in self._claimed
 
     def may_be_lost(self, device: str) -> bool:
-        """Whether a device that was held here seems to be held by another hub now."""
+        """Return whether a device that was held here seems to be held by another hub now."""
         return device in self._mine and self._holders.get(device) != self._mine[device]
 
     def held_devices(self) -> list[str]:
-        """The devices that living hubs hold, by name."""
+        """Return the devices that live hubs hold, by name."""
         living = self.living
         return sorted(device for device, holder in self._holders.items() if _hub_of(holder) in living)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def refresh(self) -> list[str]:
-        """Beat once, and read the registry. Returns the devices that a dead hub held and no hub holds now;
-        each of them is told to one hub only."""
+        """Send a heartbeat and read the registry. Returns the devices that a dead hub held and no hub holds
+        now; each is returned to one hub only."""
         self._heartbeat += 1
         await self._ledger.write(PutItem(self._hubs, self.me, b"%d" % self._heartbeat))
-        # In this order: a hub whose device is seen had a heartbeat before it.
+        # In this order, so that a hub whose device is seen has already had a heartbeat.
         holders, heartbeats = await self._ledger.bucket(self._registry), await self._ledger.bucket(self._hubs)
         now = asyncio.get_running_loop().time()
         was_blind, self._refreshed = now - self._refreshed > BLIND, now
@@ -116,7 +116,7 @@ class HubRegistry:
         return [device for device, holder in lost if await self._drop(device, holder)]
 
     async def look_up(self, device: str) -> bool:
-        """Whether a living hub holds a device, by the ledger."""
+        """Ask the ledger whether a live hub holds a device."""
         holder = await self._ledger.item(self._registry, device)
         if holder is None:
             self._holders.pop(device, None)
@@ -125,8 +125,8 @@ class HubRegistry:
         return self.is_held(device)
 
     def _learn(self, device: str, holder: bytes) -> None:
-        """Note a device's holder. A hub that is not known has just begun; if it is dead instead, the next
-        refresh sees that."""
+        """Note a device's holder. An unknown hub has just started; if it is dead instead, the next refresh
+        shows that."""
         self._holders[device] = holder
         self._heartbeats.setdefault(_hub_of(holder), (b"", asyncio.get_running_loop().time()))
 
@@ -141,10 +141,10 @@ class HubRegistry:
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
     async def register(self, device: str) -> bool:
-        """Hold a device, whichever hub held it before; whether none did.
+        """Hold a device, whichever hub held it before; return whether none did.
 
-        A registration that the ledger was slow to store does not take the device from a hub that has
-        registered it meanwhile: the session that it was for is the older one, and may be over.
+        A registration that was stored late does not take the device from a hub that has registered it
+        meanwhile: its session is the older one, and may be over.
         """
         if device in self._claimed:
             self._claimed.discard(device)
@@ -155,12 +155,12 @@ class HubRegistry:
             before = await self._replace(device, holder)
         finally:
             self._registering[device] -= 1
-            self._registering += Counter()  # drops those that are no more
+            self._registering += Counter()  # drops those that no longer exist
         self._settle(device, holder)
         return before is None
 
     async def _replace(self, device: str, holder: bytes) -> bytes | None:
-        """Put a new holder in the place of the one that is there; return that one."""
+        """Replace the present holder by a new one, and return the old one."""
         loop = asyncio.get_running_loop()
         began, before = loop.time(), self._holders.get(device)
         put = PutNewItem(self._registry, device, holder)
@@ -175,8 +175,8 @@ class HubRegistry:
                     raise LedgerUnavailable(f"{device} has connected to another hub meanwhile; come back")
 
     async def confirm(self, device: str) -> bool:
-        """Whether this hub still holds a device that is here, by the ledger. If no hub does, because this one
-        seemed dead for a while, it does again."""
+        """Ask the ledger whether this hub still holds a device that is here. If no hub does, because this one
+        seemed dead for a while, it registers the device again."""
         if not self.is_registered(device):
             return await self._register_again(device)
         mine = self._mine.get(device)
@@ -194,8 +194,8 @@ class HubRegistry:
         return ours
 
     async def _register_again(self, device: str) -> bool:
-        """Register a device that is here and is not registered: what ended its registration was about a
-        session before this one. Whether no other hub has it."""
+        """Register a device that is here but not registered, because an earlier session's end removed the
+        registration. Returns whether no other hub has it."""
         holder = self._new_holder()
         new = await self._ledger.apply(PutNewItem(self._registry, device, holder))
         if new:
@@ -203,12 +203,12 @@ class HubRegistry:
         return new or self.is_registered(device)
 
     async def claim(self, device: str) -> bool:
-        """Hold a device that every hub could serve, unless another living hub holds it; whether this hub
-        does. It stays claimed until it is registered, or `end_claim` is called."""
+        """Hold a device that every hub could serve, unless another live hub holds it; return whether this hub
+        does. It stays claimed until it is registered or `end_claim` is called."""
         there = await self._ledger.item(self._registry, device)
         if there is not None:
             self._learn(device, there)
-            if _hub_of(there) == self.me:  # claimed before, and not served, or not known to be stored
+            if _hub_of(there) == self.me:  # claimed before and not served, or not known to be stored
                 self._claimed.add(device)
                 self._settle(device, there)
                 return True
@@ -233,14 +233,14 @@ class HubRegistry:
         self._claimed.discard(device)
 
     async def unregister(self, device: str) -> bool:
-        """Hold a device no longer; whether this hub still was its holder."""
+        """Stop holding a device; return whether this hub was still its holder."""
         self._claimed.discard(device)
         holder = self._mine.pop(device, None)
         return holder is not None and await self._drop(device, holder)
 
     async def drop_absent(self, here: Collection[str]) -> None:
-        """Drop the devices that this hub holds by the ledger and that are not here: a session may end before
-        it is known to be registered."""
+        """Drop the devices that this hub holds in the ledger and that are not here: a session may end before
+        its registration is known to be stored."""
         for device, holder in list(self._holders.items()):
             coming = device in self._registering or device in self._claimed
             if _hub_of(holder) == self.me and device not in here and not coming:
@@ -248,7 +248,7 @@ class HubRegistry:
                 await self._drop(device, holder)
 
     async def leave(self) -> None:
-        """Say that this hub stops, so that its heartbeat is not waited for."""
+        """Announce that this hub stops, so that the others need not wait for its heartbeat."""
         await self._ledger.write(DropItem(self._hubs, self.me))
         self._notifier.hint(self.held)
 

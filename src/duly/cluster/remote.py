@@ -1,11 +1,11 @@
 """The other hubs on the same ledger, as applications see them.
 
-The law: one hub and many hubs are two implementations of the same verbs. An application never asks whether
-there are other hubs; it says what happened, and asks what it needs to know. A single hub answers that nothing
-is anywhere else, and does nothing.
+The law: one hub and many hubs are two implementations of the same interface. An application never asks
+whether there are other hubs; it reports what happened and asks what it needs to know. The implementation for
+a single hub answers that everything is local, and does nothing.
 
-Hints between hubs (`notifier`) only make things fast. Everything that they tell is also found by `refresh`,
-once a second.
+Hints between hubs (`notifier`) only save time. Whatever they announce is also found by `refresh`, once a
+second.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from duly.errors import LedgerError, Stopped
 from duly.runtime.tasks import Supervisor
 
 POLL_SECONDS: Final = 1.0
-"""Seconds between two readings of what the other hubs have written to the ledger."""
+"""Seconds between two reads of what the other hubs have written to the ledger."""
 
 T = TypeVar("T")
 
 
 class RemoteHubs(Protocol):
-    """The interface of every application to the other hubs; each application adds verbs of its own."""
+    """The interface of every application to the other hubs; each application adds its own methods."""
 
     trouble: LedgerError | None
     """why the last refresh failed; None when all is well"""
@@ -36,12 +36,12 @@ class RemoteHubs(Protocol):
         ...
 
     async def refresh(self) -> None:
-        """Find in the ledger what lost hints would have told."""
+        """Find in the ledger what lost hints would have announced."""
         ...
 
 
 class NoRemoteHubs:
-    """The null object of `RemoteHubs`: this hub has its ledger alone, and everything is local."""
+    """The null object of `RemoteHubs`: this hub does not share its ledger, and everything is local."""
 
     trouble: LedgerError | None = None
 
@@ -53,7 +53,7 @@ class NoRemoteHubs:
 
 
 class PolledRemoteHubs(ABC):
-    """Other hubs, followed once a second. An application's own class says what is read."""
+    """Other hubs, polled once a second. A subclass says what is read."""
 
     def __init__(self) -> None:
         self.trouble: LedgerError | None = None
@@ -64,7 +64,7 @@ class PolledRemoteHubs(ABC):
         tasks.every(name, POLL_SECONDS, refresh)
 
     async def refresh(self) -> None:
-        """Find what lost hints would have told. One that takes long is not joined by a second one."""
+        """Find what lost hints would have announced. A second refresh does not start while one is running."""
         if self._refreshing:
             return
         self._refreshing = True
@@ -80,11 +80,11 @@ class PolledRemoteHubs(ABC):
 
     @abstractmethod
     async def _refresh(self) -> None:
-        """Compare what is known here with the ledger."""
+        """Compare the state in memory with the ledger."""
 
 
 class CoalescedTask(Generic[T]):
-    """Runs one job for all names that were asked for meanwhile, one batch at a time."""
+    """Runs one job for all names that were requested meanwhile, one batch at a time."""
 
     def __init__(self, work: Callable[[list[T]], Awaitable[None]], tasks: Supervisor) -> None:
         self._work = work
@@ -93,7 +93,7 @@ class CoalescedTask(Generic[T]):
         self._task: asyncio.Task[None] | None = None
 
     def want(self, thing: T) -> None:
-        """Put a thing into the next batch."""
+        """Add a name to the next batch."""
         self._wanted[thing] = None
         if self._task is None:
             self._task = self._tasks.do("a hint of another hub", self._run())

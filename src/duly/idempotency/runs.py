@@ -58,8 +58,8 @@ _in_hand: Final[set[str]] = set()
 """The runs of this process that are under way, by the name they sign their deliveries with."""
 
 _begun: Final[set[str]] = set()
-"""Those of this process that have begun and whose end is not stored. What was left behind without having
-begun (the ledger failed just then) may be run."""
+"""The runs of this process that have begun and whose outcome is not stored. A run that was left behind before
+it began (the ledger failed at that moment) may run."""
 
 
 class Runs:
@@ -123,14 +123,14 @@ class Runs:
                 _in_hand.discard(me)
 
     async def outcome(self, message: Message) -> Verdict | None:
-        """Wait until a message has ended; None if it has come to nothing."""
+        """Wait until a message has ended; None if it was not stored."""
         record = await self.ledger.wait(message.key)
         return None if record is None else Verdict(VerdictKind.DUPLICATE, record.state, record.answer)
 
     async def _give_back(self, admit: Admit, first: int, me: str) -> None:
         ledger, key = self.ledger, admit.message.key
         with suppress(DulyError):
-            await ledger.write(admit)  # behind the first one: whose it is, is settled then
+            await ledger.write(admit)  # behind the first one: its owner is decided then
             if any(delivery.worker == me for delivery in await ledger.deliveries(key)):
                 reason, free = "cancelled before it began", (Withdraw(key),)
                 await ledger.write(Finish(ref_of(key), first, State.CANCELLED, reason, free))
@@ -252,7 +252,7 @@ class Run:
             await self.end(State.UNKNOWN, CANCELLED)
 
     async def outcome(self) -> Verdict | None:
-        """Wait for the outcome that stands, after another attempt has taken over; None if there is none."""
+        """Wait for the final outcome after another attempt has taken over; None if there is none."""
         return await self._runs.outcome(self._message)
 
     def close(self) -> None:

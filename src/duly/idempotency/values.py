@@ -64,9 +64,11 @@ def takes_object(function: AnyFunction) -> bool:
 
 
 def arguments_by_name(function: AnyFunction, *, given: int) -> Callable[[Args, Kwargs], Mapping[str, object]]:
-    """Return how a call's arguments are put by name, so that `f(1)` and `f(a=1)` are the same call. What was
-    left to its default is left out: a parameter added later does not turn every repeat into a conflict. So is
-    the object or the class of a method: what counts is what it is asked."""
+    """Return the function that maps a call's arguments to their names, so that `f(1)` and `f(a=1)` are the
+    same call. An argument that equals the default of its parameter is omitted, whether it was given or not:
+    `f(1)` and `f(1, b=2)` are the same call if 2 is the default, and a parameter added later does not turn
+    every repeat into a conflict. The object or class of a method is omitted as well: only the arguments
+    count."""
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     of_method = takes_object(function)
@@ -76,26 +78,48 @@ def arguments_by_name(function: AnyFunction, *, given: int) -> Callable[[Args, K
     places = [p for p in signature.parameters.values() if p.kind is not p.KEYWORD_ONLY]
     simple = all(p.kind is p.POSITIONAL_OR_KEYWORD for p in places) and not of_method
     names = [p.name for p in places]
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
 
     def by_name(args: Args, kwargs: Kwargs) -> Mapping[str, object]:
         if simple and not kwargs and len(args) == len(names):
-            return dict(zip(names, args, strict=True))
-        bound = signature.bind(*args, **kwargs).arguments
-        if first is not None:
-            del bound[first.name]
+            bound: dict[str, object] = dict(zip(names, args, strict=True))
+        else:
+            bound = signature.bind(*args, **kwargs).arguments
+            if first is not None:
+                del bound[first.name]
+        for name, default in defaults.items():
+            if name in bound and _means_the_same(bound[name], default):
+                del bound[name]
         return bound
 
     return by_name
 
 
+def _means_the_same(value: object, default: object) -> bool:
+    """Say whether a value is written as the default is; what is not comparable as JSON is only itself."""
+    if value is default:
+        return True
+    if type(value) is not type(default):
+        return False
+    try:
+        return _as_json(value) == _as_json(default)
+    except Exception:
+        return False
+
+
+def _as_json(counts: object) -> bytes:
+    """Return what must be the same in a repeat as text. Raises if it is not plain data."""
+    try:
+        return msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
+    except TypeError:  # perhaps of keys in dicts that are no text: as JSON has them, they are
+        plain = msgspec.to_builtins(counts, enc_hook=_plain_form, str_keys=True, order="deterministic")
+        return msgspec.json.encode(plain, order="deterministic")
+
+
 def digest_of(counts: object, what: str) -> bytes:
     """Return the digest of what must be the same in a repeat."""
     try:
-        try:
-            text = msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
-        except TypeError:  # perhaps of keys in dicts that are no text: as JSON has them, they are
-            plain = msgspec.to_builtins(counts, enc_hook=_plain_form, str_keys=True, order="deterministic")
-            text = msgspec.json.encode(plain, order="deterministic")
+        text = _as_json(counts)
     except Exception as problem:
         raise Malformed(
             f"the arguments of {what} cannot be compared in a repeat ({problem}); "

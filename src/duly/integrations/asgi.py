@@ -39,6 +39,9 @@ Send: TypeAlias = Callable[[Event], Awaitable[None]]
 App: TypeAlias = Callable[..., Awaitable[None]]
 """Frameworks type their scopes and events each in their own way."""
 
+_READ: Final = frozenset({HEADER, b"content-length", b"authorization", b"x-api-key", b"cookie"})
+"""The headers that are read of every request."""
+
 _BYPASSES: Final = ("http.response.pathsend", "http.response.zerocopysend", "http.response.trailers")
 """Extensions by which a response would go around what stores it."""
 
@@ -52,6 +55,7 @@ class IdempotencyMiddleware(GuardedApplication):
     """
 
     _app: App
+    _calls: _Unreturned | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one connection."""
@@ -76,8 +80,14 @@ class IdempotencyMiddleware(GuardedApplication):
         begun = await self._guard.begin(policy, request)
         if isinstance(begun, StoredResponse):
             return await reply(send, begun)
-        call = _Call(begun, send, policy, request.cookies, received.answer)
+        call = _Call(begun, send, policy, request.cookies, received.answer, self._unreturned())
         return await call.run(_run(self._app, _without_bypasses(scope), received.next, call.store))
+
+    def _unreturned(self) -> _Unreturned:
+        loop, calls = asyncio.get_running_loop(), self._calls
+        if calls is None or calls.loop is not loop:  # the first one, or another thread's
+            calls = self._calls = _Unreturned(loop)
+        return calls
 
     async def _keyed(
         self, scope: Scope, receive: Receive, policy: IdempotencyPolicy
@@ -113,6 +123,8 @@ class _KeyHeaders:
         self.api_key: str | None = None
         self.cookies = ""
         for name, value in headers:
+            if name not in _READ:
+                continue
             if name == HEADER:
                 self.keys.append(value.decode("latin-1"))
             elif name == b"content-length":
@@ -232,6 +244,7 @@ class _Call:
         "_returned",
         "_run",
         "_send",
+        "_unreturned",
     )
 
     def __init__(
@@ -241,8 +254,10 @@ class _Call:
         policy: IdempotencyPolicy,
         cookies: frozenset[bytes],
         answered: Callable[[], None],
+        unreturned: _Unreturned,
     ) -> None:
         self._answered = answered
+        self._unreturned = unreturned
         self._cookies = cookies
         self._run = run
         self._send = send
@@ -285,7 +300,7 @@ class _Call:
         elif complete:
             self._end = self._ending(self._response.stored())
             self._answered()
-            self._end.then(self._stored)
+            self._unreturned.add(self)
         return None
 
     def _ending(self, response: StoredResponse | None) -> ResponseEnd:
@@ -293,7 +308,7 @@ class _Call:
         return ResponseEnd(self._run, self._policy, response, self._cookies)
 
     async def _pass_on(self, event: Event) -> None:
-        """Store that the response is too large to be stored; then send it on, as far as it has come."""
+        """Store that the response is too large to be stored; then send it on, as far as it has arrived."""
         self._passing = True
         response = self._response
         instead = await self._ending(None).instead()
@@ -306,8 +321,12 @@ class _Call:
         await self._send({**event, "body": bytes(response.body)})
         self._response = _KeptResponse()
 
+    def answer_meanwhile(self) -> None:
+        """Answer when the response is stored, unless the application has returned: then `run` does so."""
+        if not self._returned and self._end is not None:
+            self._end.then(self._stored)
+
     def _stored(self, _: object) -> None:
-        """Answer, if the application is still busy with what comes behind its response."""
         if not self._returned:
             self._answering = asyncio.ensure_future(self._answer())
 
@@ -326,6 +345,29 @@ class _Call:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(body), "more_body": False})
         return None
+
+
+class _Unreturned:
+    """Calls of one event loop whose response is complete. Most applications return at once then. Those that
+    do not, since something comes behind their response, are looked for once for all in the next turn of the
+    loop: a callback for each call would cost more than anything else that is done for it here."""
+
+    __slots__ = ("_calls", "loop")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._calls: list[_Call] = []
+
+    def add(self, call: _Call) -> None:
+        """Look at a call in the next turn of the loop."""
+        if not self._calls:
+            self.loop.call_soon(self._answer_busy)
+        self._calls.append(call)
+
+    def _answer_busy(self) -> None:
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call.answer_meanwhile()
 
 
 async def reply(send: Send, response: StoredResponse) -> None:
@@ -350,7 +392,8 @@ async def _read_body(receive: Receive, limit: int) -> bytes | None:
         event = await receive()
         if event["type"] != "http.request":
             raise _ClientGone
-        body += bytes(event.get("body", b""))
+        part = event.get("body", b"")
+        body = body + bytes(part) if body or type(part) is not bytes else part
         if len(body) > limit:
             return None
         if not event.get("more_body"):

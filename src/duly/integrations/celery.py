@@ -22,8 +22,8 @@ from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 def once_per_task(
     ledger: LedgerSource, *, effect: Effect = "at_most_once", keep: float = KEEP, lease: float = LEASE
 ) -> Callable[[F], F]:
-    """Run a Celery task once per task id; put it below `@app.task`. A repeat gets the result of the first.
-    What a worker's death in the middle means, `effect` declares, as for `duly.once`."""
+    """Run a Celery task once per task id; put it below `@app.task`. A repeat gets the result of the first
+    run. `effect` declares what the death of a worker in the middle means, as for `duly.once`."""
     return per_message("celery", _message_id, ledger, effect, keep, lease)
 
 

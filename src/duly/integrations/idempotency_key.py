@@ -47,6 +47,7 @@ _NOT_STORED: Final = frozenset(
 _QUOTED: Final = re.compile(r'"((?:[^"\\]|\\["\\])*)"')
 _BARE: Final = re.compile(r"[!#-+\--\[\]-~]+")
 """Visible ASCII without quotes, backslashes and commas: servers join two headers of one name by a comma."""
+_PLAIN: Final = re.compile(_BARE.pattern[:-1] + f"{{1,{NAME_LIMIT}}}")
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 
@@ -69,7 +70,7 @@ class IdempotencyPolicy(Struct, frozen=True, kw_only=True):
 
 
 class RequestHead(Struct, frozen=True):
-    """What a `scope=` function is given: the head of a request, and the framework's own object."""
+    """The argument of a `scope=` function: the head of a request, and the framework's own object."""
 
     method: str
     path: str
@@ -213,6 +214,8 @@ def read_key(values: Sequence[str]) -> str:
     """
     if len(values) > 1:
         raise Malformed("send one Idempotency-Key, not several")
+    if _PLAIN.fullmatch(values[0]):  # as most are
+        return values[0]
     text = values[0].strip()
     quoted = _QUOTED.fullmatch(text) if text.startswith('"') else None
     key = re.sub(r"\\(.)", r"\1", quoted[1]) if quoted else text
@@ -300,7 +303,8 @@ class IdempotencyGuard:
         self._routes = [_route(pattern, policy) for pattern, policy in (routes or {}).items()]
         self._name = name
         self._ledger: Ledger | None = None
-        self._runs: dict[IdempotencyPolicy, Runs] = {}
+        self._runs: dict[int, Runs] = {}
+        """of each policy, by its identity: a policy's hash is that of all its fields"""
 
     def policy(self, method: str, path: str) -> IdempotencyPolicy | None:
         """Return the policy of a request; None: its method needs no key."""
@@ -325,11 +329,11 @@ class IdempotencyGuard:
     def _runs_on(self, ledger: Ledger, policy: IdempotencyPolicy) -> Runs:
         if ledger is not self._ledger:
             self._ledger, self._runs = ledger, {}
-        runs = self._runs.get(policy)
+        runs = self._runs.get(id(policy))
         if runs is None:
             keep = None if policy.keep is None else seconds(policy.keep)
             runs = Runs(ledger, effect=policy.effect, keep=keep, lease=seconds(policy.lease))
-            self._runs[policy] = runs
+            self._runs[id(policy)] = runs
         return runs
 
     async def begin(self, policy: IdempotencyPolicy, request: KeyedRequest) -> Run | StoredResponse:
@@ -471,7 +475,8 @@ async def fail(run: Run, policy: IdempotencyPolicy, problem: BaseException) -> N
 
 
 def stored_answer(response: StoredResponse, cookies: frozenset[bytes] = _NO_COOKIES) -> Answer:
-    """Return the answer that stores a response, and the cookies of the anonymous caller whose it is."""
+    """Return the answer that stores a response, with the cookies of the anonymous caller that it belongs
+    to."""
     if cookies:
         response = StoredResponse(response.status, response.headers, response.body, list(cookies))
     return Answer(OK, _encode(response))

@@ -1,10 +1,10 @@
-"""An event loop in virtual time: it never waits, it jumps to the next timer.
+"""An event loop in virtual time: instead of waiting, it advances the time to the next timer.
 
 Asyncio code runs on it unchanged, hours pass in milliseconds, and without real I/O and threads the same
-program does the same thing every time. If nothing is ready and nothing is scheduled, the program would
-wait for ever: the loop raises `Deadlock` then. If something is always ready, time never passes: it raises
+program does the same thing every time. If no task is ready and no timer is set, the program would wait for
+ever, so the loop raises `Deadlock`. If a task is always ready, time never passes, so the loop raises
 `Livelock`. Sockets are refused: they are never ready in virtual time, so a program that waits for one would
-stand still, and its test would pass without having tested anything.
+never continue, and its test would pass without having tested anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ts = TypeVarTuple("Ts")
 
 
 ROUNDS: Final = 100_000
-"""How often the loop may go round before time passes."""
+"""How many turns the loop may take without time passing."""
 
 NO_SOCKETS: Final = (
     "a real socket has no place in virtual time: give the program its transport as an argument"
@@ -38,7 +38,7 @@ class Deadlock(RuntimeError):
 
 
 class Livelock(RuntimeError):
-    """Raised when the tasks go round and round, and time does not pass."""
+    """Raised when tasks keep running and time does not pass."""
 
 
 class _Jump(selectors.BaseSelector):
@@ -47,7 +47,7 @@ class _Jump(selectors.BaseSelector):
     def __init__(self) -> None:
         self.elapsed = 0.0
         self.rounds = 0
-        """how often the loop has gone round since time last passed"""
+        """how many turns the loop has taken since time last passed"""
         self.own: FileDescriptorLike | None = None
         """the loop's own pipe, by which other threads and signals wake it"""
 
@@ -79,11 +79,11 @@ class _Jump(selectors.BaseSelector):
         return selectors.SelectorKey(fileobj, 0, events, data)
 
     def unregister(self, fileobj: FileDescriptorLike) -> selectors.SelectorKey:
-        """Let go of a file."""
+        """Remove a file."""
         return selectors.SelectorKey(fileobj, 0, 0, None)
 
     def modify(self, fileobj: FileDescriptorLike, events: int, data: object = None) -> selectors.SelectorKey:
-        """Accept another wish about the loop's own pipe."""
+        """Accept a change of the events for the loop's own pipe."""
         return selectors.SelectorKey(fileobj, 0, events, data)
 
     def get_map(self) -> Mapping[FileDescriptorLike, selectors.SelectorKey]:
@@ -111,7 +111,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def run_in_executor(
         self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: *Ts
     ) -> asyncio.Future[T]:
-        """Run what is meant for a thread at once: a thread would end at another time in every run."""
+        """Run a thread's function at once: a thread would end at a different time in every run."""
         if executor is not None and not isinstance(executor, ThreadPoolExecutor):
             return super().run_in_executor(executor, func, *args)
         future: asyncio.Future[T] = self.create_future()

@@ -1,4 +1,4 @@
-"""The notifiers, and how one is opened by its address."""
+"""The notifiers, and a function that opens one by its address."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duly.errors import Malformed
 
 
 def open_notifier(url: str, me: str, ledger: str = "") -> Notifier:
-    """The notifier at `url`, for a hub called `me`; it hears nothing before `start`.
+    """Return the notifier at `url` for a hub called `me`; it receives nothing before `start`.
 
     `redis://host:6379/0` (or `rediss://`, `unix://`), `postgres` (the database of the ledger),
     `postgresql://…` (another one), `local` (one process).

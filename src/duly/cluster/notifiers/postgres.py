@@ -1,10 +1,10 @@
-"""A notifier over PostgreSQL's LISTEN and NOTIFY: no other server than the ledger's is needed.
+"""A notifier over PostgreSQL's LISTEN and NOTIFY, which needs no server besides the ledger's.
 
-One connection, outside any transaction, so that no hint waits for a commit of ours and no commit for a hint:
-PostgreSQL lets notifying transactions through one at a time. When the connection breaks it is made again.
+It uses one connection, outside any transaction, so that no hint waits for a commit and no commit for a hint:
+PostgreSQL commits notifying transactions one at a time. When the connection breaks, it reconnects.
 
-A connection carries one statement at a time, and asyncpg fails in ways of its own (`InternalClientError`)
-when two tasks use it: statements here take turns.
+A connection carries one statement at a time, and asyncpg fails with `InternalClientError` when two tasks use
+it, so statements take turns.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ with needed_for("a notifier over PostgreSQL"):
 CHANNEL: Final = "duly_notifier"
 AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
 SEND_SECONDS: Final = 0.5
-"""A hint that takes longer is lost: the other hubs have looked by then."""
+"""A hint that takes longer is dropped: the other hubs have read the ledger by then."""
 ALIVE_SECONDS: Final = 10.0
-"""How long it may be quiet before the connection is tested."""
+"""How long the connection may be quiet before it is tested."""
 ANSWER_SECONDS: Final = 5.0
 SESSION: Final = {"application_name": "duly notifier", "synchronous_commit": "off"}
-"""A notification is committed like a row, but need not be flushed: a hint may be lost."""
+"""A notification is committed like a row but need not be flushed: a hint may be lost."""
 TROUBLE: Final = (
     OSError,
     TimeoutError,

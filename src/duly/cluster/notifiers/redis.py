@@ -1,7 +1,7 @@
 """A notifier over Redis pub/sub.
 
-Redis may be killed, flushed, paused or unplugged at any time: hints are lost then, and that is all. Two
-connections: one listens, one sends, so that neither waits for the other.
+Redis may be killed, flushed, paused or unplugged at any time: then only hints are lost. One connection
+listens and another one sends, so that neither waits for the other.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ with needed_for("a notifier over Redis"):
 CHANNEL: Final = "duly:notifier"
 AGAIN: Final = RetryPolicy.exponential(100 * MS, 5 * SECOND)
 SEND_SECONDS: Final = 0.5
-"""A hint that takes longer is lost: the other hubs have looked by then."""
+"""A hint that takes longer is dropped: the other hubs have read the ledger by then."""
 PING_SECONDS: Final = 5.0
-"""A Redis that stands still keeps its connections open; only asking finds that out."""
+"""A Redis server that hangs keeps its connections open; only a ping detects that."""
 TROUBLE: Final = (RedisError, OSError, TimeoutError, RuntimeError)
 
 
@@ -47,8 +47,8 @@ class RedisNotifier(Notifier):
         from redis.asyncio.retry import Retry
         from redis.backoff import NoBackoff
 
-        # Without retries of its own: a hint that waits is worth nothing. Without a time limit of its own: it
-        # is kept with `asyncio.wait_for`, which swallows a cancellation (before Python 3.12).
+        # No retries: a delayed hint is worthless. No time limit either: redis-py implements it with
+        # `asyncio.wait_for`, which swallows a cancellation before Python 3.12.
         return Redis.from_url(
             self._url,
             socket_connect_timeout=2,

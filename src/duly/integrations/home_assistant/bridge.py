@@ -80,8 +80,8 @@ class HubApp(App):
 
 
 class HomeAssistantBridge:
-    """The entities of one hub at one broker, from `start` until `stop`. `reported` hears how each command
-    ended, `online` is called at every connection to the broker."""
+    """The entities of one hub at one broker, from `start` until `stop`. `reported` is called with the outcome
+    of each command, `online` at every connection to the broker."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class HomeAssistantBridge:
         return True
 
     def _forget(self, entity: EntityDeclaration, data: Mapping[str, object]) -> None:
-        """What a command would have set is not known any more."""
+        """Forget the state that a command would have set."""
         self._values.pop(entity.object_id, None)
         known = self._lights.get(entity.object_id, LightWish())
         self._lights[entity.object_id] = entity.light.forgotten(known, data)

@@ -25,7 +25,7 @@ _Color = tuple[_Byte, _Byte, _Byte]
 
 
 class LightWish(Struct, frozen=True, omit_defaults=True):
-    """What a command of Home Assistant says beside ON."""
+    """The settings in a command of Home Assistant besides ON."""
 
     brightness: _Byte | None = None
     color: _Color | None = None
@@ -93,7 +93,7 @@ class LightFields(Struct, frozen=True):
         return said
 
     def learned(self, known: LightWish, data: Mapping[str, object]) -> LightWish:
-        """What is known of a light after its device has said this."""
+        """Return what is known of a light after this report of its device."""
         brightness, color, color_temp = known.brightness, known.color, known.color_temp
         said = self.names & data.keys()
         if self.brightness in said:
@@ -107,7 +107,7 @@ class LightFields(Struct, frozen=True):
         return LightWish(brightness, color, color_temp)
 
     def forgotten(self, known: LightWish, data: Mapping[str, object]) -> LightWish:
-        """What is still known after a command with this data whose end is not known."""
+        """Return what is still known after a command with this data whose outcome is unknown."""
         told = self.names & data.keys()
         coloured = self.color in told or self.color_temp in told
         return LightWish(

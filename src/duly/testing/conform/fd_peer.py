@@ -301,7 +301,7 @@ class FdPeer:
 
 
 def _status_of(message: MqttMessage) -> fd.FdStatus | None:
-    """What a status says; None for one that was deleted or cannot be read."""
+    """Return the content of a status; None for one that was deleted or cannot be decoded."""
     try:
         return fd.decode_status(message.payload)
     except (Malformed, RecursionError):

@@ -135,7 +135,7 @@ class FrameServer:
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
     async def first_client(self) -> None:
-        """Wait for the first client, as long as it takes; one that is refused is one, too."""
+        """Wait for the first client, as long as it takes; a refused client counts as well."""
         await self._tried.wait()
 
     async def connected(self) -> None:

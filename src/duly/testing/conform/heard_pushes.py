@@ -1,4 +1,4 @@
-"""What a device does with its pushes: it keeps each of them until the hub has acknowledged it.
+"""The pushes of a device: it must keep each of them until the hub has acknowledged it.
 
 The law: a device that works slowly has as long as it needs. What it does after an acknowledgement shows that
 it has read it; no pause does.
@@ -39,7 +39,7 @@ class HeardPushes:
         self._asked = 0
 
     def note(self, seq_id: str) -> None:
-        """Take the id of a push that has come."""
+        """Note the id of a push that has arrived."""
         self._heard.put_nowait(seq_id)
 
     async def check(self, rule: str) -> None:

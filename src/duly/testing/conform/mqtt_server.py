@@ -95,6 +95,8 @@ class MqttServer:
         self._writers: set[asyncio.StreamWriter] = set()
         self._tried = False
         """whether a client was refused"""
+        self._unnamed = 0
+        """how many clients have come without a client id"""
         self.down = False
         """whether connections are turned away, as if the broker were not there"""
         self.port = 0
@@ -157,6 +159,9 @@ class MqttServer:
             self._tried = True
             self._news.set()
             return None
+        if not client_id:  # of a client without a session, such as mosquitto_pub, which brokers give a name
+            self._unnamed += 1
+            client_id = f"unnamed-{self._unnamed}"
         client = self.clients.get(client_id)
         kept = client is not None and not client.clean and not flags & _CLEAN
         if client is None or not kept:
@@ -255,11 +260,11 @@ class MqttServer:
             return None
 
     async def first_client(self) -> None:
-        """Wait for the first client, as long as it takes; one that is refused is one, too."""
+        """Wait for the first client, as long as it takes; a refused client counts as well."""
         await self.until(lambda: bool(self.clients) or self._tried)
 
     async def subscriber(self, topic: str, seconds: float) -> MqttClient | None:
-        """The client that is connected and subscribed to this topic, waited for; None if there is none within
+        """Wait for the client that is connected and subscribed to this topic; None if there is none within
         this time."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -292,7 +297,7 @@ def _refusal(protocol: str, level: int, flags: int, client_id: str) -> int | Non
     """The code with which a connection is refused."""
     if (protocol, level) != ("MQTT", 4):
         return 1
-    if not client_id:
+    if not client_id and not flags & _CLEAN:
         return 2
     return None if flags & _USERNAME and flags & _PASSWORD else 4
 

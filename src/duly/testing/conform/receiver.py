@@ -38,7 +38,7 @@ from duly.testing.conform.subject import RestartedClient
 
 COUNT: Final = "count"
 OWN_FIELDS: Final[dict[str, object]] = {"house": {"door": [1, None]}, "traceparent": "00-1-2-01"}
-"""What a command may carry beside the fields of the protocol."""
+"""Further fields that a command may carry."""
 ANSWER_WITHIN: Final = 10.0
 QUIET: Final = 0.3
 """Seconds in which what must not happen would have happened."""
@@ -77,7 +77,7 @@ class ConformTask(Struct, frozen=True):
 
 
 class HeardAnswer(Struct, frozen=True):
-    """What a receiver says of a task; `code` is None if the task goes on. `said` is the message itself."""
+    """A receiver's answer to a task; `code` is None if the task continues. `said` is the message itself."""
 
     sender: str
     id: str

@@ -18,7 +18,7 @@ from aiohttp import web
 from duly.testing.conform.frame_server import FrameServer, Json
 
 _STATUS: Final = {0: 202, 1: 503, 2: 400, 3: 403, 4: 503, 5: 409}
-"""What a hub's HTTP status is for each code of a `server_ack`."""
+"""The HTTP status of a hub for each code of a `server_ack`."""
 
 
 class RequestServer(FrameServer):

@@ -40,7 +40,7 @@ class BrokenRule(Exception):
 
 
 class NotChecked(Exception):
-    """A rule cannot be proved with this client. It becomes a part of the report, too."""
+    """A rule cannot be proved with this client. That is part of the report as well."""
 
 
 _RECEIVES: Final = (

@@ -32,8 +32,8 @@ NAMES: Final = {Noun.DEVICE: "device", Noun.APP: "phone", Noun.NODE: "node", Nou
 
 
 class RuleResult(Struct, frozen=True):
-    """What a run says of one rule: it `holds`, is `broken`, or was `not checked`; and why, with what was said
-    before."""
+    """The result of one rule: it `holds`, is `broken`, or was `not checked`; and why, with the messages
+    before it."""
 
     rule: str
     sentence: str

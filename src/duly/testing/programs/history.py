@@ -70,8 +70,8 @@ def in_order(history: History) -> Iterator[str]:
 
 
 def everyone_was_told(history: History) -> Iterator[str]:
-    """Every key that was wanted has an outcome, and the same one every time. What was told as done
-    happened."""
+    """Every key that was wanted has an outcome, and the same one every time. An effect that was reported as
+    done has happened."""
     happened = {effect.key for effect in history.effects()}
     for key in history.wanted():
         told = history.told(key)

@@ -1,7 +1,7 @@
 """The process in which a test's program runs: its transport, its memory, and the production clients.
 
-The laws. A process dies with everything that it has begun, and is started again from its memory: its program
-is called anew. What a dead one still tries to do has no effect. A program that returns is over.
+The laws. A process dies with all of its tasks, and is started again from its memory: its program is called
+again. Actions of a dead process have no effect. A program that returns has ended.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=App | Device | Sentinel | Node)
 Handler: TypeAlias = Callable[[Any], object]
-"""What answers the questions of other processes: an async function, or a plain one."""
+"""Answers the calls of other processes: an async function, or a plain one."""
 Program: TypeAlias = Callable[["Process"], Awaitable[object]]
-"""What a test runs in a process: an async function of it."""
+"""A program that a test runs in a process: an async function that gets the process."""
 
 
 HERE: Final = Path(__file__).parents[2]
@@ -80,11 +80,11 @@ class Process:
         self._report("effect", name, key, lane, n)
 
     def wants(self, key: str) -> None:
-        """Report that this process wants something to happen, so that its outcome is owed."""
+        """Report that this process wants something to happen, so that it must get an outcome."""
         self._report("wants", "", key)
 
     def told(self, key: str, outcome: object = "done") -> None:
-        """Report that this process has learned how it ended."""
+        """Report that this process has learned the outcome of `key`."""
         self._report("told", "", key, value=outcome)
 
     def note(self, sentence: str) -> None:

@@ -36,7 +36,7 @@ END: Final = 120.0
 PROMPT: Final = 0.02
 """The most seconds that a packet takes without a fault."""
 ROUNDS: Final = 50
-"""How often what is left of the programs is cancelled at the end."""
+"""How often the remaining programs are cancelled at the end."""
 SHOWN: Final = 100
 """The most characters of a packet in a trace."""
 

@@ -96,7 +96,7 @@ class SimBroker:
         self.subscribes_within = 0.0
         """seconds that the first subscription to a filter takes"""
         self.on_connections: Callable[[str, bool], None] = lambda _client, _connected: None
-        """hears of every client that has connected, and of one whose last connection has ended"""
+        """called for every client that has connected, and for one whose last connection has ended"""
 
     def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
         """Accept a connection."""

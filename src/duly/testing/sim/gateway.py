@@ -255,7 +255,7 @@ class OpenAccounts(Accounts):
         return self._devices
 
     def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
-        """Nothing to check at the commit, since every permission holds for ever."""
+        """Return no checks for the commit, since every permission holds for ever."""
         return ()
 
     def created_at(self, name: str) -> int:

@@ -58,7 +58,7 @@ class GuestAccounts(OpenAccounts):
         return self.shared.stored_role(name) if name == GUEST else super().stored_role(name)
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
-        """What a commit checks of the guest's grant; nothing for the others."""
+        """Return what a commit checks of the guest's grant; nothing for the others."""
         return self.shared.proof(principal, device) if principal.name == GUEST else ()
 
     async def find_grant(self, principal: Principal, device: str) -> bool:

@@ -69,7 +69,7 @@ FORGOTTEN: Final = 200.0
 SUBSCRIBES_WITHIN: Final = 0.2
 """Seconds that the hub's subscription takes then."""
 SEEN_WITHIN: Final = 10.0
-"""Seconds after which apps know that a device is online that has come back then."""
+"""Seconds after which apps know that a device is back online."""
 BLACKOUT: Final = 0.25
 """The chance that the broker and a device die together when the hub has heard that the device is online."""
 NOTICED: Final = GRACE + 3 * SWEEP_SECONDS
@@ -106,7 +106,7 @@ class MqttHub(GatewayHub):
         self.serves_broker = True
 
         def reconnected(_: bool) -> None:
-            tasks.do("mqtt reconnection", devices.answers_back())
+            tasks.do("mqtt reconnection", devices.sessions.reconnect())
             self._admit_all()
 
         def reports_back(session_present: bool) -> None:
@@ -115,7 +115,7 @@ class MqttHub(GatewayHub):
 
         version = version_of(self.world.plan, HUB)
         address = BrokerAddress.parse(f"mqtt://{HUB}@{HUB}?client_id={HUB}-1&version={version}")
-        devices.link = MqttLink(
+        devices.sessions.link = MqttLink(
             address, self._heard, subscriptions=devices.answers, on_connect=reconnected, tasks=tasks
         )
         devices.reports_link = MqttLink(
@@ -123,7 +123,7 @@ class MqttHub(GatewayHub):
             on_connect=reports_back, on_disconnect=lambda _: devices.presence.link_lost(),
             before=devices.presence.link_connects, tasks=tasks,
         )  # fmt: skip
-        self.links = (devices.link, devices.reports_link)
+        self.links = (devices.sessions.link, devices.reports_link)
         for link in self.links:
             await link.start()
         tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
@@ -276,16 +276,16 @@ class MqttWorld(GatewayWorld):
             hub.devices.presence.broker_restarted()
 
     def _published(self, topic: str, payload: bytes) -> None:
-        """Called for all that is published. Sometimes the broker dies once more before the hub is connected
-        to it and hears the status of a device, and the device dies, too."""
+        """Called for every published message. Sometimes the broker dies once more before the hub is connected
+        and receives the status of a device, and the device dies as well."""
         waits = any(session.connection is None for session in self.broker.sessions_of(HUB))
         device = self._reporting(topic, payload)
         if waits and device is not None and self.malice.random() <= BLACKOUT:
             self.loop.call_soon(self._black_out, device)
 
     def overheard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> Callable[[], None]:
-        """Called for all that the hub hears. Sometimes the broker dies before it learns that the hub has the
-        status of a device, and the device dies, too."""
+        """Called for every message that the hub receives. Sometimes the broker dies before it learns that the
+        hub has the status of a device, and the device dies as well."""
         self.mqtt_log.heard[topic] = self.loop.time()
         device = self._reporting(topic, payload)
         if device is None or old or self.malice.random() > BLACKOUT:

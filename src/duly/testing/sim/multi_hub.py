@@ -51,7 +51,7 @@ SURE: Final = 0.25
 RECOVERY: Final = 3.0
 """Seconds after a hang for which a hub is not judged."""
 ASKED: Final = 0.15
-"""The share of commands whose outcome a request waits for, too."""
+"""The share of commands whose outcome a request also waits for."""
 
 
 class LossyNotifier(LocalNotifier):

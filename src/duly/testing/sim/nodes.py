@@ -63,7 +63,7 @@ class SimProcess:
         raise NotImplementedError
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        """What a packet means to the machine."""
+        """Return the event of the machine for a packet."""
         raise NotImplementedError
 
     async def started(self) -> None:
@@ -161,7 +161,7 @@ class SimProcess:
             await self.engine.put(event)
 
     def answer_of(self, packet: Packet) -> Event | None:
-        """What a packet of a recipient means to the outbox."""
+        """Return the answer to the outbox in a recipient's packet."""
         match packet:
             case SimAccept(message=message, verdict=verdict):
                 return heard(message.key, verdict)

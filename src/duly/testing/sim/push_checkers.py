@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from duly.clients.pushes import OURS
+from duly.clients.push_outbox import OURS
 from duly.core import operations as w
 from duly.core.messages import Verdict, VerdictKind, key_of, names_in
 from duly.testing.sim.checkers import CHECKERS, Finding
@@ -44,7 +44,7 @@ def pushes_kept(world: World) -> Iterator[Finding]:
 
 
 def presence_reported(world: World) -> Iterator[Finding]:
-    """[P5] Apps are told in turn that a device has come and gone, and what they were told last is true."""
+    """[P5] Apps are told alternately that a device is online and offline, and the last report is true."""
     hub = world.settled_disks["hub"]
     for name in world.nodes:
         if not name.startswith("dev") or name in world.gone:

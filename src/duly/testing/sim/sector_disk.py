@@ -20,6 +20,7 @@ from typing import Final
 import apsw
 
 from duly.storage.sqlite.file import LedgerFile, checksum_vfs
+from duly.storage.sqlite.write_ahead_log import WriteAheadLog
 
 SECTOR: Final = 512
 NAME: Final = "store.db"
@@ -35,7 +36,7 @@ _disks: Final[dict[str, SectorDisk]] = {}
 
 
 class _Written:
-    """What is known of one file: its sectors as they were flushed, where that is not what can be read."""
+    """The flushed sectors of one file, where they differ from what can be read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -260,8 +261,26 @@ def sector_vfs() -> str:
 _vfs: _SimVfs | None = None
 
 
+class SectorLog(WriteAheadLog):
+    """A write-ahead log on a sector disk."""
+
+    def _write(self, fd: int, part: bytes, at: int) -> None:
+        disk = _disks.get(str(self.path.parent))
+        if disk is not None:
+            disk.writing(self.path, at, len(part), lambda: super(SectorLog, self)._write(fd, part, at))
+
+    def _flush(self, fd: int) -> None:
+        disk = _disks.get(str(self.path.parent))
+        if disk is not None:
+            disk.flushing(self.path, lambda: None)
+
+
 class SectorFile(LedgerFile):
     """A ledger's file on a sector disk."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.log = SectorLog(self.log.path)
 
     def _flush_note(self) -> None:
         disk = _disks.get(str(self.path.parent))

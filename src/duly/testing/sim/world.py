@@ -214,7 +214,7 @@ class World:
         """Start a process again after a while."""
         self.faults += 1
         delay = 0.05 + self.rng.random() * 5
-        # Its next life is no work of the process in whose midst it died, and does not end with that.
+        # The process's next life does not belong to the task in which it died, and does not end with it.
         asyncio.get_running_loop().call_later(delay, self._revive, node, context=self._outside)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
