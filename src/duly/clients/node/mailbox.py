@@ -78,7 +78,7 @@ class Mailbox:
         self._question = ""
         """the question of this process on its new connection, until the broker has delivered it"""
         self._told = self._claimed = False
-        """this session has published its own status, and the broker has confirmed it"""
+        """this session has published its own status, and the broker shows it to new subscriptions"""
         self._held: list[tuple[FdKind, bytes, Acknowledge]] | None = []
         """messages that arrive before this process may read; None when it may"""
         self._closed = False
@@ -86,6 +86,7 @@ class Mailbox:
         self.tasks = Supervisor()
         self._beating: SupervisedTask | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._showing: asyncio.Task[None] | None = None
         self._topics = {self.topic(self.name, kind): kind for kind in kinds}
         mine = self.topic(self.name, FdKind.STATUS)
         self.own_status = OwnStatus(mine, clock, signatures, identity, heartbeat)
@@ -196,7 +197,9 @@ class Mailbox:
             elif self._told and not old:
                 self.report()
         elif self._told:
-            if not old and status.online is False and status.session != self.own_status.session:
+            if old:
+                self.claim.noted(status)
+            elif status.online is False and status.session != self.own_status.session:
                 self.report()  # an older session's will
         else:
             self.claim.doubt(status, old)
@@ -254,12 +257,18 @@ class Mailbox:
 
         def confirmed(problem: DulyError | None) -> None:
             if problem is None and session == own.session:
-                self._claimed = True
-                self._settle()
+                self._showing = self.tasks.do(
+                    "waiting until the broker shows the status", self._shown(), expected=(DulyError,)
+                )
 
         self.link.post(
             self.own_status.topic, self.own_status.encode(online=True), retain=True, done=confirmed
         )
+
+    async def _shown(self) -> None:
+        await self.claim.until_shown(self.link)
+        self._claimed = True
+        self._settle()
 
     def _waited(self) -> None:
         self._settling = None
@@ -296,4 +305,6 @@ class Mailbox:
             self._settling.cancel()
         if self._beating is not None:
             self._beating.kill()
-        self._beating = self._settling = None
+        if self._showing is not None:
+            self._showing.cancel()
+        self._beating = self._settling = self._showing = None
