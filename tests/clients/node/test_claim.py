@@ -12,8 +12,10 @@ import pytest
 from duly.clients.node import claim
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import Task
+from duly.core.units import FOREVER
 from duly.testing.conform.mqtt_server import MqttClient, MqttMessage, MqttServer
 from duly.testing.conform.transcript import Transcript
+from duly.wire import fd
 from tests.clients.node.nodes import until
 from tests.guard import GUARD
 
@@ -84,6 +86,26 @@ async def test_a_node_takes_nothing_before_the_broker_shows_its_status() -> None
         server.show()
         assert await task.result == "done"
         assert (began, node.situation) == ([1], "online")
+
+
+async def test_a_node_steps_back_from_a_process_that_comes_online_before_it_may_begin() -> None:
+    """A broker may go on with a connection for a while after it has given its client id to another."""
+    async with late_server() as server, working(server) as (node, began), asyncio.timeout(GUARD):
+        await until(lambda: server.hidden)
+        server.publish("nodes/B/pending", pending(1))
+        before = node._mailbox.link.connections
+        server.publish("nodes/B/status", b'{"online":true,"session":"another.1"}')
+        await until(lambda: node._mailbox.link.problem or node._mailbox.link.connections > before)
+        server.show()
+        assert began == []
+
+
+def pending(payload: int) -> bytes:
+    return fd.encode(
+        fd.FdPending(
+            "A", "B", f"task-{payload}", "work", exp=FOREVER, payload=fd.content_of(payload, fd.Form.JSON)
+        )
+    )
 
 
 async def test_a_node_goes_on_at_a_broker_that_retains_nothing(

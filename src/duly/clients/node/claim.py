@@ -130,7 +130,7 @@ class MailboxClaim:
         # A broker sends a retained status before later messages, but it may be slow or have lost the status.
         # So the question is echoed, and the process that reads the mailbox answers it.
         asked = await self._ask(observer)
-        wait = RETURN_WITHIN if there else ANSWER_WITHIN
+        wait = RETURN_WITHIN + self._own.jitter if there else ANSWER_WITHIN
         while True:
             try:
                 async with asyncio.timeout(wait):

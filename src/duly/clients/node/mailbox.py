@@ -199,7 +199,10 @@ class Mailbox:
         elif self._told:
             if old:
                 self.claim.noted(status)
-            elif status.online is False and status.session != self.own_status.session:
+            if status.online and not self._sure:
+                self.claim.doubt(status, old)
+                self._step_back()
+            elif not old and status.online is False and status.session != self.own_status.session:
                 self.report()  # an older session's will
         else:
             self.claim.doubt(status, old)
@@ -249,8 +252,7 @@ class Mailbox:
     def _looked_again(self) -> None:
         """Claim the mailbox, now that the broker has delivered the question and, before it, the retained
         status; or leave it to a process that has claimed it since."""
-        if self.claim.rival:
-            self.link.reconnect(self.claim.lost_to())
+        if self._step_back():
             return
         own, self._told = self.own_status, True
         session = own.session
@@ -264,6 +266,12 @@ class Mailbox:
         self.link.post(
             self.own_status.topic, self.own_status.encode(online=True), retain=True, done=confirmed
         )
+
+    def _step_back(self) -> bool:
+        """Leave the mailbox to another process, if one has claimed it; return whether one has."""
+        if self.claim.rival:
+            self.link.reconnect(self.claim.lost_to())
+        return self.claim.rival
 
     async def _shown(self) -> None:
         await self.claim.until_shown(self.link)
