@@ -26,7 +26,6 @@ class FailingDisk:
         """so many more writes, once nothing else is to fail; then the power fails"""
         self.died = asyncio.Event()
         self._disk = SectorDisk(folder, f"{seed}", self._fault, self._die)
-        self._disk.power = 1.0
 
     def _fault(self, moment: str) -> str:
         if self.fails and self.fails[0] == moment:

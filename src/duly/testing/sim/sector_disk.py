@@ -29,8 +29,6 @@ SLOW: Final = 0.15
 """How often a disk is slow."""
 SLOWEST: Final = 0.3
 """Seconds."""
-POWER: Final = 0.75
-"""How often a process dies because the power fails."""
 VFS: Final = "duly-sim"
 
 _disks: Final[dict[str, SectorDisk]] = {}
@@ -97,7 +95,6 @@ class SectorDisk:
     def __init__(self, root: Path, seed: str, fault: Callable[[str], str], died: Callable[[], None]) -> None:
         self._root = root
         self._rng = Random(f"disk {seed}")
-        self._deaths = Random(f"deaths {seed}")
         self._fault = fault
         self._died = died
         self._life = 0
@@ -106,7 +103,6 @@ class SectorDisk:
         """what the life before had not flushed of each file, if it ended without a loss of power"""
         self._noted = b""
         """the note beside the file, as it was written back at some time"""
-        self.power = POWER
         self.dead = True
         self._folder = root / "0"
         self._folder.mkdir(parents=True)
@@ -130,13 +126,11 @@ class SectorDisk:
                 written.flushed, written.stuck, written.size = before.flushed, before.stuck, before.size
         _disks[str(self._folder)] = self
 
-    def die(self, *, power: bool | None = None) -> None:
+    def die(self, *, power: bool = True) -> None:
         """End a life: the next one finds what the disk kept. Without a loss of power that is all of it, and
-        what was not flushed may be lost later. By default chance decides whether the power fails."""
+        what was not flushed may be lost later."""
         if self.dead:
             return
-        if power is None:
-            power = self._deaths.random() < self.power
         self.dead = True
         del _disks[str(self._folder)]
         rng, lost = self._rng, self._rng.choice([0.0, 0.5, 0.5, 1.0]) if power else 0.0
