@@ -8,6 +8,7 @@ long as that one answers. A process that does not answer is dead, whatever statu
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from contextlib import suppress
 from typing import Final
@@ -34,6 +35,12 @@ retains."""
 RETURN_WITHIN: Final = 5.0
 """Seconds that another process has to reconnect after its connection broke."""
 ASK_EVERY: Final = 20.0
+SHOWN_WITHIN: Final = 5.0
+"""Seconds that a broker has to show a status that it has confirmed; after that it retains nothing."""
+LOOK_EVERY: Final = 0.1
+"""Seconds between two looks whether the broker shows it."""
+
+LOG: Final = logging.getLogger(__name__)
 
 
 class MailboxClaim:
@@ -60,6 +67,8 @@ class MailboxClaim:
         """whether the retained status is another process's, and newer than the one found before connecting"""
         self._seen = ""
         """the session in the retained status when this process last found the mailbox free"""
+        self._shown = asyncio.Event()
+        """the broker has sent the status of this session to a new subscription"""
 
     async def wait(self) -> None:
         """Wait until no other process reads this mailbox. Raises `ConnectionLost` if the broker cannot be
@@ -89,6 +98,26 @@ class MailboxClaim:
         if not self._own.is_ours(status) and (status.session != self._seen or (status.online and not old)):
             self.rival = True
 
+    async def until_shown(self, link: MqttLink) -> None:
+        """Wait until a new subscription is sent the confirmed status of this session. Goes on without it
+        after `SHOWN_WITHIN` seconds, since some brokers retain nothing."""
+        self._shown.clear()
+        for _ in range(round(SHOWN_WITHIN / LOOK_EVERY)):
+            await link.subscribe(self._own.topic, latest=True)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY):
+                    await self._shown.wait()
+                return
+        LOG.warning(
+            "%r does not retain the status of %s: a second process under that name could run the same tasks",
+            self._address, self._name,
+        )  # fmt: skip
+
+    def noted(self, status: FdStatus) -> None:
+        """Note a status that the broker has retained and sent to a new subscription."""
+        if status.session == self._own.session:
+            self._shown.set()
+
     def lost_to(self) -> str:
         """Return a sentence that says that another process reads the mailbox."""
         return f"another process is at the mailbox of {self._name}"
@@ -101,7 +130,7 @@ class MailboxClaim:
         # A broker sends a retained status before later messages, but it may be slow or have lost the status.
         # So the question is echoed, and the process that reads the mailbox answers it.
         asked = await self._ask(observer)
-        wait = RETURN_WITHIN if there else ANSWER_WITHIN
+        wait = RETURN_WITHIN + self._own.jitter if there else ANSWER_WITHIN
         while True:
             try:
                 async with asyncio.timeout(wait):

@@ -78,7 +78,7 @@ class Mailbox:
         self._question = ""
         """the question of this process on its new connection, until the broker has delivered it"""
         self._told = self._claimed = False
-        """this session has published its own status, and the broker has confirmed it"""
+        """this session has published its own status, and the broker shows it to new subscriptions"""
         self._held: list[tuple[FdKind, bytes, Acknowledge]] | None = []
         """messages that arrive before this process may read; None when it may"""
         self._closed = False
@@ -86,6 +86,7 @@ class Mailbox:
         self.tasks = Supervisor()
         self._beating: SupervisedTask | None = None
         self._settling: asyncio.TimerHandle | None = None
+        self._showing: asyncio.Task[None] | None = None
         self._topics = {self.topic(self.name, kind): kind for kind in kinds}
         mine = self.topic(self.name, FdKind.STATUS)
         self.own_status = OwnStatus(mine, clock, signatures, identity, heartbeat)
@@ -196,7 +197,12 @@ class Mailbox:
             elif self._told and not old:
                 self.report()
         elif self._told:
-            if not old and status.online is False and status.session != self.own_status.session:
+            if old:
+                self.claim.noted(status)
+            if status.online and not self._sure:
+                self.claim.doubt(status, old)
+                self._step_back()
+            elif not old and status.online is False and status.session != self.own_status.session:
                 self.report()  # an older session's will
         else:
             self.claim.doubt(status, old)
@@ -246,20 +252,31 @@ class Mailbox:
     def _looked_again(self) -> None:
         """Claim the mailbox, now that the broker has delivered the question and, before it, the retained
         status; or leave it to a process that has claimed it since."""
-        if self.claim.rival:
-            self.link.reconnect(self.claim.lost_to())
+        if self._step_back():
             return
         own, self._told = self.own_status, True
         session = own.session
 
         def confirmed(problem: DulyError | None) -> None:
             if problem is None and session == own.session:
-                self._claimed = True
-                self._settle()
+                self._showing = self.tasks.do(
+                    "waiting until the broker shows the status", self._shown(), expected=(DulyError,)
+                )
 
         self.link.post(
             self.own_status.topic, self.own_status.encode(online=True), retain=True, done=confirmed
         )
+
+    def _step_back(self) -> bool:
+        """Leave the mailbox to another process, if one has claimed it; return whether one has."""
+        if self.claim.rival:
+            self.link.reconnect(self.claim.lost_to())
+        return self.claim.rival
+
+    async def _shown(self) -> None:
+        await self.claim.until_shown(self.link)
+        self._claimed = True
+        self._settle()
 
     def _waited(self) -> None:
         self._settling = None
@@ -296,4 +313,6 @@ class Mailbox:
             self._settling.cancel()
         if self._beating is not None:
             self._beating.kill()
-        self._beating = self._settling = None
+        if self._showing is not None:
+            self._showing.cancel()
+        self._beating = self._settling = self._showing = None

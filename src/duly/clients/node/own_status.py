@@ -6,6 +6,7 @@ The law: a will names the session of its connection, since its timestamp is from
 from __future__ import annotations
 
 import secrets
+from zlib import crc32
 
 import msgspec
 
@@ -31,6 +32,8 @@ class OwnStatus:
         self._clock, self._signatures = clock, signatures
         self._identity, self._heartbeat = identity, heartbeat
         self._began = clock.now()
+        self.jitter = crc32(identity.encode()) % 1_000 / 1_000
+        """seconds, different for each ledger: by how much this process waits longer than others"""
 
     def encode(self, *, online: bool) -> bytes:
         """Return the present status, encoded."""

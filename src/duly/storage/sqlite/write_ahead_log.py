@@ -20,6 +20,13 @@ class WriteAheadLog:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    def is_there(self) -> bool:
+        """Return whether a process has left a log, which it does only by dying."""
+        try:
+            return self.path.stat().st_size > 0
+        except OSError:
+            return False
+
     def write_again(self) -> None:
         """Write the log over itself and flush it, so that all that can be read of it is on the disk.
 

@@ -66,8 +66,9 @@ class SqliteWriter:
         self._finished = 0
         """how many jobs the thread has finished; counted by the thread"""
         self._pace = DiskPace()
-        self._doubtful = False
-        """the disk has failed: the write-ahead log may not be on it (see `_make_sure`)"""
+        self._doubtful = file.log.is_there()
+        """the disk has failed here, or perhaps in the process that left this log: the write-ahead log may not
+        be on the disk (see `_make_sure`)"""
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()
         self._sql = sql.queries("sqlite")

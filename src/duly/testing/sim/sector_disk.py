@@ -73,9 +73,12 @@ class _Written:
             else:
                 self.stuck.add(sector)
 
-    def leave(self, to: Path, rng: Random, lost: float) -> None:
-        """Write what a power failure leaves of the file; a sector that was not flushed is lost by chance."""
+    def leave(self, to: Path, rng: Random, lost: float, *, power: bool) -> None:
+        """Write what a power failure leaves of the file; a sector that was not flushed is lost by chance.
+        Without a power failure all of it can still be read."""
         copy(self.path, to)
+        if not power:
+            return
         with to.open("r+b") as file:
             size = self.path.stat().st_size
             for sector in sorted(self.flushed):
@@ -96,6 +99,8 @@ class SectorDisk:
         self._died = died
         self._life = 0
         self._files: dict[str, _Written] = {}
+        self._left: dict[str, _Written] = {}
+        """what the life before had not flushed of each file, if it ended without a loss of power"""
         self._noted = b""
         """the note beside the file, as it was written back at some time"""
         self.dead = True
@@ -115,21 +120,27 @@ class SectorDisk:
         """Begin a life of the process with what the last one has left."""
         self.dead = False
         self._files.clear()
+        for name, before in self._left.items():
+            if (self._folder / name).exists():
+                written = self._of(self._folder / name)
+                written.flushed, written.stuck, written.size = before.flushed, before.stuck, before.size
         _disks[str(self._folder)] = self
 
     def die(self, *, power: bool = True) -> None:
-        """End a life: the next one finds what the disk kept. Without a loss of power that is all of it."""
+        """End a life: the next one finds what the disk kept. Without a loss of power that is all of it, and
+        what was not flushed may be lost later."""
         if self.dead:
             return
         self.dead = True
         del _disks[str(self._folder)]
         rng, lost = self._rng, self._rng.choice([0.0, 0.5, 0.5, 1.0]) if power else 0.0
+        self._left = {} if power else dict(self._files)
         self._life += 1
         left = self._root / str(self._life)
         left.mkdir()
         for name, written in sorted(self._files.items()):
             if not name.endswith("-shm") and written.path.exists():
-                written.leave(left / name, rng, lost)
+                written.leave(left / name, rng, lost, power=power)
         for name in (NAME, f"{NAME}-wal"):
             if name not in self._files and (self._folder / name).exists():
                 copy(self._folder / name, left / name)
@@ -152,7 +163,7 @@ class SectorDisk:
         """Lose everything: the next life begins with nothing."""
         for name in self._folder.iterdir():
             name.unlink()
-        self._noted = b""
+        self._noted, self._left = b"", {}
 
     # ── asked by the VFS ─────────────────────────────────────────────────────────────────────────
 
