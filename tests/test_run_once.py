@@ -460,7 +460,7 @@ async def test_a_late_result_does_not_end_the_run_that_took_over(store: Store) -
     there.gate.set()
     with pytest.raises(OSError, match="no"):
         await second
-    with pytest.raises(duly.Unknown, match="came to nothing"):
+    with pytest.raises(duly.Unknown, match="ended without an outcome"):
         await late
 
 

@@ -190,7 +190,7 @@ class Sentinel(Client):
         """Report an event of a device. `countdown` is in seconds, and the policy's if not given; `severity`
         is `info`, `warning` or `critical`."""
         if _name("reason", reason) == SUMMARY:
-            raise Malformed(f"{SUMMARY!r} is the sentinel's own reason; choose another")
+            raise Malformed(f"{SUMMARY!r} is a reason that the sentinel uses itself; choose another")
         about, where = _json("meta", meta), _json("location", location)
         if countdown is not None and not 0 <= countdown < self.policy.keep:
             raise Malformed(f"countdown is a number of seconds, 0 or more, not {countdown}")
@@ -218,7 +218,7 @@ class Sentinel(Client):
     ) -> None:
         """Add newer information to an event: it is sent with the event, or after it."""
         if not event:
-            raise Malformed("there is no event yet, or it was held back; await alert.stored() first")
+            raise Malformed("the event is not stored yet, or it was held back; await alert.stored() first")
         change = EventChange(
             event,
             self._now(),

@@ -99,7 +99,7 @@ class OutboxPolicy(Struct, frozen=True):
         if not self.channel:
             raise Malformed("an outbox needs a channel name")
         if self.patience <= 0:
-            raise Malformed("patience is a length of time, more than 0")
+            raise Malformed("patience must be a length of time greater than 0")
 
 
 def always(_: Message) -> bool:

@@ -99,7 +99,7 @@ class ExportReader:
         self.secrets = str(head.get("secrets", ""))
         found = head.get("duly_export")
         if not isinstance(found, int):
-            raise Malformed("this is no export of duly: its first line does not say so")
+            raise Malformed("this file is not an export of duly: its first line is not the header of one")
         if found > FORMAT:
             raise LedgerTooNew(
                 f"this export has the format {found}, and this duly reads {FORMAT}; upgrade duly"
@@ -115,7 +115,7 @@ class ExportReader:
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
             raise Malformed(f"line {n} of this export is not JSON: {problem}") from None
         if not isinstance(found, dict):
-            raise Malformed(f"line {n} of this export is no JSON object")
+            raise Malformed(f"line {n} of this export is not a JSON object")
         return n, found
 
     async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
@@ -161,7 +161,7 @@ class ExportReader:
 
 def _row(table: LedgerTable, n: int, found: object) -> StoredRow:
     if not isinstance(found, dict) or found.keys() != table.columns.keys():
-        raise Malformed(f"line {n} of this export has not the columns of {table.name}")
+        raise Malformed(f"line {n} of this export does not have the columns of {table.name}")
     return tuple(_value(n, kind, found[name]) for name, kind in table.columns.items())
 
 

@@ -62,7 +62,7 @@ class SecretBox:
             return sealed
         key, _, text = sealed.removeprefix(PREFIX).partition(":")
         if key != self.id:
-            raise SecretKeyMissing(f"{place} is encrypted with key {key}, and the key at hand is {self.id}")
+            raise SecretKeyMissing(f"{place} is encrypted with key {key}, but this program has key {self.id}")
         with suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
             raw = base64.b64decode(text, validate=True)
             return self._cipher.decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()

@@ -211,7 +211,9 @@ class PushService:
     def check_type(self, kind: str) -> None:
         """Raise `Malformed` if this cannot be the type of a push."""
         if kind in self._reserved or not frames.is_own_type(kind):
-            raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
+            raise Malformed(
+                f"{kind[:80]!r} cannot be a push type; use at most 64 characters of a–z, 0–9 and _"
+            )
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 

@@ -291,7 +291,7 @@ class GatewayService:
     async def _asked(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Answer an app that asks for the outcome of one of its commands."""
         if frame.seq_id is None:
-            raise Malformed("which command? its seq_id is missing")
+            raise Malformed("the seq_id is missing; name the command whose outcome you ask for")
         key = key_of(who.name, frame.seq_id)
         if refusal := self._limit.excess(who.name, 0, self._ledger.clock.now()):
             raise self._limit.refuse(who.name, refusal)

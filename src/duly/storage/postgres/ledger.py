@@ -412,7 +412,7 @@ def translated_postgres(*, committing: bool = False) -> Iterator[None]:
         asyncpg.InsufficientPrivilegeError,
     ) as error:
         raise LedgerError(
-            f"PostgreSQL does not let us in ({error}); check the user, password and database"
+            f"PostgreSQL refuses the login ({error}); check the user, password and database"
         ) from error
     except asyncpg.InsufficientResourcesError as error:
         raise LedgerUnavailable(

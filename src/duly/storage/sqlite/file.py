@@ -316,9 +316,8 @@ class LedgerFile:
         """Return the sentence that tells the user which files to remove first."""
         if self._note.made or _size(self._wal):
             return f"remove {self._lock_path.name} and {self._wal.name} as well"
-        return (
-            f"remove the empty file as well (beside it lies what a hub has left: {', '.join(self._traces())})"
-        )
+        traces = ", ".join(self._traces())
+        return f"remove the empty file as well (beside it are files that a hub has left: {traces})"
 
     def add_checksums(self) -> None:
         """Rewrite a database of an older version with checksums. This also erases deleted data.
@@ -360,13 +359,13 @@ class LedgerFile:
                 ) from None
             if empty and (traces := self._traces()):
                 raise LedgerDamaged(
-                    f"there was a ledger at {self.path}, and now nothing is in the file, as after a crash "
-                    "whose log is gone. Put the log back or restore a backup; to begin anew, remove the file "
-                    f"as well (beside it lies what a hub has left: {', '.join(traces)})"
+                    f"there was a ledger at {self.path}, and now the file is empty, as after a crash whose "
+                    "log is gone. Put the log back or restore a backup; to begin anew, remove the file as "
+                    f"well (beside it are files that a hub has left: {', '.join(traces)})"
                 )
             if not empty and db.pragma("application_id") != APPLICATION_ID:
                 raise LedgerError(
-                    f"{self.path} is somebody else's database, not a duly ledger; choose another file"
+                    f"{self.path} is a database of another program, not a duly ledger; choose another file"
                 )
             sql.pending("sqlite", int(db.pragma("user_version")))
             self._inspect_wal(db)
@@ -466,9 +465,9 @@ class translated:  # noqa: N801 - reads as a word
                 raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
             case apsw.IOError() if _is_checksum(error):
                 raise LedgerDamaged(
-                    f"{self._path} is damaged (a page does not have its checksum); restore a backup. If it "
-                    "is a copy that sqlite3 has made (.backup, VACUUM INTO), its checksums can be made anew: "
-                    "see 'Backups' in docs/ledger.md"
+                    f"{self._path} is damaged (a page does not match its checksum); restore a backup. If it "
+                    "is a copy that sqlite3 has made (.backup, VACUUM INTO), its checksums can be written "
+                    "again: see 'Backups' in docs/ledger.md"
                 ) from error
             case apsw.FullError():
                 raise LedgerUnavailable(
