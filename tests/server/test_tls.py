@@ -103,7 +103,9 @@ async def test_the_hub_trusts_its_own_broker_by_its_certificate_whatever_name_it
         address = BrokerAddress.parse(f"{hub.mqtt_url}?client_id=x")
         link = MqttLink(replace(address, cafile=str(other), pinned=True), ignore)
         await link.start()
-        with pytest.raises(ConnectionRefused, match="check the certificates"):  # the same authority is not the same broker
+        with pytest.raises(
+            ConnectionRefused, match="check the certificates"
+        ):  # the same authority is not the same broker
             await link.connected(GUARD)
         await link.stop()
     finally:

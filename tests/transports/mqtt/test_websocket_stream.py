@@ -198,7 +198,7 @@ async def page(request: web.Request) -> web.Response:
     ("answer", "words"),
     [
         (chat, "not one for MQTT"),
-        (page, "HTTP status 200; look at the path"),
+        (page, "HTTP status 200; check the path"),
         (away, "HTTP status 502"),
         (text, "does not speak MQTT: a TEXT message"),
     ],

@@ -365,9 +365,7 @@ def _abandon(call: _WaitingCall) -> None:
 def _micros(field: str, seconds: float) -> int:
     given: object = seconds
     if not isinstance(given, int | float) or seconds < 0:
-        raise Malformed(
-            f"{field}={seconds!r} is not a length of time in seconds"
-        )
+        raise Malformed(f"{field}={seconds!r} is not a length of time in seconds")
     return round(seconds * SECOND)
 
 
