@@ -82,7 +82,7 @@ async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
 
 async def are_waiting(ledger: Ledger, *repeats: asyncio.Task[Any]) -> None:
     """Come back once these wait for news of the key."""
-    await until(lambda: len(ledger._waiters.get(KEY, ())) == len(repeats))
+    await until(lambda: len(ledger._waiters.by_key.get(KEY, ())) == len(repeats))
 
 
 # ── the first call and its repeats ───────────────────────────────────────────────────────────────

@@ -374,10 +374,10 @@ async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:
     try:
         box = await open_box(book, Path(settings.data), settings.secret_key, reading=True)
     except (SecretKeyMissing, Malformed) as problem:
-        found.add("sealing", str(problem), "bad")
+        found.add("encryption", str(problem), "bad")
     else:
         fact = "there is no key yet" if box is None else f"by key {box.id}, which is here"
-        found.add("sealing", fact)
+        found.add("encryption", fact)
 
 
 def _check(url: str) -> str | None:

@@ -32,7 +32,7 @@ from duly.core.units import DAY, MINUTE, SECOND
 from duly.errors import Malformed
 from duly.identity.account_names import check_name
 from duly.storage.ledger import Ledger
-from duly.storage.secret_box import SecretBox, is_sealed
+from duly.storage.secret_box import SecretBox, is_encrypted
 
 LOG: Final = logging.getLogger("duly.alerts")
 
@@ -212,7 +212,7 @@ class Profiles:
         plain = [
             PutItem(ADDRESSES, label, self._encrypt(label, msgspec.json.decode(body, type=ChannelAddress)))
             for label, body in (await self._ledger.bucket(ADDRESSES)).items()
-            if self._box is not None and not is_sealed(body.decode())
+            if self._box is not None and not is_encrypted(body.decode())
         ]
         if plain:
             await self._ledger.write(*plain)
@@ -227,7 +227,7 @@ class Profiles:
         text = body.decode()
         if self._box is not None:
             text = self._box.decrypt(text, _box_context(label))
-        elif is_sealed(text):
+        elif is_encrypted(text):
             return None
         return msgspec.json.decode(text, type=ChannelAddress)
 

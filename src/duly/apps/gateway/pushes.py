@@ -292,6 +292,11 @@ class PushService:
         for session in self._listeners(device):
             self._read_on(session, device)
 
+    async def refresh_all(self, devices: Iterable[str]) -> None:
+        """Look for new pushes of these devices, which other hubs may have stored."""
+        for device in devices:
+            self.refresh(device)
+
     def _read_on(self, session: Session, device: str) -> None:
         behind = self._behind.get(session)
         if behind is not None:

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from duly.apps.gateway.admission import CommandAdmission, not_granted
-from duly.apps.gateway.command_effects import ELSEWHERE, CommandEffects
+from duly.apps.gateway.command_effects import AT_ANOTHER_HUB, CommandEffects
 from duly.apps.gateway.device_answers import DeviceAnswers, put_later
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
@@ -430,7 +430,7 @@ class GatewayService:
         """The commands that wait here for their devices."""
         return self._inbox.waiting()
 
-    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
+    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = AT_ANOTHER_HUB) -> None:
         """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
         or by hand."""
         self._effects.tell_end(record, origins, how)

@@ -20,6 +20,7 @@ from typing import Final
 import apsw
 
 from duly.storage.sqlite.file import LedgerFile, checksum_vfs
+from duly.storage.sqlite.lock_file import LockFile
 from duly.storage.sqlite.write_ahead_log import WriteAheadLog
 
 SECTOR: Final = 512
@@ -276,17 +277,23 @@ class SectorLog(WriteAheadLog):
             disk.flushing(self.path, lambda: None)
 
 
+class SectorLockFile(LockFile):
+    """A lock file on a sector disk."""
+
+    def flush(self) -> None:
+        """Put the note on the disk."""
+        disk = _disks.get(str(self.path.parent))
+        if disk is not None:
+            disk.flush_note()
+
+
 class SectorFile(LedgerFile):
     """A ledger's file on a sector disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.log = SectorLog(self.log.path)
-
-    def _flush_note(self) -> None:
-        disk = _disks.get(str(self.path.parent))
-        if disk is not None:
-            disk.flush_note()
+        self._lock = SectorLockFile(self.path)
 
     def connect(self, *, readonly: bool = False) -> apsw.Connection:
         """Open a connection through the disk."""
