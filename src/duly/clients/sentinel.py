@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import structs
 
 from duly.clients.base import Client, HubLink
@@ -392,5 +393,5 @@ def _json(field: str, value: object) -> bytes:
         raise Malformed(f"{field} cannot be written as JSON: {problem}") from None
     if len(text) > FIELD_LIMIT:
         raise TooLarge(f"{field} has {len(text)} bytes, the limit is {FIELD_LIMIT}; leave something out")
-    frames.check(b'{"data":{"%b":%b}}' % (field.encode(), text))  # as deep as it will be in its frame
+    frames.check(msgspec.json.encode({"data": {field: msgspec.Raw(text)}}))  # as deep as in its frame
     return text

@@ -301,7 +301,11 @@ async def test_waiting_callers_hear_of_the_closing_even_if_it_takes_long(url: st
     waiting = asyncio.ensure_future(ledger.wait(message().key))
     await until(lambda: bool(ledger._waiters.by_key))
     still = asyncio.Event()
-    ledger._tasks.do("a look", still.wait())  # a look at the ledger that is under way
+
+    async def look() -> None:
+        await still.wait()
+
+    ledger._tasks.do("a look that is under way", look())
     closing = asyncio.ensure_future(ledger.close())
     with pytest.raises(Stopped):
         await asyncio.wait_for(waiting, GUARD)

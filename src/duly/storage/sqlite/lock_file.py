@@ -115,7 +115,7 @@ class LockFile:
     def write_frames(self, frames: int) -> None:
         """Replace the number of frames in the note; `note` in memory keeps the number 0."""
         self.frames = frames
-        if self._fd is not None:  # the same JSON as json.encode, in a tenth of the time
+        if self._fd is not None:  # for every flush: less than half the time of json.encode
             os.pwrite(self._fd, (b'%b,"frames":%d}' % (self._lead, frames)).ljust(NOTE_SIZE), 0)
 
     def flush(self) -> None:
