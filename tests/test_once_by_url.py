@@ -371,8 +371,8 @@ class Callable_:  # noqa: N801 - it stands for any object
         ("sqlite:///app.db", {"effect": "exactly_once"}, parameterless, "transaction as its first argument"),
         ("memory:", {}, generator, "is a generator"),
         ("memory:", {}, staticmethod(function), "below @staticmethod"),
-        ("memory:", {}, Callable_(), "is no function"),
-        ("memory:", {}, "charge", "is no function"),
+        ("memory:", {}, Callable_(), "is not a function"),
+        ("memory:", {}, "charge", "is not a function"),
     ],
 )
 def test_wrong_use_is_told_when_the_function_is_decorated(
@@ -390,7 +390,7 @@ def test_wrong_use_is_told_when_the_function_is_decorated(
         ("sqlite:///app.db?mod=rw", "the only option is mode"),
         ("sqlite:///app.db?mode=rww", "use mode=rw, mode=ro or mode=shared"),
         ("sqlite:///app.db?mode=rw&cache=shared", "the only option is mode"),
-        ("sqlite:///:memory:", "a ledger in memory is memory:"),
+        ("sqlite:///:memory:", "for a ledger in memory write memory:"),
     ],
 )
 async def test_an_address_with_a_slip_makes_no_file(

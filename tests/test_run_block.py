@@ -181,7 +181,5 @@ async def test_a_result_that_cannot_be_stored_is_named_in_plain_words(url: str) 
     with pytest.raises(Unstorable) as refused:
         async with duly.once_block(url, scope="shop", key="o-1") as block:
             block.result = {"found": object()}
-    assert "there is a value of the type 'object' in it; return plain data (None, numbers" in str(
-        refused.value
-    )
+    assert "it contains a value of the type 'object'; return plain data (None, numbers" in str(refused.value)
     assert "Error(" not in str(refused.value)

@@ -82,7 +82,7 @@ async def until(true: Callable[[], bool | Awaitable[bool]]) -> None:
 
 async def are_waiting(ledger: Ledger, *repeats: asyncio.Task[Any]) -> None:
     """Come back once these wait for news of the key."""
-    await until(lambda: len(ledger._waiters.get(KEY, ())) == len(repeats))
+    await until(lambda: len(ledger._waiters.by_key.get(KEY, ())) == len(repeats))
 
 
 # ── the first call and its repeats ───────────────────────────────────────────────────────────────
@@ -460,7 +460,7 @@ async def test_a_late_result_does_not_end_the_run_that_took_over(store: Store) -
     there.gate.set()
     with pytest.raises(OSError, match="no"):
         await second
-    with pytest.raises(duly.Unknown, match="came to nothing"):
+    with pytest.raises(duly.Unknown, match="ended without an outcome"):
         await late
 
 

@@ -108,7 +108,7 @@ class OnceBlock:
         """The ledger's transaction, with effect="exactly_once": `Transaction`, or `BlockingTransaction` in a
         plain `with`."""
         if self._tx is None:
-            raise ProgramError('block.tx is there in the first run with effect="exactly_once"')
+            raise ProgramError('block.tx exists only in the first run, with effect="exactly_once"')
         return BlockingTransaction(self._tx) if self._blocking else self._tx
 
     # ── async with ───────────────────────────────────────────────────────────────────────────────
@@ -177,7 +177,10 @@ class OnceBlock:
         outcome = await run.outcome()
         if outcome is None:
             message = self._message
-            raise Unknown(f"{message.scope}/{message.id}: another attempt took over and came to nothing")
+            raise Unknown(
+                f"{message.scope}/{message.id}: another attempt took over and ended without an outcome; "
+                "find out whether this run took effect before you call it again"
+            )
         self._repeat(outcome)
 
     def _repeat(self, verdict: Verdict) -> None:

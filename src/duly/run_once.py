@@ -170,7 +170,7 @@ def check_function(function: object, source: LedgerSource) -> None:
     if isinstance(function, staticmethod | classmethod):
         raise ProgramError(f"{what}: put @duly.once below @{type(function).__name__}, next to the function")
     if not inspect.isroutine(function) and not isinstance(function, functools.partial):
-        raise ProgramError(f"{what} is no function; duly.once decorates functions and methods")
+        raise ProgramError(f"{what} is not a function; duly.once decorates functions and methods")
     if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
         raise ProgramError(f"{what} is a generator, whose results cannot be stored; return a list instead")
     if not isinstance(source, str) and not inspect.iscoroutinefunction(function):
@@ -192,7 +192,7 @@ def within_key(source: LedgerSource, message: Message, caller: object, what: str
     entered = (source, message.key, caller)
     if entered in _entered:
         raise ProgramError(
-            f"{what} is used within itself with its key {message.id!r}, and would wait for its own end"
+            f"{what} calls itself with the same key {message.id!r}, and would wait for its own end"
         )
     _entered.add(entered)
     try:
@@ -321,7 +321,7 @@ class OnceFunction:
                 result.close()
                 raise ProgramError(
                     f"{name_of(self._function)} is a plain function that returns a coroutine, which has not "
-                    "begun; decorate the async function itself"
+                    "run yet; decorate the async function itself"
                 )
         except BaseException as problem:
             blocking(self._failed(begun, problem))
@@ -379,7 +379,10 @@ class OnceFunction:
         # We were thought dead and the run was taken over: the outcome that stands is the other one.
         outcome = await begun.outcome()
         if outcome is None:
-            raise Unknown(f"{message.scope}/{message.id}: another attempt took over and came to nothing")
+            raise Unknown(
+                f"{message.scope}/{message.id}: another attempt took over and ended without an outcome; "
+                "find out whether this run took effect before you call it again"
+            )
         return unpack(message, outcome, results)
 
     async def _within(

@@ -112,7 +112,7 @@ def test_users_yet_to_come_need_no_new_rules_where_the_broker_knows_its_users() 
     assert "%u" in mosquitto(RulesRequest())
     assert "${username}" in emqx(RulesRequest())
     for language in (rabbitmq, nats):
-        with pytest.raises(Malformed, match="each user named: --users"):
+        with pytest.raises(Malformed, match="the name of each user: --users"):
             language(RulesRequest())
 
 

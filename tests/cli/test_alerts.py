@@ -82,7 +82,7 @@ def test_words_that_are_no_status_and_a_wait_that_is_too_short_say_so(cli: Comma
 def test_what_begins_like_json_and_is_none_is_refused_and_other_words_are_words(cli: CommandLine) -> None:
     cli.up()
     refused = cli.duly("alert", "trigger", "smoke", "--location", "{lat: 5")
-    assert (refused.returncode, "location is not JSON" in refused.stderr) == (2, True)
+    assert (refused.returncode, "location looks like JSON, but is not" in refused.stderr) == (2, True)
     cli.duly("profile", "set", "default", "--nobody")
     cli.ask("alert", "trigger", "smoke", "--location", "the shed", "--meta", '{"battery": 4}')
     (one,) = cli.ask("alert", "list")

@@ -90,7 +90,7 @@ def test_two_people_chat_also_when_the_hub_is_killed(cli: CommandLine, windows: 
     ann.type("in the club")
     bob.until("[club] ann: in the club")
     ann.type("/edit 2 in our club")
-    bob.until("says line 2 differently: in our club")
+    bob.until("edited line 2: in our club")
     bob.type("/to club")
     bob.type("/history")
     bob.until("ann: in our club (edited)")

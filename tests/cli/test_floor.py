@@ -71,7 +71,7 @@ def test_a_lane_in_the_future_is_told_by_doctor_and_mended_without_a_hub(cli: Co
     assert sick.returncode == 1
     assert "✗ lanes" in sick.stdout
     assert "1 lane is in the future, since a clock was wrong" in cli.duly("floor").stdout
-    assert "taken back to now" in cli.duly("floor", "--mend").stdout
+    assert "set back to now" in cli.duly("floor", "--mend").stdout
     assert "in the future" not in cli.duly("doctor").stdout
 
 

@@ -68,8 +68,8 @@ async def test_a_command_through_the_verb(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--lock", "lock"], "which broker does Home Assistant use?"),
-        (["--mqtt", "mqtt://127.0.0.1"], "name a device"),
+        (["--lock", "lock"], "the broker of Home Assistant is missing"),
+        (["--mqtt", "mqtt://127.0.0.1"], "name one with --lock"),
         (["--mqtt", "mqtt://127.0.0.1", "--lock", "a", "--lock", "a"], "declared twice"),
         (["--mqtt", "mqtt://127.0.0.1", "--lock", "a", "--prefix", "a/#"], "cannot begin topics"),
     ],

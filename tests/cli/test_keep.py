@@ -48,7 +48,7 @@ def test_a_broken_invariant_is_shown_with_what_to_do_and_the_exit_code_is_1(duly
     db.close()
     found = duly("check")
     assert found.exit_code == 1
-    assert "✗ cursor-reached: no reader has come further than its stream; 1 row not so:" in found.stdout
+    assert "✗ cursor-reached: no reader has come further than its stream; broken in 1 row:" in found.stdout
     assert "'ann' is at 9 of 'conv', which ends at 3" in found.stdout
     assert "what to do: restore a backup" in found.stdout
     told = json.loads(duly("check", "--json").stdout)

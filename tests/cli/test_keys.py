@@ -72,7 +72,7 @@ def test_mistakes_are_said_in_a_sentence(cli: CommandLine) -> None:
         ("keys new A", 6, "has a key"),
         ("keys new B", 6, "the keyring of A, not of B"),
         ("keys new a/b", 2, "contains /"),
-        ("keys new A --shared-with T", 2, "go together"),
+        ("keys new A --shared-with T", 2, "--out FILE together"),
         ("keys trust B", 2, "either the KEY"),
         ("keys trust B nonsense", 2, "looks like ed25519:"),
         ("keys trust B --file nowhere", 2, "cannot be read"),

@@ -55,7 +55,7 @@ def test_an_unknown_run_is_listed_settled_and_repeated(cli: CommandLine) -> None
     assert states(cli, "--scope", "other") == {}
     where = ("--ledger", url(cli))
     refused = cli.duly("once", "settle", "pay", "a", "--done", '"x"', *where)
-    assert (refused.returncode, "only what is unknown" in refused.stderr) == (6, True)
+    assert (refused.returncode, "only a run whose end is unknown" in refused.stderr) == (6, True)
     settled = cli.duly("once", "settle", "pay", "dies", "--done", '"paid by hand"', *where)
     assert (settled.returncode, settled.stdout) == (0, "pay dies is done\n")
     assert run(cli, "dies").stdout == "paid by hand\n"
@@ -132,7 +132,7 @@ def test_a_request_is_settled_with_a_status(cli: CommandLine) -> None:
         (("settle", "pay", "none", "--done", "1"), 5, "is not known"),
         (("forget", "pay", "none"), 5, "is not known"),
         (("settle", "pay", "a"), 2, "either --done JSON or --failed TEXT"),
-        (("settle", "pay", "a", "--done", "{"), 2, "this is none"),
+        (("settle", "pay", "a", "--done", "{"), 2, "this is not JSON"),
     ],
 )
 def test_wrong_use_is_told(cli: CommandLine, words: tuple[str, ...], code: int, says: str) -> None:

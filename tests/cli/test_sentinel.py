@@ -111,7 +111,9 @@ async def test_a_promise_that_cannot_be_taken_back_is_an_error(
     monkeypatch.setattr(sentinel, "STAND_DOWN_SECONDS", 0.05)
     monkeypatch.setattr("sys.stdin", ["stand-down\n"])
     async with Sentinel("http://127.0.0.1:9", "duly_x") as watcher:
-        with pytest.raises(CommandFailed, match="it expects the heartbeat until it is told") as refused:
+        with pytest.raises(
+            CommandFailed, match="it expects heartbeats until a stand-down reaches it"
+        ) as refused:
             await sentinel._work(watcher, json=False)
     assert refused.value.code is Exit.UNREACHABLE
     assert "stand-down" in capsys.readouterr().err

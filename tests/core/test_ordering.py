@@ -560,7 +560,7 @@ def test_what_was_under_way_before_a_restart_counts() -> None:
 
 
 def test_a_lane_is_at_least_one_wide() -> None:
-    with pytest.raises(Malformed, match="wide"):
+    with pytest.raises(Malformed, match="width"):
         LanePolicy(width=0)
 
 

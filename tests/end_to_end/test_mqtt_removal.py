@@ -201,7 +201,7 @@ async def test_at_an_outside_broker_a_successor_does_not_settle_its_predecessors
             assert (await phone.hear_of(old))["state"] == "unknown"
         _, tasks = await wake_up(local, "lock", "lock")
         assert old in (await tasks.get())["msg_id"], "this broker does not take it back"
-        await local.why(old, "no task that was handed to a device")
+        await local.why(old, "not a task that was handed to a device")
         assert (await state(local, old))[0] == "unknown"
     finally:
         await local.stop()

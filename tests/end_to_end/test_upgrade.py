@@ -167,7 +167,7 @@ async def test_hubs_of_the_version_before_and_of_this_one_work_beside_each_other
 
 
 def _share_key(folder: Path, *others: Path) -> None:
-    """What is secret in the ledger is sealed with one key."""
+    """What is secret in the ledger is encrypted with one key."""
     for other in others:
         other.mkdir(mode=0o700)
         shutil.copy(folder / "secret.key", other)

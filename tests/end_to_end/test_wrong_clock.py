@@ -60,7 +60,7 @@ async def test_a_clock_that_was_wrong_for_a_moment_makes_nothing_stale(
 async def poisoned(local: HubUnderTest) -> None:
     """The floor of a hub whose clock was two days ahead for hours: everything that has ended is forgotten."""
     ahead = SystemClock().now() + 2 * DAY
-    await local.hub.ledger._set_floor(Floor(ahead, ahead))
+    await local.hub.ledger.set_floor(Floor(ahead, ahead))
     await local.hub.maintenance.run()
 
 
@@ -71,7 +71,7 @@ async def test_a_hub_is_unhealthy_as_soon_as_the_floor_makes_it_refuse_anything(
     """That is sooner where less is remembered: it was healthy, and refused every command."""
     local = await open_local(**settings)
     until = SystemClock().now() + ahead * MINUTE
-    await local.hub.ledger._set_floor(Floor(until, until))
+    await local.hub.ledger.set_floor(Floor(until, until))
     await local.hub.maintenance.run()
     assert (await curl(f"{local.url}/v1/health")).status == 503
 

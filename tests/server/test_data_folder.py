@@ -195,7 +195,7 @@ async def test_a_hub_without_the_key_of_its_ledger_does_not_start(tmp_path: Path
     await local.stop()
     key = local.folder / FILE
     key.rename(tmp_path / "kept")
-    with pytest.raises(SecretKeyMissing, match=r"sealed with key [0-9a-f]{8}, and .*secret.key is not there"):
+    with pytest.raises(SecretKeyMissing, match=r"with key [0-9a-f]{8}, and .*secret.key is not there"):
         await local.start()
     key.write_text("0123456789" * 5)
     with pytest.raises(SecretKeyMissing, match="holds key"):

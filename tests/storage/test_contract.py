@@ -27,6 +27,7 @@ from duly.core.messages import (
 )
 from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 from duly.errors import Malformed
+from duly.storage.floor_repair import lower_marks, lowered_to
 from duly.storage.ledger import OLDEST, REFUSALS_KEPT, Ledger, StreamPosition, StreamRange
 from duly.storage.memory import MemoryLedger
 from duly.storage.message_filter import MessageFilter
@@ -473,13 +474,13 @@ async def test_marks_in_the_future_are_taken_back(store: Store) -> None:
     await ledger.write(
         w.RaiseMark("counted", 5, ahead), w.RaiseMark("timed", ahead + 1, ahead), w.RaiseMark("right", 7, now)
     )
-    assert await ledger.lowered_to() == 0
-    assert await ledger.lower_marks() == 2
+    assert await lowered_to(ledger) == 0
+    assert await lower_marks(ledger) == 2
     ledger = await store.reopen()
-    marks, at = await ledger.marks(), await ledger.lowered_to()
+    marks, at = await ledger.marks(), await lowered_to(ledger)
     assert now <= at < ahead
     assert marks == {"counted": (5, at), "timed": (at, at), "right": (7, now)}
-    assert await ledger.lower_marks() == 0
+    assert await lower_marks(ledger) == 0
     assert (
         await ledger.write(w.RaiseMark("counted", 0, at + 1), w.RaiseMark("timed", at + 1, at + 1))
     ).values == [

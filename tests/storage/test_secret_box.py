@@ -1,4 +1,4 @@
-"""A seal opens with its key, at its place, and not otherwise."""
+"""An encrypted value opens with its key, at its place, and not otherwise."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ import pytest
 
 from duly.errors import Malformed, SecretKeyMissing
 from duly.storage import open_ledger
-from duly.storage.secret_box import FILE, SecretBox, is_sealed, make_key, open_box, read_key
+from duly.storage.secret_box import FILE, SecretBox, is_encrypted, make_key, open_box, read_key
 
 KEY = b"k" * 32
 
 
 def test_what_is_sealed_opens_at_its_place_and_shows_nothing_of_itself() -> None:
     box = SecretBox(KEY)
-    sealed = box.encrypt("hunter2", "addresses/home")
-    assert is_sealed(sealed)
-    assert "hunter2" not in sealed
-    assert SecretBox(KEY).decrypt(sealed, "addresses/home") == "hunter2"
-    assert box.encrypt("hunter2", "addresses/home") != sealed, "the same secret twice cannot be told"
+    encrypted = box.encrypt("hunter2", "addresses/home")
+    assert is_encrypted(encrypted)
+    assert "hunter2" not in encrypted
+    assert SecretBox(KEY).decrypt(encrypted, "addresses/home") == "hunter2"
+    assert box.encrypt("hunter2", "addresses/home") != encrypted, "the same secret twice cannot be told"
 
 
 def test_it_opens_nowhere_else_with_no_other_key_and_not_when_it_was_changed() -> None:
     box = SecretBox(KEY)
-    sealed = box.encrypt("hunter2", "addresses/home")
+    encrypted = box.encrypt("hunter2", "addresses/home")
     with pytest.raises(SecretKeyMissing, match="belongs to another ledger"):
-        box.decrypt(sealed, "addresses/office")
-    with pytest.raises(SecretKeyMissing, match="the key at hand is"):
-        SecretBox(b"x" * 32).decrypt(sealed, "addresses/home")
-    for at in range(sealed.rindex(":") + 1, len(sealed) - 2):
-        changed = sealed[:at] + ("A" if sealed[at] != "A" else "B") + sealed[at + 1 :]
+        box.decrypt(encrypted, "addresses/office")
+    with pytest.raises(SecretKeyMissing, match="but this program has key"):
+        SecretBox(b"x" * 32).decrypt(encrypted, "addresses/home")
+    for at in range(encrypted.rindex(":") + 1, len(encrypted) - 2):
+        changed = encrypted[:at] + ("A" if encrypted[at] != "A" else "B") + encrypted[at + 1 :]
         with pytest.raises(SecretKeyMissing):
             box.decrypt(changed, "addresses/home")
 

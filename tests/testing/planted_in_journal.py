@@ -173,7 +173,7 @@ def an_old_note_asks_for_a_new_log(patch: Patch) -> None:
 
     def settled(self: LedgerFile) -> None:
         if self.problem is None:
-            self._write_note(msgspec.structs.replace(self._note, salt="", frames=0))
+            self._lock.write(msgspec.structs.replace(self._lock.note, salt="", frames=0))
 
     patch.setattr(LedgerFile, "settled", settled)
 

@@ -59,7 +59,7 @@ def test_a_real_socket_is_refused_since_it_would_never_be_ready() -> None:
     async def program() -> None:
         await asyncio.open_connection("127.0.0.1", 9)
 
-    with pytest.raises(ProgramError, match="a real socket has no place in virtual time"):
+    with pytest.raises(ProgramError, match="a real socket does not work in virtual time"):
         VirtualLoop().play(program())
 
 

@@ -21,7 +21,7 @@ def held(memory: ReadMemory, owner: str, size: int, given_up: list[str]) -> Read
 def test_one_client_holds_its_share_and_no_more() -> None:
     memory, given_up = ReadMemory(400), list[str]()
     held(memory, "eve", 60, given_up)
-    with pytest.raises(Overloaded, match="you send too much"):
+    with pytest.raises(Overloaded, match="you are sending too much"):
         held(memory, "eve", 50, given_up)
     held(memory, "phone", 100, given_up)
     assert (memory.taken, given_up) == (160, [])

@@ -58,7 +58,10 @@ class RulesRequest(Struct, frozen=True):
     def __post_init__(self) -> None:
         check_prefix(self.prefix)
         if re.search(r'[\s%${}"\\]', self.prefix):
-            raise Malformed(f"the prefix {self.prefix!r} has characters with a special meaning in rules")
+            raise Malformed(
+                f"the prefix {self.prefix!r} has characters with a special meaning in rules; choose another "
+                "prefix"
+            )
         if self.devices and not self.hub:
             raise Malformed("devices belong to a hub: name its user too, --hub hub")
         hubs = [self.hub] if self.hub else []
@@ -91,7 +94,7 @@ class RulesRequest(Struct, frozen=True):
         found += [(name, AccountClass.DEVICE) for name in self.devices]
         if not found:
             also = ", or --devices C,D" if self.hub else ""
-            raise Malformed(f"{broker} wants each user named: --users A,B{also}")
+            raise Malformed(f"{broker} needs the name of each user: --users A,B{also}")
         return [*found, *([(self.hub, AccountClass.HUB)] if self.hub else [])]
 
     def allows(self, act: Act, name: str, of: AccountClass) -> list[str]:

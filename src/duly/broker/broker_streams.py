@@ -137,7 +137,7 @@ class BrokerStreams:
 def _check(problem: _StreamError | None) -> None:
     """Raise if the broker could not answer; that there is no such stream or message (yet) is an answer."""
     if problem is not None and problem.code != NOT_FOUND:
-        raise BrokerError(f"the broker cannot say what it keeps: {problem.description}")
+        raise BrokerError(f"the broker cannot list what it stores: {problem.description}")
 
 
 def _time_of(text: str) -> int:

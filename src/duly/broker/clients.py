@@ -114,7 +114,7 @@ class BrokerClients:
         """users that are gone and whose sessions are not ended yet: no client gets their client ids"""
         self._ending = ("", "")
         """the client id and the account of the session that the hub itself ends now"""
-        self._endings, self._clearing = asyncio.Lock(), asyncio.Lock()
+        self._one_end_at_a_time, self._clearing = asyncio.Lock(), asyncio.Lock()
         self._client_ids = ClientIds(self._exists)
         self._connects = Quota(CONNECTS)
         self.takeovers = Takeovers()
@@ -199,7 +199,7 @@ class BrokerClients:
         self._client_ids.release(client_id)
 
     async def _end(self, client_id: str, account: str, end: Callable[[str], Awaitable[None]]) -> None:
-        async with self._endings:
+        async with self._one_end_at_a_time:
             self._ending = (client_id, account)
             try:
                 await end(client_id)

@@ -184,7 +184,7 @@ class EmbeddedBroker:
     async def start(self) -> None:
         """Start the broker and wait until it accepts connections; raises `BrokerError` if it does not."""
         if self._watching is not None:
-            raise BrokerError("this broker is already started")
+            raise BrokerError("this broker is running already")
         self._folder.claim()
         try:
             await self._folder.end_leftover()

@@ -91,9 +91,11 @@ async def check(
 ) -> list[Finding]:
     """Try every operation as each of these users, with an observer that may do everything."""
     if len(users) < 2:
-        raise Malformed("at least two users are needed: each tries the topics of the other")
+        raise Malformed("name at least two users: each tries the topics of the other")
     if observer.username in {user.name for user in users}:
-        raise Malformed("the observer may do everything, so it cannot be one of the users")
+        raise Malformed(
+            "the observer may do everything, so it cannot be one of the users; log in as another account"
+        )
     trial = _Trial(observer, users, prefix, patience, grace)
     async with AsyncExitStack() as closing:
         trial.observer = await trial.enter(observer.username, observer.password, "#", closing=closing)

@@ -139,7 +139,7 @@ WITHOUT_HUB: Final = frozenset(
 
 SENTENCE: Final = "Messages that take effect once, in the right order, and tell their sender how it ended."
 EPILOG: Final = (
-    "Begin with 'duly demo', or with 'duly up' and what it says. "
+    "Start with 'duly demo', or with 'duly up' and the commands that it prints. "
     "Exit codes: 0 ok, 1 failed, 2 usage, 3 unreachable, 4 not allowed, 5 unknown or timeout, 6 refused."
 )
 

@@ -63,7 +63,7 @@ def add(
         bool,
         typer.Option(
             "--no-resend",
-            help="Send a device each command once: for firmware that would carry out a repeat again.",
+            help="Send each command to the device only once: for firmware that would run a repeat.",
         ),
     ] = False,
     *,

@@ -211,7 +211,7 @@ def _names(text: str) -> list[str]:
 def _login(text: str) -> tuple[str, str]:
     name, colon, password = text.partition(":")
     if not colon or not name or not password:
-        raise CommandFailed(Exit.USAGE, "a login is written NAME:PASSWORD")
+        raise CommandFailed(Exit.USAGE, "write a login as NAME:PASSWORD")
     return name, password
 
 

@@ -28,7 +28,7 @@ class AlertOutcome:
 
     @property
     def as_json(self) -> JsonObject:
-        """What the verb prints beside the hub's answer: `told`, and an error if that is not true."""
+        """The fields that the verb adds to the hub's answer: `told`, and an error unless that is true."""
         if self.told:
             return {"told": True}
         return {
@@ -37,9 +37,11 @@ class AlertOutcome:
 
 
 def waited(event: str, ack: JsonObject | None) -> AlertOutcome:
-    """Judges an alert that is not critical, after a wait for its end."""
+    """Return the outcome of an alert that is not critical, after waiting for its end."""
     if ack is None:
-        return AlertOutcome(None, f"not every recipient was told yet; 'duly alert show {event}' says who was")
+        return AlertOutcome(
+            None, f"not every recipient was told yet; 'duly alert show {event}' shows who was"
+        )
     if ack["state"] == "done":
         return AlertOutcome(True)
     why = ack.get("detail") or f"it is {ack['state']}"
@@ -49,14 +51,14 @@ def waited(event: str, ack: JsonObject | None) -> AlertOutcome:
 
 
 def wait_until_told(hub: HubClient, event: str, patience: float) -> AlertOutcome:
-    """Waits until a person is told of a critical alert, at most `patience` seconds."""
+    """Wait until a person is told of a critical alert, at most `patience` seconds."""
     return poll(lambda: _judge(_reported(hub, event)), patience) or AlertOutcome(
-        None, f"no recipient is known to be told yet; 'duly alert show {event}' says how it goes on"
+        None, f"it is not known yet whether a recipient was told; see 'duly alert show {event}'"
     )
 
 
 def _judge(alert: JsonObject) -> AlertOutcome | None:
-    """Judges a critical alert; None while its recipients are still being told."""
+    """Return the outcome of a critical alert, or None while its recipients are still being told."""
     states = [one["state"] for one in alert["deliveries"]]
     if "done" in states:
         return AlertOutcome(True)
@@ -68,7 +70,7 @@ def _judge(alert: JsonObject) -> AlertOutcome | None:
 
 
 def _reported(hub: HubClient, event: str) -> JsonObject:
-    """Returns the alert that this account has just reported, with its deliveries."""
+    """Return the alert that this account has just reported, with its deliveries."""
     from urllib.parse import quote
 
     found = hub.ask(f"/v1/messages?id={quote(event, safe='')}")["messages"]

@@ -51,7 +51,7 @@ Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="A note
 
 
 def do(verb: str, wanted: Mapping[str, str | None], at: LedgerOptions) -> JsonObject:
-    """Ask the hub, or where none runs do it in the ledger."""
+    """Ask the running hub; if none runs, work on the ledger."""
     said = {name: value for name, value in wanted.items() if value is not None}
     return at.ask(verb, said, lambda: _do_in_ledger(verb, said, at), reads=verb in _READING)
 
@@ -123,7 +123,7 @@ class AlertOptions:
     ] = None
 
     def event(self, reason: str) -> JsonObject:
-        """Returns the alert as the hub takes it."""
+        """Return the alert in the form that the hub accepts."""
         from duly.core.monitor.signals import Severity
 
         if self.severity not in [one.value for one in Severity]:
@@ -152,7 +152,7 @@ def trigger(
     ] = None,
     wait: Annotated[
         float | None,
-        length("--wait", "Wait so long until everyone is told. [do not wait]", metavar="10s"),
+        length("--wait", "How long to wait until everyone is told. [do not wait]", metavar="10s"),
     ] = None,
     *,
     about: AlertOptions,
@@ -198,14 +198,14 @@ def trigger(
 
 
 def _json_or_text(name: str, text: str) -> object:
-    """Returns the JSON value of a text, or the text itself if it does not look like JSON."""
+    """Return the JSON value of a text, or the text itself if it does not look like JSON."""
     import msgspec
 
     try:
         value: object = msgspec.json.decode(text)
     except msgspec.DecodeError as problem:
         if text.lstrip()[:1] in ("{", "[", '"'):
-            raise CommandFailed(Exit.USAGE, f"{name} is not JSON, but begins like it: {problem}") from None
+            raise CommandFailed(Exit.USAGE, f"{name} looks like JSON, but is not: {problem}") from None
         return text
     return value
 
@@ -306,14 +306,14 @@ class DecisionOptions:
 @alert.command("ack")
 @grouped
 def ack(event: EventId, *, said: DecisionOptions, at: LedgerOptions, json: Json = False) -> None:
-    """Take an alert over: no further recipient is woken up."""
+    """Acknowledge an alert: no further recipient is notified."""
     _decide("alert.ack", event, said, at, json)
 
 
 @alert.command("resolve")
 @grouped
 def resolve(event: EventId, *, said: DecisionOptions, at: LedgerOptions, json: Json = False) -> None:
-    """Close an alert: messages about it that have not gone out do not."""
+    """Close an alert: messages about it that have not gone out are not sent."""
     _decide("alert.resolve", event, said, at, json)
 
 
@@ -330,7 +330,7 @@ def _say(one: JsonObject, json: bool) -> None:
 
 
 def _by(one: JsonObject) -> str:
-    """Returns the account that decided and, if its client names one, the person."""
+    """Return the account that decided and, if its client names one, the person."""
     claimed = f" (for {one['claimed']})" if one.get("claimed") else ""
     return f"{one.get('by', '')}{claimed}"
 
@@ -497,9 +497,9 @@ def retry(
     at: LedgerOptions,
     json: Json = False,
 ) -> None:
-    """Try deliveries again that are failing or have failed.
+    """Retry deliveries that are failing or have failed.
 
-    With --to also one that arrived, was cancelled, or waits for its time, like an escalation.
+    With --to, also one that arrived, was cancelled, or is not due yet, such as an escalation.
     """
     wanted = {"event": event, "recipient": to, "sentinel": sentinel}
     _tried(do("deliveries.retry", wanted, at)["deliveries"], json)

@@ -25,7 +25,10 @@ BackupFile = Annotated[Path, typer.Argument(metavar="FILE", help="The backup.", 
 def backup(
     file: BackupFile,
     with_key: Annotated[
-        bool, typer.Option("--with-key", help="Include the key of the secrets: keep the file as safe as it.")
+        bool,
+        typer.Option(
+            "--with-key", help="Include the key of the secrets: the file is then as secret as the key."
+        ),
     ] = False,
     *,
     at: StoreOptions,
@@ -48,7 +51,10 @@ def backup(
     if made.key_included:
         note(f"it includes the secret key {made.key}: keep it where no one else can read it")
     elif made.key:
-        note(f"its secrets need the secret key {made.key}, which it does not include; keep secret.key, too")
+        note(
+            f"its secrets need the secret key {made.key}, which it does not include; "
+            "back up secret.key as well"
+        )
 
 
 def _shown(made: object) -> dict[str, object]:
@@ -108,7 +114,7 @@ def restore(
 
 
 def _time(text: str) -> int:
-    """Returns the microseconds of a time; one without a zone is of this machine's zone.
+    """Return the microseconds of a time; one without a zone is of this machine's zone.
 
     >>> _time("1970-01-01T00:00:01Z")
     1000000

@@ -67,7 +67,7 @@ class BadConnection:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serves one connection, until either side ends it or it is cut."""
+        """Serve one connection, until either side ends it or it is cut."""
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
@@ -87,7 +87,7 @@ class BadConnection:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
         except (OSError, asyncio.CancelledError):
-            pass  # the hub is not there; or we stop, and asyncio's server would only complain about it
+            pass  # the hub is unreachable, or the proxy stops: asyncio's server would log the cancellation
         finally:
             self._tasks.discard(task)
             for one in writers:
@@ -101,7 +101,7 @@ class BadConnection:
         *,
         to_client: bool,
     ) -> None:
-        """Carries one direction of one connection."""
+        """Carry one direction of one connection."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             writer.write(await reader.readuntil(b"\r\n\r\n"))  # the handshake
             frames = 0
@@ -160,7 +160,7 @@ class BadConnection:
 
 
 async def _read_frame(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """Reads one whole frame; returns it with its opcode (RFC 6455, section 5.2)."""
+    """Read one whole frame, and return it with its opcode (RFC 6455, section 5.2)."""
     head = await reader.readexactly(2)
     length = head[1] & 0x7F
     if length >= 126:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 HELP = """\
   /to NAME|GROUP          talk to a person, or in a group; then just type
   /list                   your conversations            /history [HOW MANY]
-  /edit N TEXT            say line N differently        /delete N
+  /edit N TEXT            edit line N                   /delete N
   /receipts N             who has line N, who has read it
   /group NAME [PEOPLE]    make a group                  /invite NAME   /join GROUP   /leave
   /members                /remove NAME                  /role NAME owner|admin|member
@@ -119,7 +119,7 @@ def _as_whom(name: str, url: str | None, token: str | None, folder: str | None, 
 
 
 def _first_there(urls: str, token: str = "") -> HubClient:
-    """Returns the first hub that answers, of those named, separated by commas."""
+    """Return the first hub that answers, of those named, separated by commas."""
     one, _, others = urls.partition(",")
     hub = HubClient(one.strip(), token, local=False)
     try:
@@ -132,7 +132,7 @@ def _first_there(urls: str, token: str = "") -> HubClient:
 
 
 async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, json: bool, ours: bool) -> bool:
-    """Returns whether the hub took every line of a script. `ours`: the login was made for this run, and ends
+    """Return whether the hub took every line of a script. `ours`: the login was made for this run, and ends
     with it."""
     from duly.clients.chat import Chat
     from duly.clients.websocket_link import Access
@@ -178,11 +178,11 @@ class _Printer:
             case "one_chat" | "group_chat":
                 what = f"{who}: {line.text}" + (" (edited)" if line.edited else "")
             case "edit" if "data" not in data:
-                what = f"{who} said line {about['n']} differently, and it is gone since"
+                what = f"{who} edited line {about['n']}, which was deleted later"
             case "edit":
                 said = data.get("data")
                 text = said.get("text", said) if isinstance(said, dict) else said
-                what = f"{who} says line {about['n']} differently: {text}"
+                what = f"{who} edited line {about['n']}: {text}"
             case "deleted" | "expired":
                 what = f"{who}: ({line.type})"
             case "group_role":
@@ -260,12 +260,12 @@ class _Talk:
         elif line and not self.to:
             self._print.tell("to whom? /to NAME")
         elif line:
-            # Not waited for: who types goes on typing. The client keeps the order.
+            # Not awaited, so that the user can go on typing. The client keeps the order.
             task = asyncio.create_task(self._say(self.to, line))
             self._saying.add(task)
             task.add_done_callback(self._saying.discard)
             if self._chat.denied:
-                self._print.tell(f"(you were logged out: {self._chat.denied}; /quit, and come again)")
+                self._print.tell(f"(you were logged out: {self._chat.denied}; /quit, and log in again)")
             elif not self._chat.connected:
                 self._print.tell("(no connection; it goes out as soon as the hub is back)")
         return True
@@ -278,7 +278,7 @@ class _Talk:
         try:
             await do(words)
         except (IndexError, ValueError):
-            self._print.tell(f"/{verb} needs something else; see /help")
+            self._print.tell(f"/{verb} needs other arguments; see /help")
             self.taken = False
         except DulyError as problem:
             self._print.tell(str(problem))
@@ -434,7 +434,7 @@ class _Talk:
         return self._names.get(conv, conv)
 
     async def _place(self, line: Line) -> str:
-        """Returns the prefix that names the conversation of a line, if it is not the current one."""
+        """Return the prefix that names the conversation of a line, if it is not the current one."""
         from duly.apps.chat.conversations import pair_in
 
         if line.conv.startswith("#"):

@@ -73,7 +73,7 @@ def show_report(report: CheckReport) -> None:
         elif one.holds is None:
             say(f"{style('!', 'yellow')} {one.name}: not checked: {one.advice}")
         else:
-            say(f"{style('✗', 'red')} {one.name}: {one.sentence}; {count(one.count, 'row')} not so:")
+            say(f"{style('✗', 'red')} {one.name}: {one.sentence}; broken in {count(one.count, 'row')}:")
             for example in one.examples:
                 say(f"    {example}")
             if one.count > len(one.examples):

@@ -76,7 +76,7 @@ POLL_SECONDS: Final = 0.1
 Found = TypeVar("Found")
 
 JsonObject: TypeAlias = dict[str, Any]
-"""A JSON object, as a hub answers it."""
+"""A JSON object in a hub's answer."""
 
 
 class Exit(IntEnum):
@@ -100,7 +100,7 @@ class CommandFailed(Exception):
 
 
 def code_of(problem: DulyError) -> Exit:
-    """Returns the exit code of an error.
+    """Return the exit code of an error.
 
     >>> code_of(Malformed("the id is missing")).name
     'USAGE'
@@ -121,7 +121,7 @@ def code_of(problem: DulyError) -> Exit:
 
 
 def guarded(verbs: Callable[..., object]) -> NoReturn:
-    """Runs the command line. Every failure ends as one sentence and an exit code."""
+    """Run the command line. Every failure ends as one sentence and an exit code."""
     json = "--json" in sys.argv
     guard_logs()
     logging.getLogger("duly.link").addHandler(logging.NullHandler())  # verbs report these failures themselves
@@ -185,7 +185,7 @@ class HubClient:
         return ssl._create_unverified_context() if self.local else ssl.create_default_context()
 
     def ask(self, path: str, body: dict[str, str] | None = None) -> JsonObject:
-        """Returns the JSON at a path; a body is posted. Raises `HubUnreachable` or `CommandFailed`."""
+        """Return the JSON at a path; a body is sent with POST. Raises `HubUnreachable` or `CommandFailed`."""
         import msgspec
 
         status, said = self._fetch(path, body)
@@ -197,7 +197,7 @@ class HubClient:
             raise HubUnreachable(self.url, problem) from None
 
     def post(self, path: str, frame: object) -> JsonObject:
-        """Posts a frame; returns the hub's answer, also if it is a refusal."""
+        """Post a frame, and return the hub's answer, even if it is a refusal."""
         import msgspec
 
         status, said = self._fetch(path, frame)
@@ -230,7 +230,7 @@ class HubClient:
             raise HubUnreachable(self.url, getattr(problem, "reason", problem)) from None
 
     def knock(self) -> None:
-        """Raise `HubUnreachable` if no hub listens there: a client would retry for ever."""
+        """Raise `HubUnreachable` if no hub listens at the address. A client would retry for ever."""
         import socket
         from urllib.parse import urlsplit
 
@@ -242,12 +242,13 @@ class HubClient:
             raise HubUnreachable(self.url, problem) from None
 
     def temporary_token(self, name: str) -> str:
-        """Returns a token of this account that ends with the hub, or when it is not used for a while."""
+        """Return a temporary token of this account. It expires when the hub stops, or when it is unused for a
+        while."""
         return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
 
 
 def say_changed(done: JsonObject, sentence: str, missing: str, *, json: bool) -> None:
-    """Prints what a hub has done; fails with the sentence `missing` if there was nothing to change."""
+    """Print what a hub has done; fail with the sentence `missing` if there was nothing to change."""
     if not done["changed"]:
         raise CommandFailed(Exit.REFUSED, missing)
     if json:
@@ -289,20 +290,20 @@ def _refusal(status: int, body: bytes) -> CommandFailed:
 
 
 def settings_of(folder: str | None, ledger: str | None = None) -> Settings:
-    """Returns the settings with this data folder and ledger; `folder` may also be the file of a node."""
+    """Return the settings with this data folder and ledger; `folder` may also be the file of a node."""
     from pathlib import Path
 
     from duly.settings import load
     from duly.storage import file_url
 
     if folder is not None and ledger is None and Path(folder).is_file():
-        # A node's memory is a file by itself.
+        # The memory of a node is a single file.
         folder, ledger = str(Path(folder).parent), file_url(folder)
     return load({"data": folder, "ledger": ledger})
 
 
 def local_hub(folder: str | None) -> HubClient | None:
-    """Returns the hub of this data folder, if one runs."""
+    """Return the hub of this data folder, if one runs."""
     from pathlib import Path
 
     from duly.server import runfile
@@ -320,7 +321,9 @@ def find_hub(folder: str | None, url: str | None = None, token: str | None = Non
         if not re.match(r"(https?|wss?)://", url):
             raise CommandFailed(Exit.USAGE, f"{url!r} is not a hub's address; write http://127.0.0.1:7800")
         if token is None:
-            raise CommandFailed(Exit.USAGE, "a hub named by --url needs a token: --token, or DULY_TOKEN")
+            raise CommandFailed(
+                Exit.USAGE, "a hub named by --url needs a token; give it with --token or DULY_TOKEN"
+            )
         return HubClient(url, token, local=False)
     return local_hub(folder)
 
@@ -338,7 +341,7 @@ def need_hub(folder: str | None, url: str | None = None, token: str | None = Non
 
 
 def need_ledger(settings: Settings) -> None:
-    """Raises if there is no ledger in the data folder, and none is named either."""
+    """Raise if there is no ledger in the data folder, and none is named either."""
     from pathlib import Path
 
     path = Path(settings.data) / "ledger.db"
@@ -351,7 +354,7 @@ def need_ledger(settings: Settings) -> None:
 
 
 async def open_to_read(folder: str | None, ledger: str | None) -> Ledger:
-    """Opens the ledger for reading, also while another process writes it."""
+    """Open the ledger for reading, also while another process writes it."""
     from duly.storage import open_ledger
 
     settings = settings_of(folder, ledger)
@@ -363,8 +366,8 @@ async def open_to_read(folder: str | None, ledger: str | None) -> Ledger:
 
 
 async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBox | None:
-    """Opens the box of this ledger's secrets. With `reading` a missing key is only noted. A key is made only
-    for a ledger in the data folder: hubs that share a ledger must be given the same key."""
+    """Return what decrypts this ledger's secrets. With `reading`, a missing key only prints a warning. A new
+    key is made only for a ledger in the data folder: hubs that share a ledger must be given the same key."""
     from pathlib import Path
 
     from duly.storage.secret_box import open_box
@@ -383,14 +386,14 @@ async def box_of(book: Ledger, settings: Settings, *, reading: bool) -> SecretBo
 
 
 def clock(ms: float) -> str:
-    """Formats a time in milliseconds: the time of day, after the date if that is not today."""
+    """Format a time in milliseconds: the time of day, after the date if that is not today."""
     moment = time.localtime(ms / 1000)
     day = "" if moment[:3] == time.localtime()[:3] else time.strftime("%Y-%m-%d ", moment)
     return f"{day}{time.strftime('%H:%M:%S', moment)}.{int(ms) % 1000:03d}"
 
 
 def took(ms: float) -> str:
-    """Formats a length of time in milliseconds.
+    """Format a length of time in milliseconds.
 
     >>> took(3.14), took(250), took(12_000)
     ('3.1 ms', '250 ms', '12.0 s')
@@ -401,7 +404,7 @@ def took(ms: float) -> str:
 
 
 def count(n: int, noun: str, many: str = "") -> str:
-    """Formats a number with its noun.
+    """Format a number with its noun.
 
     >>> count(1, "cut"), count(2, "cut"), count(2, "delivery", "deliveries")
     ('1 cut', '2 cuts', '2 deliveries')
@@ -410,7 +413,7 @@ def count(n: int, noun: str, many: str = "") -> str:
 
 
 def state_code(state: str) -> Exit:
-    """Returns the exit code of a state in which a command is.
+    """Return the exit code for a command in this state.
 
     >>> state_code("done").name, state_code("expired").name, state_code("sent").name
     ('OK', 'FAILED', 'UNKNOWN')

@@ -53,7 +53,8 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 def link(
     role: Role = PageRole.ADMIN,
     name: Annotated[
-        str, typer.Option("--name", metavar="NAME", help="Who uses it. [local]", show_default=False)
+        str,
+        typer.Option("--name", metavar="NAME", help="The person who uses it. [local]", show_default=False),
     ] = "",
     *,
     at: LedgerOptions,
@@ -76,7 +77,8 @@ def link(
 def password(name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, json: Json = False) -> None:
     """Set the password with which a person logs in to the page.
 
-    It is asked for, or read from standard input if that is no terminal. Sessions of that name end.
+    The password is asked for, or read from standard input if that is not a terminal. Sessions of that name
+    end.
     """
     from duly.identity.account_names import check_name
     from duly.identity.password_hashing import check_password
@@ -184,8 +186,8 @@ def verify(
 ) -> None:
     """Check that no entry of the audit chain was changed, removed or inserted.
 
-    Keep the hash that it prints somewhere else, and give it as --head the next time: then a chain that was
-    cut off or written anew is noticed, too. Exits with 1 if something is wrong.
+    Store the printed hash elsewhere, and pass it as --head the next time: a chain that was cut off or
+    rewritten is then noticed as well. Exits with 1 if something is wrong.
     """
     from duly.server.audit_chain import NOT_A_HASH, is_hash
 
@@ -196,7 +198,10 @@ def verify(
     if json:
         print_json(found)
     elif found["problem"] is None:
-        say(f"{count(found['entries'], 'entry', 'entries')}, unbroken; the last one is {found['head']}")
+        say(
+            f"{count(found['entries'], 'entry', 'entries')}, unbroken; "
+            f"the hash of the last one is {found['head']}"
+        )
     if found["problem"] is not None:
         raise CommandFailed(Exit.FAILED, f"the audit chain is broken: {found['problem']}")
 

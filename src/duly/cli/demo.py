@@ -60,19 +60,19 @@ class DemoOutcome(Struct):
 
 def demo(
     commands: Annotated[
-        int, typer.Option("--commands", min=1, max=60, help="So many to the lock and as many to the lamp.")
+        int, typer.Option("--commands", min=1, max=60, help="How many commands to send to each device.")
     ] = 25,
     page: Annotated[
         bool,
-        typer.Option("--page", help="Print a link to the hub's page, and go on until Ctrl-C, to be watched."),
+        typer.Option("--page", help="Print a link to the hub's dashboard, and continue until Ctrl-C."),
     ] = False,
     json: Json = False,
 ) -> None:
     """Command a lock over a bad network, and count effects.
 
-    A hub, a lock and a lamp, and between them a network that drops, repeats, delays and reorders frames and
-    cuts connections. All in a temporary folder that is removed again; takes some five seconds. With --page it
-    can be watched in a browser, and goes on until Ctrl-C.
+    Runs a hub, a lock and a lamp, and between them a network that drops, repeats, delays and reorders frames
+    and cuts connections. Everything is in a temporary folder, which is removed at the end; it takes about
+    five seconds. With --page you can watch it in a browser until Ctrl-C.
     """
     if not json:
         many = "Commands to each until Ctrl-C" if page else f"{commands} commands to each"
@@ -130,7 +130,7 @@ async def _demo(folder: Path, commands: int, *, page: bool) -> tuple[list[DemoOu
             note("Watch it in a browser; the link works once, and Ctrl-C ends it all:", f"  {link}", "")
         sent = await _send(app, _until_interrupted() if page else range(commands))
         for road in roads.values():
-            road.calm = True  # a network heals at last; what was lost is repeated now
+            road.calm = True  # the faults end; what was lost is repeated now
         ends = {name: await _ends(posted) for name, posted in sent.items()}
         return [_judge(name, ends[name], effects[name], roads[name].arrived) for name in TYPES], damage
 
@@ -154,7 +154,7 @@ async def _send(app: App, turns: Iterable[int]) -> dict[str, list[SentCommand]]:
 
 
 async def _ends(commands: list[SentCommand]) -> dict[str, str]:
-    """Returns how each command ended, by id; "none" if it did not."""
+    """Return how each command ended, by id; "none" if it did not."""
 
     async def end(command: SentCommand) -> tuple[str, str]:
         try:

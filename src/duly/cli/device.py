@@ -101,7 +101,7 @@ class Effects:
         self._fd: int | None = None
 
     def read(self) -> list[tuple[str, str, str, object]]:
-        """Returns (id, sender, type, data) of every whole line."""
+        """Return (id, sender, type, data) of every whole line."""
         import msgspec
 
         if self._path is None or not self._path.exists():
@@ -155,7 +155,7 @@ class SimulatedThing:
         return "lock_control" if self.kind == "lock" else "dev_control"
 
     def _after(self, type_: str, data: object) -> JsonObject:
-        """Returns the state after a command. Raises `ValueError` if the command makes no sense."""
+        """Return the state after a command. Raises `ValueError` if the command makes no sense."""
         if type_ != self.main:
             return self.state
         (key,) = ("open",) if self.kind == "lock" else ("on",)
@@ -222,7 +222,7 @@ Make = Callable[[Callable[[str], None]], "Device"]
 
 
 def _at_hub(hub: HubClient, name: str, at: HubOptions, store: Path | None) -> Make:
-    """Makes a device at this hub. Without a token of its own it uses a temporary one."""
+    """Make a device at this hub. Without a token of its own it uses a temporary one."""
     from duly.clients.device import Device
     from duly.clients.websocket_link import Access
 
@@ -233,7 +233,7 @@ def _at_hub(hub: HubClient, name: str, at: HubOptions, store: Path | None) -> Ma
 
 
 def _through_broker(url: str, name: str, token: str | None, store: Path | None, keys: str | None) -> Make:
-    """Makes a device behind an MQTT broker. It logs in with its name and token, unless the address has a
+    """Make a device behind an MQTT broker. It logs in with its name and token, unless the address has a
     login."""
     from duly.clients.device import Device
 
@@ -246,7 +246,7 @@ def _through_broker(url: str, name: str, token: str | None, store: Path | None, 
 
 
 def _plain(url: str) -> str:
-    """Returns an address without its login."""
+    """Return an address without its login."""
     scheme, _, rest = url.partition("://")
     return f"{scheme}://{rest.rpartition('@')[2]}"
 

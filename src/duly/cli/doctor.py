@@ -1,8 +1,8 @@
 """`duly doctor`: checks a hub, or a data folder, and says what is wrong.
 
 The law: it reads and changes nothing. A running hub is asked for the settings in force, and tries its ledger,
-notifier and broker itself; without one the folder and the ledger are read. Each line is a fact and whether it
-is well; a line that is not well says what to do, and the exit code is then 1.
+notifier and broker itself; without one the folder and the ledger are read. Each line states a fact and
+whether it is good; a line that is not says what to do, and the exit code is then 1.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ GB: Final = 1 << 30
 ENOUGH_DISK: Final = GB
 SKEW_SECONDS: Final = 2.0
 SQLITE: Final = (3, 50, 0)
-"""Older ones had a bug by which two writers could damage a WAL."""
+"""The oldest version without a bug by which two writers could damage a WAL."""
 
 _MARKS: Final = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "bad": ("✗", "red")}
 
@@ -59,7 +59,7 @@ class _Findings:
 
     @property
     def bad(self) -> bool:
-        """Whether one of them is bad."""
+        """Whether any finding is bad."""
         return any(one["is"] == "bad" for one in self.all)
 
 
@@ -105,7 +105,7 @@ def _versions(found: _Findings) -> None:
 
 
 def _hub(found: _Findings, hub: HubClient) -> bool:
-    """Adds what the hub says; returns whether it could be asked."""
+    """Add what the hub says; return whether it could be asked."""
     try:
         offset, way = asyncio.run(_offset(hub))
         told = _ask(hub)
@@ -124,7 +124,7 @@ def _hub(found: _Findings, hub: HubClient) -> bool:
 
 
 def _ask(hub: HubClient) -> JsonObject:
-    """Returns the answer of the hub to an admin; nothing if the token is not an admin's."""
+    """Return the answer of the hub to an admin; nothing if the token is not an admin's."""
     try:
         told: JsonObject = hub.ask("/v1/admin/doctor", {})
     except CommandFailed as problem:
@@ -145,7 +145,7 @@ def _what_it_says(found: _Findings, hub: HubClient, told: JsonObject) -> None:
     _disk(found, told["disk"]["free"])
     where = settings["ledger"]
     if book["problem"]:
-        found.add("ledger", f"{where}: {book['problem']}; start it, or mend the way to it", "bad")
+        found.add("ledger", f"{where}: {book['problem']}; start it, or repair the connection to it", "bad")
     else:
         found.add(
             "ledger", f"{where}, {_book(book['engine'], book['schema'])}, {_size(book)}, {book['ms']} ms"
@@ -192,7 +192,7 @@ def _limits(found: _Findings, limits: JsonObject | None, free: int) -> None:
 
 
 def _settings(settings: JsonObject) -> str:
-    """Returns the settings that differ from their defaults, as `duly.toml` writes them."""
+    """Return the settings that differ from their defaults, as `duly.toml` writes them."""
     from duly.settings import Settings
 
     usual = msgspec.to_builtins(Settings()) | {"ledger": settings["ledger"]}
@@ -217,7 +217,7 @@ def _notifier(found: _Findings, notifier: JsonObject | None, hubs: list[str]) ->
 
 def _clock(found: _Findings, offset: float, way: float) -> None:
     far = abs(offset) > SKEW_SECONDS
-    hint = "; set the clock of one of them" if far else ""
+    hint = "; correct one of the two clocks" if far else ""
     found.add(
         "clock",
         f"{took(abs(offset) * 1000)} {'ahead of' if offset < 0 else 'behind'} the hub's "
@@ -232,7 +232,11 @@ def _broker(found: _Findings, mqtt: JsonObject | None) -> None:
     if mqtt["problem"] is not None:
         found.add("broker", mqtt["problem"], "bad")
         return
-    durable = "what it has acknowledged survives kill -9" if mqtt["embedded"] else "what it keeps is up to it"
+    durable = (
+        "what it has acknowledged survives kill -9"
+        if mqtt["embedded"]
+        else "what it keeps depends on its settings"
+    )
     version = {3: "MQTT 3.1.1; ", 5: "MQTT 5; "}.get(mqtt.get("version") or 0, "")
     found.add("broker", f"{mqtt['url']}: {version}{durable}; what is not answered is sent again")
 
@@ -361,7 +365,7 @@ def _floor(found: _Findings, floor: Floor, tolerated: int) -> None:
     if ahead > MINUTE:
         found.add("floor", floor_ahead(ahead), "bad" if ahead > tolerated else "warn")
     elif floor.until:
-        found.add("floor", f"what could only be accepted until {show(-ahead)} ago may be forgotten")
+        found.add("floor", f"ids that had to be remembered until {show(-ahead)} ago may be forgotten")
 
 
 async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:
@@ -370,14 +374,14 @@ async def _secrets(found: _Findings, book: Ledger, settings: Settings) -> None:
     try:
         box = await open_box(book, Path(settings.data), settings.secret_key, reading=True)
     except (SecretKeyMissing, Malformed) as problem:
-        found.add("sealing", str(problem), "bad")
+        found.add("encryption", str(problem), "bad")
     else:
         fact = "there is no key yet" if box is None else f"by key {box.id}, which is here"
-        found.add("sealing", fact)
+        found.add("encryption", fact)
 
 
 def _check(url: str) -> str | None:
-    """Returns what SQLite finds wrong with the file; None if nothing."""
+    """Return what SQLite finds wrong with the file; None if nothing."""
     import apsw
 
     from duly.storage.sqlite.file import connect
@@ -394,7 +398,7 @@ def _check(url: str) -> str | None:
 
 
 def _thresholds(found: _Findings, judged: list[JsonObject]) -> None:
-    """Adds the metrics that have a threshold, and what to do about those that are above it."""
+    """Add the metrics that have a threshold, and what to do about those that are above it."""
     if judged:
         found.add("metrics", " · ".join(f"{_metric(one)}, at most {_amount(one, 'most')}" for one in judged))
     for one in judged:

@@ -39,7 +39,7 @@ def floor(
     wrong can supersede every later message of its sender until that time comes; --mend ends that, too.
     """
     if everything and not mend:
-        raise CommandFailed(Exit.USAGE, "--all goes with --mend")
+        raise CommandFailed(Exit.USAGE, "use --all only with --mend")
     wanted = ({"mend": "yes"} if mend else {}) | ({"all": "yes"} if everything else {})
     found = at.ask("floor", wanted, lambda: _in_ledger(wanted, at), reads=not mend)
     if json:
@@ -47,7 +47,7 @@ def floor(
         return
     _note_restore(found)
     if found["lanes"]:
-        say(f"taken back to now: how far {found['lanes']} senders had come by a wrong clock")
+        say(f"set back to now: the order of {found['lanes']} senders, which a wrong clock had moved ahead")
     if found.get("lanes_ahead"):
         from duly.server.floor_watch import senders_ahead
 

@@ -52,7 +52,7 @@ def _load(name: str, verb: Verb) -> Any:
 
 
 def _nothing() -> None:
-    """Makes Typer treat a single verb as one of several."""
+    """Make Typer treat a single verb as one of several."""
 
 
 class VerbGroup(TyperGroup):

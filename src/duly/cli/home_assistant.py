@@ -1,7 +1,7 @@
 """`duly ha`: devices of a hub in Home Assistant.
 
-The law: what is shown is how each command of Home Assistant ended, and nothing is kept here; the hub and Home
-Assistant's broker know everything that a new run needs."""
+The law: the verb prints how each command of Home Assistant ended, and stores nothing; a new run gets
+everything it needs from the hub and from Home Assistant's broker."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class HomeAssistantOptions:
     ] = None
 
     def settings(self) -> HomeAssistantSettings:
-        """The settings of `duly.toml` and the environment, with what these options say."""
+        """The settings of `duly.toml` and the environment, overridden by these options."""
         from duly.settings import section
 
         flags: dict[str, object] = {
@@ -105,10 +105,11 @@ def ha(*, options: HomeAssistantOptions, at: HubOptions, json: Json = False) -> 
     wanted = options.settings()
     if not wanted.mqtt:
         raise CommandFailed(
-            Exit.USAGE, "which broker does Home Assistant use? --mqtt mqtt://NAME:PASSWORD@HOST"
+            Exit.USAGE,
+            "the broker of Home Assistant is missing; name it with --mqtt mqtt://NAME:PASSWORD@HOST",
         )
     if wanted.expires <= 0:
-        raise CommandFailed(Exit.USAGE, "expires is a number of seconds, more than 0")
+        raise CommandFailed(Exit.USAGE, "expires must be a number of seconds greater than 0")
     entities, topics = check_entities(wanted.entities), Topics(wanted.prefix, wanted.discovery)
     hub = at.need()
     if at.token is None:

@@ -122,13 +122,13 @@ T = TypeVar("T")
 
 
 class _Asked:
-    """A hub that is asked over HTTP."""
+    """Reads messages from a hub over HTTP."""
 
     def __init__(self, hub: HubClient) -> None:
         self._hub = hub
 
     def scopes(self, id_: str) -> list[str]:
-        """Returns the senders that used this id."""
+        """Return the senders that used this id."""
         from urllib.parse import quote
 
         found = self._hub.ask(f"/v1/messages?id={quote(id_, safe='')}")["messages"]
@@ -152,13 +152,13 @@ class _Asked:
 
 
 class _Read:
-    """A ledger that is read; it answers as the hub would."""
+    """Reads messages from a ledger, in the form in which a hub returns them."""
 
     def __init__(self, at: LedgerOptions) -> None:
         self._at = at
 
     def scopes(self, id_: str) -> list[str]:
-        """Returns the senders that used this id."""
+        """Return the senders that used this id."""
 
         async def read(ledger: Ledger) -> list[str]:
             return [record.message.scope for record in await ledger.with_id(id_)]
@@ -231,7 +231,7 @@ def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[Jso
     if not found and not refusals:
         raise CommandFailed(
             Exit.UNKNOWN,
-            f"nothing is known of {id_}; it never arrived, or it is older than what is remembered",
+            f"nothing is known of {id_}; it never arrived, or it is too old to be remembered",
         )
     return found, refusals
 

@@ -34,7 +34,9 @@ def new(
     shared_with: Annotated[
         str | None,
         typer.Option(
-            "--shared-with", metavar="PEER", help="Make an HMAC secret of NAME and PEER instead. [no]"
+            "--shared-with",
+            metavar="PEER",
+            help="Make an HMAC secret that NAME shares with PEER instead. [no]",
         ),
     ] = None,
     out: Annotated[
@@ -60,7 +62,7 @@ def new(
     check_username(name)
     if (shared_with is None) != (out is None):
         raise CommandFailed(
-            Exit.USAGE, "--shared-with PEER and --out FILE go together: the file takes the secret to PEER"
+            Exit.USAGE, "use --shared-with PEER and --out FILE together: the file carries the secret to PEER"
         )
     key = files.new_key(Algorithm.HMAC if shared_with else Algorithm.ED25519)
 
@@ -70,17 +72,19 @@ def new(
             files.write_key(out, key)
             return ring.trust(check_username(shared_with), key)
         if ring.own is not None and not replace:
-            raise CommandFailed(Exit.REFUSED, f"{name} has a key in {keys}; --replace makes it void")
+            raise CommandFailed(
+                Exit.REFUSED, f"{name} already has a key in {keys}; use --replace to replace it"
+            )
         return Keyring(ring.name, key, ring.peers)
 
     files.edit(keys, change)
     if json:
         print_json(_shown(name, key, "own" if shared_with is None else "shared"))
     elif shared_with is None:
-        note(f"{name} signs with {keys} from now on. Where it is to be believed:")
+        note(f"{name} signs with {keys} from now on. On each node that is to trust it, run:")
         say(f"duly keys trust {name} {key.shown}")
     else:
-        note(f"carry {out} to {shared_with}, and there:")
+        note(f"copy {out} to {shared_with}, and run there:")
         say(f"duly keys trust {name} --file {out} --as {shared_with}")
 
 
@@ -97,26 +101,28 @@ def trust(
         str | None,
         typer.Option("--as", metavar="ME", help="This node's name, for a new keyring. [the keyring's]"),
     ] = None,
-    replace: Annotated[bool, typer.Option("--replace", help="Trust no other key of NAME any more.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Stop trusting every other key of NAME.")
+    ] = False,
     keys: Keys = FILE,
     json: Json = False,
 ) -> None:
-    """Believe what NAME signs with this key."""
+    """Trust what NAME signs with this key."""
     from duly.core.signing import read_key
     from duly.identity import keyring as files
     from duly.wire.fd import check_username
 
     check_username(name)
     if (key is None) == (file is None):
-        raise CommandFailed(
-            Exit.USAGE, "either the KEY that is to be trusted, or --file with a shared secret"
-        )
+        raise CommandFailed(Exit.USAGE, "give either the KEY to trust, or --file with a shared secret")
     believed = read_key(key) if key is not None else files.read_key_file(file or "")
 
     def change(ring: Keyring | None) -> Keyring:
         if ring is None and me is None:
             raise CommandFailed(
-                Exit.USAGE, f"there is no keyring in {keys}; make one with 'duly keys new ME', or say --as ME"
+                Exit.USAGE,
+                f"there is no keyring in {keys}; make one with 'duly keys new ME', "
+                "or name this node with --as ME",
             )
         ring = _of(check_username(me) if me else "", ring)
         return (ring.forget(name) if replace else ring).trust(name, believed)
@@ -125,7 +131,7 @@ def trust(
     if json:
         print_json(_shown(name, believed, _sort(believed)))
     else:
-        note(f"what {name} signs with key {believed.kid} is believed; nodes that run must be started again")
+        note(f"what {name} signs with key {believed.kid} is trusted now; restart running nodes")
 
 
 @app.command("forget")
@@ -135,7 +141,7 @@ def forget(
     keys: Keys = FILE,
     json: Json = False,
 ) -> None:
-    """Believe this key, or every key of NAME, no longer."""
+    """Stop trusting this key, or every key of NAME."""
     from duly.identity import keyring as files
 
     def change(ring: Keyring | None) -> Keyring:
@@ -150,12 +156,12 @@ def forget(
     if json:
         print_json({"name": name, "kid": kid or None, "changed": True})
     else:
-        note(f"{name} is no longer believed with {kid or 'any key'}; nodes that run must be started again")
+        note(f"{name} is no longer trusted with {kid or 'any key'}; restart running nodes")
 
 
 @app.command("list")
 def list_(keys: Keys = FILE, json: Json = False) -> None:
-    """Show the keys there are, and no secrets."""
+    """Show all keys, without their secrets."""
     from duly.identity import keyring as files
 
     ring = files.load(keys)
@@ -174,7 +180,7 @@ def _of(name: str, ring: Keyring | None) -> Keyring:
         return Keyring(name)
     if name and ring.name != name:
         raise CommandFailed(
-            Exit.REFUSED, f"this is the keyring of {ring.name}, not of {name}; say --keys FILE"
+            Exit.REFUSED, f"this is the keyring of {ring.name}, not of {name}; name another with --keys FILE"
         )
     return ring
 

@@ -55,7 +55,7 @@ Form = Annotated[
 
 
 def payload_of(text: str | None) -> object:
-    """Reads the JSON of a payload; None without one."""
+    """Read the JSON of a payload; None without one."""
     import msgspec
 
     if text is None:
@@ -71,7 +71,7 @@ def payload_of(text: str | None) -> object:
 
 @asynccontextmanager
 async def begun(node: Node, meanwhile: str) -> AsyncIterator[Node]:
-    """Starts a node. While it has no connection, stderr says why, and what happens `meanwhile`."""
+    """Start a node. While it has no connection, stderr says why, and what happens `meanwhile`."""
     await node.start()
     telling = asyncio.create_task(_complain(node, meanwhile))
     try:
@@ -91,7 +91,7 @@ async def _complain(node: Node, meanwhile: str) -> None:
 
 
 async def _situations(node: Node) -> AsyncIterator[str]:
-    """Yields a node's situation, and again whenever it has changed."""
+    """Yield a node's situation, and again whenever it has changed."""
     before = ""
     while True:
         if node.situation != before:
@@ -260,7 +260,7 @@ async def _serve(node: Node, json: bool) -> None:
 
 
 async def _announce(node: Node, json: bool) -> None:
-    """Say when it is online and when not, and why."""
+    """Print when the node goes online or offline, and why."""
     async for now in _situations(node):
         if json:
             print_json({"what": now, "name": node.name, "time": round(time.time() * 1000)})
@@ -378,7 +378,7 @@ def status(
     found = asyncio.run(run())
     if delete:
         if not json:
-            note(f"what the broker kept of {it.name} is gone")
+            note(f"the status of {it.name} is removed from the broker")
         return
     if not found:
         raise CommandFailed(

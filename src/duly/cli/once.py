@@ -1,7 +1,7 @@
 """`duly once`: the keys that `duly.once` and the HTTP middleware remember.
 
-The law: a verb here never lets something run twice by itself. `settle` stores what an operator has found out
-about a run whose end is unknown; only `forget` makes a key fresh again, and says so.
+The law: no verb by itself lets something run twice. `settle` stores what an operator has found out about a
+run whose end is unknown; only `forget` makes a key fresh again, and says so.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ app = typer.Typer(
 )
 
 PAGES: Final = 1_000
-"""Most pages of a thousand messages that a list looks at."""
+"""The most pages, of a thousand messages each, that a list reads."""
 
 Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope, as 'duly once list' shows it.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
 
 class Shown(StrEnum):
-    """Which keys a list shows, by how far their runs have come."""
+    """Which keys to list, by the state of their runs."""
 
     ANY = "any"
     RUNNING = "running"
@@ -57,13 +57,13 @@ class Shown(StrEnum):
 
 @dataclass(frozen=True)
 class OnceLedger:
-    """Which ledger is meant."""
+    """The options that select a ledger."""
 
     ledger: LedgerUrl = None
     folder: DataFolder = None
 
     async def open(self) -> Ledger:
-        """Open the ledger together with the processes that use it."""
+        """Open the ledger in shared mode, beside the processes that use it."""
         from duly.idempotency.ledgers import url_to_share
         from duly.storage import open_ledger
 
@@ -103,10 +103,11 @@ def settle(
     key: Key,
     done: Annotated[
         str | None,
-        typer.Option("--done", metavar="JSON", help="It took effect, and this is its result. [none]"),
+        typer.Option("--done", metavar="JSON", help="The run took effect, with this result. [none]"),
     ] = None,
     failed: Annotated[
-        str | None, typer.Option("--failed", metavar="TEXT", help="It did not, and this is why. [none]")
+        str | None,
+        typer.Option("--failed", metavar="TEXT", help="The run did not take effect, for this reason. [none]"),
     ] = None,
     status: Annotated[
         int, typer.Option("--status", min=200, max=599, help="With --done: the HTTP status of a request.")
@@ -115,12 +116,12 @@ def settle(
     at: OnceLedger,
     json: Json = False,
 ) -> None:
-    """Say how a run ended whose end is unknown; repeats get that from then on.
+    """Store how a run ended whose end is unknown; repeats get that answer from then on.
 
     A request of the HTTP middleware is answered with the JSON and --status, or with status 500 and the text.
     """
     if (done is None) == (failed is None):
-        raise CommandFailed(Exit.USAGE, "say either --done JSON or --failed TEXT")
+        raise CommandFailed(Exit.USAGE, "give either --done JSON or --failed TEXT")
     word = asyncio.run(_settle(scope, key, done, failed or "", status, at))
     if json:
         print_json({"scope": scope, "key": key, "state": word})
@@ -185,7 +186,8 @@ async def _settle(scope: str, key: str, done: str | None, failed: str, status: i
             moved = record.state is State.UNKNOWN and (await book.apply(advance)).moved
         if not moved:
             raise CommandFailed(
-                Exit.REFUSED, f"{scope} {key} is {record.state.word}: only what is unknown can be settled"
+                Exit.REFUSED,
+                f"{scope} {key} is {record.state.word}: only a run whose end is unknown can be settled",
             )
         return to.word
 
@@ -203,12 +205,14 @@ async def _found(book: Ledger, scope: str, key: str) -> Record:
 
     record = await book.outcome(scope, key)
     if record is None or record.message.kind not in KINDS:
-        raise CommandFailed(Exit.UNKNOWN, f"{scope} {key} is not known; 'duly once list' shows what is")
+        raise CommandFailed(
+            Exit.UNKNOWN, f"{scope} {key} is not known; 'duly once list' shows the known keys"
+        )
     return record
 
 
 async def _abandoned(book: Ledger, record: Record, now: int) -> Delivery:
-    """Return the delivery of a run whose process seems to be dead; fails if its lease has not ended."""
+    """Return the delivery of a run whose process seems to be dead; fail if its lease has not ended."""
     from duly.core.units import SECOND
 
     (delivery, *_) = await book.deliveries(record.message.key)
@@ -233,7 +237,7 @@ def _answer(record: Record, done: str | None, failed: str, status: int) -> Answe
         try:
             data = msgspec.json.encode(msgspec.json.decode(done))
         except msgspec.DecodeError as trouble:
-            raise CommandFailed(Exit.USAGE, f"--done takes JSON, and this is none: {trouble}") from None
+            raise CommandFailed(Exit.USAGE, f"--done needs JSON, and this is not JSON: {trouble}") from None
         if record.message.kind == "http":
             return stored_answer(response_of(status, [(b"content-type", b"application/json")], data))
         return Answer(OK, data)

@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from duly.storage.ledger import Ledger
 
 _FOUNDING: Final = frozenset({"add", "profile.set", "alert.silence", "dashboard.password"})
-"""The verbs with which a hub may be set up before it first runs. All others make no sense without a ledger,
-and would be done to an empty one in a mistyped folder."""
+"""The verbs that may set up a hub before its first run, and so may create its ledger. For any other verb a
+missing ledger is a mistake, such as a mistyped folder."""
 _UNITS: Final = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3_600.0, "d": 86_400.0}
 
 
 def duration(text: str) -> float:
-    """Returns the seconds of a length of time as people write it.
+    """Return the number of seconds in a length of time.
 
     >>> duration("500ms"), duration("30s"), duration("2m"), duration("1.5")
     (0.5, 30.0, 120.0, 1.5)
@@ -83,7 +83,7 @@ SecretKey = Annotated[
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """Which ledger is meant, and the key of its secrets."""
+    """The options that select a ledger and the key of its secrets."""
 
     folder: DataFolder = None
     ledger: LedgerUrl = None
@@ -100,20 +100,20 @@ class StoreOptions:
 
 @dataclass(frozen=True)
 class HubOptions:
-    """Which hub is meant: the one of the data folder, or the one at a URL, with a token."""
+    """The options that select a hub: the one of the data folder, or the one at a URL, with a token."""
 
     url: Url = None
     token: Token = None
     folder: DataFolder = None
 
     def need(self) -> HubClient:
-        """Returns the hub, or fails with a sentence that says how to start or name one."""
+        """Return the hub, or fail with a sentence that says how to start or name one."""
         return need_hub(self.folder, self.url, self.token)
 
 
 @dataclass(frozen=True)
 class LedgerOptions:
-    """Which hub is asked, and which ledger is opened where no hub runs."""
+    """The options that select the hub to ask, and the ledger to open if no hub runs."""
 
     folder: DataFolder = None
     ledger: LedgerUrl = None
@@ -126,7 +126,7 @@ class LedgerOptions:
         return settings_of(self.folder, self.ledger)
 
     def find_hub(self) -> HubClient | None:
-        """Returns the hub to ask; None if a ledger was named, or no hub runs."""
+        """Return the hub to ask; None if a ledger was named, or no hub runs."""
         return None if self.ledger is not None else find_hub(self.folder, self.url, self.token)
 
     def ask(
@@ -137,15 +137,15 @@ class LedgerOptions:
         *,
         reads: bool,
     ) -> JsonObject:
-        """Ask the hub that runs; where none runs, `in_ledger` does it in the ledger. `reads`: it changes
-        nothing, so no data folder is made."""
+        """Ask the running hub; if none runs, call `in_ledger`, which works on the ledger itself. `reads` says
+        that nothing is changed, so no data folder is made."""
         hub = self.find_hub()
         if hub is not None:
             try:
                 return hub.ask(f"/v1/admin/{verb}", wanted)
             except HubUnreachable:
                 if not hub.local:
-                    raise  # the run file may be of a hub that was killed: the ledger answers
+                    raise  # the run file may be left by a hub that was killed: use the ledger
         if not reads and not self.settings.ledger:
             from duly.runtime.files import private_folder
 
@@ -228,7 +228,7 @@ NodeStore = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class BrokerOptions:
-    """How a node reaches its broker, and how it signs."""
+    """The options by which a node reaches its broker, and signs."""
 
     url: BrokerUrl
     prefix: Prefix = "nodes"
@@ -239,19 +239,19 @@ class BrokerOptions:
     require_signed: RequireSigned = False
 
     def address(self, name: str = "") -> str:
-        """Returns the broker's address with everything that the options add to it."""
+        """Return the broker's address with everything that the options add to it."""
         return broker_url(self.url, self.cafile, self.cert, self.key, name)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions(BrokerOptions):
-    """The same for a node whose name is an option."""
+    """The same options, and the node's name."""
 
     as_: NodeName = ""
 
 
 def broker_url(url: str, cafile: str = "", cert: str = "", key: str = "", name: str = "") -> str:
-    """Returns a broker's address with TLS files and, if the address has no login, a name.
+    """Return a broker's address with TLS files and, if the address has no login, a name.
 
     >>> broker_url("mqtt://localhost", name="lamp 1")
     'mqtt://lamp%201@localhost'
@@ -269,23 +269,25 @@ def broker_url(url: str, cafile: str = "", cert: str = "", key: str = "", name: 
 
 
 def length(flag: str, help: str, *, metavar: str = "30s") -> OptionInfo:
-    """Declares an option that is a length of time, such as 30s or 2m."""
+    """Declare an option that is a length of time, such as 30s or 2m."""
     option: OptionInfo = typer.Option(flag, parser=duration, metavar=metavar, help=help)
     return option
 
 
 MessageId = Annotated[
     str | None,
-    typer.Option("--id", metavar="ID", help="Use this id; the same id again is a repeat. [a new one]"),
+    typer.Option("--id", metavar="ID", help="The id to use; the same id again is a repeat. [a new one]"),
 ]
-Limit = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="At most so many, the newest first.")]
+Limit = Annotated[
+    int, typer.Option("--limit", min=1, max=10_000, help="How many to show at most, the newest first.")
+]
 
 
 # ── groups ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def grouped(verb: Callable[..., None]) -> Callable[..., None]:
-    """Replaces each parameter of a verb that is a group of options by the options of the group."""
+    """Replace each parameter of a verb that is a group of options by the options of the group."""
     hints = get_type_hints(verb, include_extras=True)
     groups: dict[str, type[object]] = {}
     parameters: list[inspect.Parameter] = []

@@ -26,12 +26,12 @@ _CODES: Final = {"red": "31", "green": "32", "yellow": "33", "dim": "2"}
 
 
 def style(text: str, how: str) -> str:
-    """Returns text in a colour (`red`, `green`, `yellow`), or `dim`."""
+    """Return text in a colour (`red`, `green`, `yellow`), or `dim`."""
     return f"\x1b[{_WORD}:{_CODES[how]}m{text}\x1b[{_WORD}:0m"
 
 
 def rendered(text: str) -> str:
-    """Returns a line for a terminal: text made harmless, marks turned into colours unless NO_COLOR is set."""
+    """Return a line for a terminal: text made harmless, marks turned into colours unless NO_COLOR is set."""
     if os.environ.get("NO_COLOR"):
         return visible(text)
     parts = _MARK.split(text)  # text, codes, text, codes, …, text
@@ -39,17 +39,17 @@ def rendered(text: str) -> str:
 
 
 def visible(text: str) -> str:
-    """Returns a line as it is seen, without marks."""
+    """Return a line without the marks of its colours."""
     return printable(_MARK.sub("", text))
 
 
 def say(*lines: str, err: bool = False) -> None:
-    """Prints lines. Colours are left out if the output is no terminal."""
+    """Print lines. Colours are left out if the output is not a terminal."""
     typer.echo("\n".join(map(rendered, lines)), err=err)
 
 
 def note(*lines: str) -> None:
-    """Prints lines to stderr, for people."""
+    """Print lines to stderr, for people."""
     say(*lines, err=True)
 
 
@@ -67,7 +67,7 @@ def print_json(value: object) -> None:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Prints columns, each as wide as its longest cell; the last one is not padded."""
+    """Print columns, each as wide as its longest cell; the last one is not padded."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(visible(line[i])) for line in lines) for i in range(len(head) - 1)]
     for number, line in enumerate(lines):
@@ -89,12 +89,12 @@ _COLOURS: Final = {
 
 
 def tint(word: str) -> str:
-    """Returns a state in its colour."""
+    """Return a state in its colour."""
     return style(word, _COLOURS[word]) if word in _COLOURS else word
 
 
 def pad(text: str, width: int) -> str:
-    """Returns text padded to a width; marks do not count.
+    """Return text padded to a width; marks do not count.
 
     >>> pad("on", 4) + "|", len(pad(tint("done"), 6)) - len(tint("done"))
     ('on  |', 2)
@@ -106,7 +106,8 @@ def pad(text: str, width: int) -> str:
 
 
 class _Plain(logging.Formatter):
-    """Log lines made harmless: a record is one line, a traceback several."""
+    """Formats log records so that they are harmless for a terminal: a record is one line, a traceback
+    several."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Format the message without control characters."""
@@ -119,13 +120,13 @@ class _Plain(logging.Formatter):
 
 
 def guard_logs() -> None:
-    """Makes log lines that go to stderr by default harmless for a terminal."""
+    """Make log lines harmless for a terminal, where they go to stderr by default."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Plain())
 
 
 def traceback_lines() -> list[str]:
-    """Returns the exception that is being handled, as lines to print."""
+    """Return the exception that is being handled, as lines to print."""
     import traceback
 
     return "".join(traceback.format_exception(*sys.exc_info())).rstrip("\n").split("\n")

@@ -38,7 +38,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Who is told of the alerts of a profile, when, and how often."""
+    """The options of a profile: who is told of its alerts, when, and how often."""
 
     send: Annotated[
         list[str] | None,
@@ -61,7 +61,7 @@ class ProfileOptions:
         typer.Option(
             "--quiet",
             metavar="22:00-07:00",
-            help="Only critical alerts then, the others after. [none]",
+            help="Quiet hours: only critical alerts go out, the others later. [none]",
             show_default=False,
         ),
     ] = ""
@@ -71,19 +71,21 @@ class ProfileOptions:
         length("--for", "How long a delivery is tried. [24h]", metavar="24h"),
     ] = None
     tries: Annotated[
-        int, typer.Option("--tries", min=0, help="How often a delivery is tried at most; 0: no limit.")
+        int, typer.Option("--tries", min=0, help="The most attempts of a delivery; 0 means no limit.")
     ] = 0
     most: Annotated[
         int,
         typer.Option(
             "--most",
             min=0,
-            help="Messages a minute to one recipient, not counting critical ones; 0: no limit.",
+            help="The most messages a minute to one recipient, critical ones not counted; 0 means no limit.",
         ),
     ] = 10
     together: Annotated[
         float | None,
-        length("--together", "Later alerts of an episode wait so long, and go together. [1m]", metavar="1m"),
+        length(
+            "--together", "How long later alerts of an episode wait, to be sent together. [1m]", metavar="1m"
+        ),
     ] = None
     secret: Annotated[
         str,
@@ -106,11 +108,11 @@ class ProfileOptions:
         str, typer.Option("--silent", help="The severity of a silent sentinel: info, warning or critical.")
     ] = "critical"
     nobody: Annotated[
-        bool, typer.Option("--nobody", help="It has no recipients: its alerts are only listed.")
+        bool, typer.Option("--nobody", help="The profile has no recipients: its alerts are only listed.")
     ] = False
 
     def draft(self) -> str:
-        """Returns the profile as JSON, as the hub takes it."""
+        """Return the profile in the JSON form that the hub accepts."""
         import msgspec
 
         draft: JsonObject = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -205,7 +207,7 @@ def _show_profile(one: JsonObject) -> None:
     if one["quiet"]:
         say(f"  quiet {one['quiet']} {one['zone']}, except what is critical")
     if one["heartbeat"]:
-        say(f"  its sentinels show every {_span(one['heartbeat'])} that they are there")
+        say(f"  its sentinels show every {_span(one['heartbeat'])} that they are alive")
     say(f"  a sentinel that is silent {_span(one['grace'])} longer than promised is {one['silent']}")
     if one["steps"]:
         most = f"{count(one['most'], 'message')} a minute" if one["most"] else "any number of messages"

@@ -1,4 +1,4 @@
-"""`duly prune`: forgets what is due, now. A running hub does so by itself, twice a minute."""
+"""`duly prune`: forgets now what is due to be forgotten. A running hub does so by itself, twice a minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duly.cli.options import Json, LedgerOptions, grouped
 
 @grouped
 def prune(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be forgotten.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be forgotten.")] = False,
     *,
     at: LedgerOptions,
     json: Json = False,

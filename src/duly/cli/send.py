@@ -3,8 +3,9 @@
 The law: what is shown is what went over the wire. The command is sent again with the same id until it is
 answered, as any app does.
 
-The verb sends as an app, whose own counter it must not disturb. So an id made here counts in microseconds,
-far above any counter, and the command either wants no order or follows no other."""
+The verb sends under the name of an app, whose own counter it must not disturb. So the counter of an id made
+here is a time in microseconds, far above any counter of an app, and the command either has no order or
+follows no other."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def send(
         typer.Option("--order", metavar="KEY", help="Run it in order with others of this key. [no order]"),
     ] = None,
     latest: Annotated[
-        bool, typer.Option("--latest", help="Of the commands with one order key only the newest counts.")
+        bool, typer.Option("--latest", help="Of the commands with this order key, only the newest is run.")
     ] = False,
     *,
     at: HubOptions,
@@ -140,7 +141,7 @@ def _frame(
                 f"the data is not JSON ({problem}); quote it for the shell, like '{{\"open\":true}}'",
             ) from None
     if id_ == "":
-        raise CommandFailed(Exit.USAGE, "an id is not empty; leave --id out, and one is made")
+        raise CommandFailed(Exit.USAGE, "the id is empty; leave --id out to have one made")
     mode = Mode.LATEST if latest else Mode.REPLAY
     now = time.time_ns() // 1000
     return Frame(
@@ -195,7 +196,7 @@ class _Log:
             self._line("server_ack", f"server_ack  code {code} {shown}{more}{why}", frame)
         elif is_working(frame):
             how_far = f"  {bytes(frame.progress).decode()}" if frame.progress else ""
-            self._line("working", f"working     {self._device} is at it{how_far}", frame)
+            self._line("working", f"working     {self._device} is working on it{how_far}", frame)
         else:
             self.ended = frame
             code = frame.code if frame.code is not None else -1
@@ -267,7 +268,7 @@ async def _send(hub: HubClient, frame: Frame, patience: float, log: _Log) -> Non
                 if loop.time() >= until:
                     return
                 heard = None
-            if heard is None:  # a connection is there (again), or it is time to repeat
+            if heard is None:  # the connection was made (again), or it is time to resend
                 log.begin(frame, sent)
                 link.send(raw)
                 sent += 1

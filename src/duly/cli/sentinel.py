@@ -53,7 +53,7 @@ sentinel = typer.Typer(invoke_without_command=True)
 
 @dataclass(frozen=True)
 class SentinelOptions:
-    """Which tower is meant, as which sentinel, with which memory. They may stand before and behind
+    """The options that select the tower, the sentinel and its memory. They may come before or after
     `trigger`."""
 
     url: Url = None
@@ -65,14 +65,17 @@ class SentinelOptions:
         ),
     ] = None
     session: Annotated[
-        str | None, typer.Option("--session", metavar="ID", help="What is guarded. [drawn once and kept]")
+        str | None,
+        typer.Option(
+            "--session", metavar="ID", help="The session that is guarded. [a random one, made once]"
+        ),
     ] = None
     store: Annotated[
         Path | None,
         typer.Option(
             "--store",
             metavar="FILE",
-            help="Its queue and memory. [in the data folder; with --url sentinel.db]",
+            help="The file of its queue and memory. [in the data folder; with --url sentinel.db]",
         ),
     ] = None
     http: Annotated[bool | None, typer.Option("--http", help="Use plain HTTP instead of a WebSocket.")] = None
@@ -82,13 +85,15 @@ class SentinelOptions:
     as_: Annotated[
         str | None,
         typer.Option(
-            "--as", metavar="NAME", help="Which sentinel of the hub on this machine. [the only one]"
+            "--as",
+            metavar="NAME",
+            help="The sentinel, by its name at the hub on this machine. [the only one]",
         ),
     ] = None
     folder: DataFolder = None
 
     def and_then(self, later: SentinelOptions) -> SentinelOptions:
-        """Returns these options, overridden by later ones."""
+        """Return these options, overridden by later ones."""
         said = {field.name: getattr(later, field.name) for field in fields(later)}
         return replace(self, **{name: value for name, value in said.items() if value is not None})
 
@@ -101,7 +106,8 @@ class LimitOptions:
         float | None, length("--debounce", "Repeats within this time are one event. [30s]")
     ] = None
     per_hour: Annotated[
-        int | None, typer.Option("--per-hour", metavar="N", help="Most events of one device in an hour. [10]")
+        int | None,
+        typer.Option("--per-hour", metavar="N", help="The most events of one device in an hour. [10]"),
     ] = None
     cooldown: Annotated[
         float | None,
@@ -118,7 +124,7 @@ class LimitOptions:
         float | None,
         length(
             "--heartbeat",
-            "Promise the tower a sign of life so often; when it stops, people are told. [none]",
+            "How often to send the tower a heartbeat; if it stops, people are told. [none]",
             metavar="60s",
         ),
     ] = None
@@ -273,7 +279,7 @@ async def _trigger(who: _Who, reason: str, device: str, options: JsonObject, wai
 
 
 async def _stored_or_sent(alert: Alert, limit: float, store: Path) -> None:
-    """Waits until the event is on the disk, or with the tower: a critical one is sent though it cannot be
+    """Wait until the event is on the disk, or with the tower: a critical one is sent though it cannot be
     stored."""
     stored = asyncio.ensure_future(alert.stored())
     sent = alert.sent
@@ -282,7 +288,7 @@ async def _stored_or_sent(alert: Alert, limit: float, store: Path) -> None:
     sent.cancel()
     if not done:
         raise CommandFailed(
-            Exit.FAILED, f"the event is lost: {store} cannot be written, nor has the tower it"
+            Exit.FAILED, f"the event is lost: {store} cannot be written, and the tower does not have it"
         )
 
 
@@ -295,7 +301,7 @@ def _told(hub: HubClient, event: str) -> AlertOutcome:
 
 
 async def _first_try(watcher: Sentinel, event: str) -> tuple[Exit, str]:
-    """Returns why the tower refuses the token, or this event for now; waits for ever if it does not. Older
+    """Return why the tower refuses the token, or this event for now; wait for ever if it does not. Older
     events that wait in the file go out first, and may be refused for reasons of their own."""
     async for news in watcher.news():
         if news.what == "denied":
@@ -334,11 +340,11 @@ async def _watch(who: _Who, json: bool) -> None:
             f"{counts.sent} sent"
         )
     if left and not json:
-        note(f"{count(left, 'event')} not with the tower yet: in {who.store}, for the next start")
+        note(f"{count(left, 'event')} not at the tower yet; stored in {who.store} for the next start")
 
 
 async def _work(watcher: Sentinel, json: bool) -> None:
-    """Obeys every line, then waits until the tower has everything."""
+    """Carry out every line, then wait until the tower has everything."""
     lines = _lines()
     alert: Alert | None = None
     for_the_disk = 0
@@ -365,20 +371,20 @@ async def _work(watcher: Sentinel, json: bool) -> None:
 
 
 async def _stand_down(watcher: Sentinel) -> str | None:
-    """Take the promise of a heartbeat back, when the tower can be reached; returns why that failed."""
+    """Withdraw the promise of heartbeats once the tower can be reached; return why that failed."""
     try:
         async with asyncio.timeout(STAND_DOWN_SECONDS):
             await watcher.ready()
             await watcher.stand_down()
     except TimeoutError:
-        return "the tower has not answered; it expects the heartbeat until it is told"
+        return "the tower has not answered; it expects heartbeats until a stand-down reaches it"
     except DulyError as problem:
         return str(problem)
     return None
 
 
 def _lines() -> asyncio.Queue[str | None]:
-    """Returns a queue of the input's lines, then None. A thread reads it: not every input can be polled."""
+    """Return a queue of the input's lines, then None. A thread reads it: not every input can be polled."""
     loop = asyncio.get_running_loop()
     lines: asyncio.Queue[str | None] = asyncio.Queue()
 
@@ -427,7 +433,7 @@ def _options(text: str) -> JsonObject:
         raise Malformed(f"{text[:80]!r} is not a JSON object: {problem}") from None
     unknown = sorted(options.keys() - {"severity", "location", "meta", "countdown"})
     if unknown:
-        raise Malformed(f"{', '.join(unknown)}: not known; there are severity, location, meta and countdown")
+        raise Malformed(f"{', '.join(unknown)}: not known; use severity, location, meta or countdown")
     lasts = options.get("countdown")
     if lasts is not None and not isinstance(lasts, int | float):
         raise Malformed(f"countdown is a number of seconds, not {lasts!r}")
@@ -462,7 +468,7 @@ def _sentence(news: SentinelNews, watcher: Sentinel) -> str:
             name = f" as {watcher.name}" if watcher.name and news.what == "online" else ""
             return f"{news.what}{name}"
         case "denied":
-            return f"not let in: {news.detail}"
+            return f"refused by the tower: {news.detail}"
         case "countdown":
             said = f"countdown: goes out in {left} unless cancelled"
         case "held":

@@ -80,7 +80,7 @@ def _print(reports: list[SimReport], broken: list[SimReport], elapsed: float) ->
             *violation.trace,
             "",
         )
-        say(f"Again: duly sim --world {report.world} --seed {report.seed}")
+        say(f"Run it again with: duly sim --world {report.world} --seed {report.seed}")
     total = sum(len(report.violations) for report in reports)
     say(
         f"{count(len({r.seed for r in reports}), 'seed')} in "

@@ -1,5 +1,6 @@
 """The command line of a slim installation, where Typer is missing: it lists the verbs, and says which extra
-each of them needs. It prints its own words alone, so it needs none of what makes foreign text harmless."""
+each of them needs. It prints only its own text, so it does not need `output`, which makes other text
+harmless."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from duly.cli import SENTENCE, VERBS, WITHOUT_HUB, Panel
 
 
 def answer(words: Sequence[str]) -> int:
-    """Do what a slim installation can: list the verbs, and say what to install for one; returns the exit
+    """Do what a slim installation can: list the verbs, and say what to install for one. Return the exit
     code."""
     if not words or words[0] in ("-h", "--help"):
         sys.stdout.write(f"{plain_help()}\n")

@@ -47,7 +47,7 @@ NEWEST = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOptions(NodeOptions):
-    """How a task is sent, and from which memory."""
+    """The options of sending: how a task is sent, and from which memory."""
 
     store: NodeStore
     expires: Annotated[
@@ -58,7 +58,7 @@ class TaskOptions(NodeOptions):
     ] = None
 
     def node(self) -> Node:
-        """Makes the node that sends."""
+        """Return the node that sends the task."""
         from duly.clients.node.node import Node
 
         return Node(
@@ -101,7 +101,7 @@ def retry(
     how: TaskOptions,
     json: Json = False,
 ) -> None:
-    """Send a task that has ended once more, as a new one; one that has not is sent again at once."""
+    """Send a task again: as a new task if it has ended, otherwise the same one at once."""
 
     async def do(node: Node) -> SentTask:
         sent = await node.find(id_)
@@ -230,7 +230,7 @@ def cancel(id_: Id, *, store: NodeStore, json: Json = False) -> None:
         async with await open_ledger(store_url(store)) as ledger:
             return await cancel_stored(ledger, id_)
 
-    _read(store, lambda ledger: ledger.floor())  # a mistyped store is not made
+    _read(store, lambda ledger: ledger.floor())  # a store with a mistyped name is not created
     if not asyncio.run(run()):
         raise CommandFailed(Exit.REFUSED, f"{id_} has ended already, or was never sent from {store}")
     print_json({"id": id_, "state": "cancelled"}) if json else say(f"{id_}  {tint('cancelled')}")

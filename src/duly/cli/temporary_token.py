@@ -1,7 +1,7 @@
-"""Acting as an account without its token: a reader of the hub's data folder may ask for a temporary one.
+"""Temporary tokens: a user who can read the hub's data folder may act as any account without its token.
 
-A temporary token ends with the hub that gave it, and when it is not used for a while, so a new one is asked
-for before each connection.
+A temporary token expires when its hub stops, or when it is unused for a while, so a new one is requested
+before each connection.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from duly.errors import NotAuthenticated
 
 
 def roles(hub: HubClient) -> dict[str, str]:
-    """Returns the role of every account, by name."""
+    """Return the role of every account, by name."""
     return {one["name"]: one["role"] for one in hub.ask("/v1/admin/list", {})["accounts"]}
 
 
 def check_account(hub: HubClient, name: str, role: str) -> None:
-    """Fails if there is no such account, before a client waits for a connection."""
+    """Fail if there is no such account; otherwise a client would wait for a connection in vain."""
     known = roles(hub)
     if name not in known:
         raise CommandFailed(
@@ -32,7 +32,8 @@ def check_account(hub: HubClient, name: str, role: str) -> None:
 
 
 def access_source(hub: HubClient, name: str, folder: str | None) -> Callable[[], Awaitable[tuple[str, str]]]:
-    """Returns a function that finds the hub of this data folder, and a temporary token of `name` there."""
+    """Return a function that finds the hub of this data folder and gets a temporary token of `name` from
+    it."""
     last = hub
 
     async def find() -> tuple[str, str]:

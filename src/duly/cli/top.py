@@ -29,7 +29,7 @@ EVERY: Final = 1.0
 SHORTEST: Final = 0.1
 KINDS_SHOWN: Final = 12
 LEDGERS: Final = {"PostgresLedger": "PostgreSQL", "SqliteLedger": "SQLite", "MemoryLedger": "memory"}
-"""What a ledger is called; the hub names its class."""
+"""The names of ledgers as shown, by the class that the hub reports."""
 SPARKS: Final = "▁▂▃▄▅▆▇█"
 RATES: Final = ("accepted", "done", "duplicate", "retries", "superseded", "refused", "unknown", "failed")
 OUTCOMES: Final = (
@@ -39,8 +39,8 @@ OUTCOMES: Final = (
 
 @grouped
 def top(
-    once: Annotated[bool, typer.Option("--once", help="Show them once and end.")] = False,
-    every: Annotated[float | None, length("--every", "How often they are read again. [1s]")] = None,
+    once: Annotated[bool, typer.Option("--once", help="Show the metrics once and exit.")] = False,
+    every: Annotated[float | None, length("--every", "How often to refresh. [1s]")] = None,
     *,
     at: HubOptions,
     json: Json = False,
@@ -88,7 +88,7 @@ def _live(at: HubOptions, hub: HubClient, every: float) -> None:
 
 
 def _again(at: HubOptions, hub: HubClient) -> HubClient:
-    """Returns the hub as it is found now: after a restart its run file has another token."""
+    """Return the hub as it is found now: after a restart its run file has another token."""
     try:
         return at.need()
     except CommandFailed:
@@ -99,7 +99,7 @@ def _again(at: HubOptions, hub: HubClient) -> HubClient:
 
 
 def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
-    """Returns the metrics as lines."""
+    """Return the metrics as lines."""
     snapshot, state = answer["snapshot"], answer["state"]
     rates = snapshot["rates"]
     gauges = {metric["name"]: metric for metric in snapshot["metrics"]}
@@ -121,8 +121,8 @@ def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
         _row("last minute", _sparks([row[1] for row in chart])),
         _row(
             "time",
-            f"half end within {took(rates.get('p50_ms', 0))}, 99 % within {took(rates.get('p99_ms', 0))} · "
-            f"commits {took(rates.get('commit_p50_ms', 0))} and {took(rates.get('commit_p99_ms', 0))}",
+            f"p50 {took(rates.get('p50_ms', 0))}, p99 {took(rates.get('p99_ms', 0))} · "
+            f"commit p50 {took(rates.get('commit_p50_ms', 0))}, p99 {took(rates.get('commit_p99_ms', 0))}",
         ),
         _row(
             "pending",
@@ -130,7 +130,7 @@ def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
             f"dead letters {value('duly_dead_letters'):.0f}",
         ),
         _row("connections", connections),
-        _row("clocks", f"the farthest sender is {value('duly_clock_skew_seconds'):.1f} s off"),
+        _row("clocks", f"the largest difference of a sender is {value('duly_clock_skew_seconds'):.1f} s"),
         "",
         *_totals(answer["cluster"]),
         "",
@@ -148,7 +148,7 @@ def _headline(snapshot: JsonObject) -> str:
 
 
 def _health(state: JsonObject, value: Callable[[str], float]) -> str:
-    """Whether everything works; a monitor is not told why not."""
+    """Return the health of the hub as a line; a monitor is not told the reasons."""
     hubs = f"{value('duly_cluster_hubs'):.0f} hub{'s' if value('duly_cluster_hubs') != 1 else ''}"
     notifier = "" if value("duly_notifier_up") else style(" · no hints arrive", "yellow")
     if not state:
@@ -162,7 +162,7 @@ def _health(state: JsonObject, value: Callable[[str], float]) -> str:
 
 
 def _sparks(rates: list[float]) -> str:
-    """Returns accepted messages per second as a row of bars."""
+    """Return accepted messages per second as a row of bars."""
     if not rates:
         return "(nothing yet)"
     most = max(rates)
@@ -171,7 +171,7 @@ def _sparks(rates: list[float]) -> str:
 
 
 def _totals(cluster: list[JsonObject]) -> Iterable[str]:
-    """Returns the totals of all hubs by kind and outcome, as a table."""
+    """Return the totals of all hubs by kind and outcome, as a table."""
     counts: dict[str, dict[str, int]] = {}
     for one in cluster:
         if one["name"] == "duly_messages_total":
@@ -181,7 +181,7 @@ def _totals(cluster: list[JsonObject]) -> Iterable[str]:
                 row.get(outcome if outcome in OUTCOMES else "refused", 0) + one["value"]
             )
     if not counts:
-        return ["no message has come yet; 'duly send' sends one"]
+        return ["there are no messages yet; 'duly send' sends one"]
     kinds = sorted(counts, key=lambda kind: -sum(counts[kind].values()))
     width = max(len("in all"), *(len(kind) for kind in kinds[:KINDS_SHOWN]))
     lines = [style(pad("in all", width) + "".join(f"{word:>11}" for word in OUTCOMES), "dim")]

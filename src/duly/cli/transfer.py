@@ -1,6 +1,6 @@
 """`duly export`, `duly import` and `duly copy`: a ledger as JSON lines, and in another database.
 
-The law: a ledger that is filled is filled whole or not at all, and compared with where it came from.
+The law: a new ledger is filled completely or not at all, and is compared with its source.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def export(
     file: ExportFile = "-",
     without_secrets: Annotated[
         bool,
-        typer.Option("--without-secrets", help="Leave sealed secrets out, instead of exporting them sealed."),
+        typer.Option("--without-secrets", help="Leave secrets out, instead of exporting them encrypted."),
     ] = False,
     *,
     at: StoreOptions,
 ) -> None:
     """Write the ledger as JSON lines.
 
-    Everything at one moment, also while a hub runs: one line for each row, and a last line that counts and
-    hashes them. Secrets stay sealed with the ledger's key, or are left out.
+    Writes the ledger as it is at one moment, also while a hub runs: one line for each row, and a last line
+    with their counts and hashes. Secrets stay encrypted with the ledger's key, or are left out.
     """
     settings = at.settings
     with _output(file) as out, row_progress("rows") as counted:
@@ -62,7 +62,7 @@ async def _export(settings: Settings, out: IO[bytes], secrets: bool, progress: C
 
 @contextmanager
 def _output(file: str) -> Iterator[IO[bytes]]:
-    """Give the file to write to; it gets its name when it is whole, and only its owner may read it."""
+    """Yield the file to write to. It gets its name when it is complete, and only its owner may read it."""
     if file == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
@@ -85,8 +85,8 @@ def _output(file: str) -> Iterator[IO[bytes]]:
 def import_(file: ExportFile = "-", *, at: StoreOptions, json: Json = False) -> None:
     """Make a ledger from exported JSON lines.
 
-    All of it or nothing; the ledger must not exist yet. An export is a ledger that moves: stop the hub first,
-    and do not start it on the old ledger again. For a ledger that was lost, use 'duly restore'.
+    Imports everything or nothing; the ledger must not exist yet. Use it to move a ledger: stop the hub before
+    you export, and do not start it on the old ledger again. To replace a lost ledger, use 'duly restore'.
     """
     settings = at.settings
     with _input(file) as lines, row_progress("rows") as counted:
@@ -107,7 +107,7 @@ async def _import(settings: Settings, lines: IO[bytes], progress: Callable[[int]
     async with empty_ledger(settings.ledger_url) as ledger:
         await fill(ledger, reader.rows, progress)
     if reader.secrets != "sealed":
-        note("this export has no secrets: set addresses, passwords and broker logins anew")
+        note("this export has no secrets: set addresses, passwords and broker logins again")
     return await check_invariants(settings)
 
 
@@ -132,14 +132,14 @@ def copy(
 ) -> None:
     """Copy a ledger to another database, such as SQLite to PostgreSQL.
 
-    All of it or nothing: rows and digests of every table are compared, and the copy is checked. Refuses a
-    ledger that a hub uses, and a target that is not empty.
+    Copies everything or nothing: rows and digests of every table are compared, and the copy is checked.
+    Refuses a ledger that a hub uses, and a target that is not empty.
     """
     from duly.storage.copy import copy_ledger
 
     here, there = _url(source), _url(_made_for(target))
     if here == there:
-        raise CommandFailed(Exit.USAGE, "FROM and TO are the same ledger")
+        raise CommandFailed(Exit.USAGE, "FROM and TO are the same ledger; name another target")
     with row_progress("rows") as counted:
         asyncio.run(copy_ledger(here, there, counted))
     from duly.server.ledger_check import check_invariants
@@ -148,11 +148,11 @@ def copy(
     report = asyncio.run(check_invariants(settings, url=there))
     _end(report, "copied", json)
     if not json:
-        note("the secrets in it need the same secret.key; do not start a hub on the old ledger again")
+        note("copy secret.key as well: its secrets need it. Do not start a hub on the old ledger again")
 
 
 def _made_for(target: str) -> str:
-    """Returns where a copy is written. A new name without an ending is a data folder, which is made."""
+    """Return the ledger to copy to. A new name without a suffix is a data folder, which is created."""
     from duly.runtime.files import private_folder
 
     path = Path(target)
@@ -166,7 +166,7 @@ def _is_url(text: str) -> bool:
 
 
 def _url(text: str) -> str:
-    """Returns the address of a ledger that was named by its URL, file or data folder."""
+    """Return the address of a ledger that was named by its URL, file or data folder."""
     from duly.storage import file_url
 
     if _is_url(text):

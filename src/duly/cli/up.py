@@ -1,7 +1,7 @@
 """`duly up`: runs a hub until it is stopped.
 
-The law: when everything serves, one line, `ready …`, is printed; the lines after it are for people. A hub
-ends cleanly when it is told to; a hub that ends by itself says why, and the exit code is then 1."""
+The law: when every part serves, the verb prints one line, `ready …`; the lines after it are for people. The
+hub ends cleanly at a signal; if it ends by itself, the verb says why and exits with 1."""
 
 from __future__ import annotations
 
@@ -108,8 +108,7 @@ class UpOptions:
         typer.Option(
             "--log-level",
             metavar="LEVEL",
-            help="The least important lines to write: debug (with retries and duplicates), info, warning or "
-            "error. [info]",
+            help="The lowest level to log: debug (retries, duplicates), info, warning or error. [info]",
         ),
     ] = None
     origins: Annotated[
@@ -150,14 +149,14 @@ def up(*, options: UpOptions, json: Json = False) -> None:
     settings = load({field.name: _given(getattr(options, field.name)) for field in fields(options)})
     try:
         import uvloop
-    except ImportError:  # not made for this platform: slower, not different
+    except ImportError:  # not available on this platform; the hub is only slower without it
         asyncio.run(_serve(settings, json))
     else:
         uvloop.run(_serve(settings, json))
 
 
 def _given(value: object) -> object:
-    """Returns the value of an option, or None if it was not given."""
+    """Return the value of an option, or None if it was not given."""
     return None if value == [] else value
 
 
@@ -191,9 +190,7 @@ async def _serve(settings: Settings, json: bool) -> None:
             "stop it, or choose another folder with --data",
         ) from None
     except Malformed as problem:
-        if isinstance(
-            problem.__cause__, OSError
-        ):  # a port that is taken: nothing is wrong with what was typed
+        if isinstance(problem.__cause__, OSError):  # a port in use is not a mistake in the command line
             raise CommandFailed(Exit.FAILED, str(problem)) from None
         raise
     except OSError as problem:
@@ -209,7 +206,9 @@ async def _serve(settings: Settings, json: bool) -> None:
         await asyncio.wait({life, telling}, return_when=asyncio.FIRST_COMPLETED)
         if life.done():
             raise CommandFailed(
-                Exit.FAILED, f"the hub has ended by itself: {life.exception()!r}. What it accepted is stored"
+                Exit.FAILED,
+                f"the hub has ended by itself: {life.exception()!r}. "
+                "What it accepted is stored; start it again with 'duly up'",
             )
     finally:
         died = life.done()
@@ -228,11 +227,11 @@ def _announce(hub: Hub, settings: Settings, link: str, json: bool) -> None:
         return
     setup: list[str] = []
     programs = Path(sys.executable).parent
-    if shutil.which("duly") is None and (programs / "duly").exists():  # as after 'make up'
+    if shutil.which("duly") is None and (programs / "duly").exists():  # the hub was started by 'make up'
         setup.append(f"  export PATH={shlex.quote(str(programs))}:$PATH")
     if settings.data not in ("duly-data", os.environ.get("DULY_DATA")):
         setup.append(f"  export DULY_DATA={shlex.quote(str(Path(settings.data).absolute()))}")
-    say(  # at once: a program reads one line, and may be gone before there is another
+    say(  # printed together: a program may read only the first line, and then close the pipe
         " ".join(filter(None, ("ready", hub.url, hub.mqtt_url, hub.mqtt_websocket_url))),
         "",
         "See it in a browser (the link works once; 'duly dashboard link' prints another):",

@@ -414,7 +414,7 @@ def _expiry(now: int, expires: float | None, expires_at: float | None) -> int | 
     if expires is None:
         return None if expires_at is None else seconds(expires_at) // MS
     if expires_at is not None:
-        raise ProgramError("a command expires in a time (expires) or at a time (expires_at), not both")
+        raise ProgramError("give either expires (seconds from now) or expires_at (a time), not both")
     return (now + seconds(expires)) // MS
 
 

@@ -122,7 +122,7 @@ async def download(
     if found != media.sha256:
         part.unlink()
         raise MediaError(
-            f"{name} arrived damaged (its SHA-256 is {found[:12]}…); it was thrown away, ask again"
+            f"{name} arrived damaged (its SHA-256 is {found[:12]}…) and was deleted; download it again"
         )
     return part.replace(to)
 

@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from typing import Final, Literal, Self
 from urllib.parse import urlsplit
 
+import msgspec
 from msgspec import structs
 
 from duly.clients.base import Client, HubLink
@@ -190,7 +191,7 @@ class Sentinel(Client):
         """Report an event of a device. `countdown` is in seconds, and the policy's if not given; `severity`
         is `info`, `warning` or `critical`."""
         if _name("reason", reason) == SUMMARY:
-            raise Malformed(f"{SUMMARY!r} is the sentinel's own reason; choose another")
+            raise Malformed(f"{SUMMARY!r} is a reason that the sentinel uses itself; choose another")
         about, where = _json("meta", meta), _json("location", location)
         if countdown is not None and not 0 <= countdown < self.policy.keep:
             raise Malformed(f"countdown is a number of seconds, 0 or more, not {countdown}")
@@ -218,7 +219,7 @@ class Sentinel(Client):
     ) -> None:
         """Add newer information to an event: it is sent with the event, or after it."""
         if not event:
-            raise Malformed("there is no event yet, or it was held back; await alert.stored() first")
+            raise Malformed("the event is not stored yet, or it was held back; await alert.stored() first")
         change = EventChange(
             event,
             self._now(),
@@ -392,5 +393,5 @@ def _json(field: str, value: object) -> bytes:
         raise Malformed(f"{field} cannot be written as JSON: {problem}") from None
     if len(text) > FIELD_LIMIT:
         raise TooLarge(f"{field} has {len(text)} bytes, the limit is {FIELD_LIMIT}; leave something out")
-    frames.check(b'{"data":{"%b":%b}}' % (field.encode(), text))  # as deep as it will be in its frame
+    frames.check(msgspec.json.encode({"data": {field: msgspec.Raw(text)}}))  # as deep as in its frame
     return text

@@ -145,7 +145,9 @@ class WebSocketLink:
         async with asyncio.timeout(10):
             message = await socket.receive()
         if message.type is not aiohttp.WSMsgType.TEXT:
-            raise ConnectionError("the hub hung up before its welcome")  # it is shutting down: try again
+            raise ConnectionError(
+                "the hub closed the connection before its welcome"
+            )  # it is shutting down: try again
         answer = frames.decode(message.data)
         if answer.type != "welcome":
             raise NotAuthenticated(answer.detail or "the hub does not know this token")

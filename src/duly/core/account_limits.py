@@ -44,7 +44,7 @@ class LimitPolicy(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if min(self.commands, self.lines, self.pushes, self.alerts, self.stored_mb) < 0:
-            raise Malformed("a limit is a number of messages or megabytes, or 0 for no limit")
+            raise Malformed("a limit must be a number of messages or megabytes, or 0 for no limit")
 
 
 class AccountLimit:

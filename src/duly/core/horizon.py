@@ -36,7 +36,7 @@ class Horizon(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if (self.lapse or 0) < 0:
-            raise Malformed("a horizon's lapse is a length of time, 0 or more, or None")
+            raise Malformed("the lapse of a horizon must be a length of time, 0 or more, or None")
         if self.keep <= 0 or self.skew < 0 or self.grace < 0 or not 0 <= self.fresh <= self.keep:
             raise Malformed("a horizon needs keep > 0, skew >= 0, grace >= 0 and fresh no longer than keep")
 

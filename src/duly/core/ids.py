@@ -251,4 +251,4 @@ def event_id(
     try:
         return sha256(text.encode()).hexdigest()[:32]
     except UnicodeEncodeError as error:
-        raise Malformed("an event's fields must be valid Unicode: half a surrogate pair is not") from error
+        raise Malformed("an event's fields must be valid Unicode, without half a surrogate pair") from error

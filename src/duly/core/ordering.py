@@ -69,11 +69,11 @@ class LanePolicy(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.width is not None and self.width < 1:
-            raise Malformed("a lane is at least one message wide")
+            raise Malformed("the width of a lane must be at least one message")
         if self.ahead is not None and (self.serial or self.width is not None):
-            raise Malformed("a lane is bounded by acknowledgements or by what is under way, not by both")
+            raise Malformed("limit a lane either by acknowledgements or by messages under way, not by both")
         if self.window < 0 or self.drift < 0:
-            raise Malformed("a lane's window and drift are lengths of time, 0 or more")
+            raise Malformed("the window and drift of a lane must be lengths of time, 0 or more")
 
 
 class Lanes:

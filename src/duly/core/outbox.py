@@ -99,7 +99,7 @@ class OutboxPolicy(Struct, frozen=True):
         if not self.channel:
             raise Malformed("an outbox needs a channel name")
         if self.patience <= 0:
-            raise Malformed("patience is a length of time, more than 0")
+            raise Malformed("patience must be a length of time greater than 0")
 
 
 def always(_: Message) -> bool:
@@ -298,7 +298,7 @@ class Outbox:
         # An attempt of this worker that is not in memory was committed but never begun.
         if one.resting or ours or self._repeatable(message):
             return self._try_again(one, now)
-        return self._end_unanswered(one, State.UNKNOWN, CRASHED, delivery.attempt, now)
+        return self._end(one, _unanswered(one, State.UNKNOWN, CRASHED, delivery.attempt), now)
 
     # ── what the recipient says ──────────────────────────────────────────────────────────────────
 
@@ -358,7 +358,7 @@ class Outbox:
             return []
         delay = self.policy.retry.delay(attempt, key)
         if delay is None:
-            return self._end_unanswered(one, State.FAILED, Answer(1, b"", reason), attempt, now)
+            return self._end(one, _unanswered(one, State.FAILED, Answer(1, b"", reason), attempt), now)
         one.resting = True
         self.transmissions.schedule(one, now + delay)
         return [Step((Postpone(self.ref(one.message), attempt, now + delay, reason),), _nothing)]
@@ -376,9 +376,9 @@ class Outbox:
         todo: list[Todo] = []
         for one in self.transmissions.due(now):
             if one.resting and now >= self.transmissions.expiry(one):
-                todo += self._end_unanswered(one, State.EXPIRED, EXPIRED, one.attempt, now)
+                todo += self._end(one, _unanswered(one, State.EXPIRED, EXPIRED, one.attempt), now)
             elif now >= self.transmissions.deadline(one):
-                todo += self._end_unanswered(one, State.UNKNOWN, SILENT, one.attempt, now)
+                todo += self._end(one, _unanswered(one, State.UNKNOWN, SILENT, one.attempt), now)
             else:
                 todo += self._try_again(one, now)
         return todo
@@ -415,11 +415,6 @@ class Outbox:
             then += self._fails(message)
         finish = Finish(self.ref(message), end.attempt, state, answer.reason, then)
         return [Step((finish,), partial(self._finished, one, finish, answer))]
-
-    def _end_unanswered(
-        self, one: Transmission, state: State, answer: Answer, attempt: int, now: int
-    ) -> list[Todo]:
-        return self._end(one, Answered(one.message.key, state, answer, attempt), now)
 
     def _finished(
         self, one: Transmission, finish: Finish, answer: Answer, results: Results, now: int
@@ -468,6 +463,11 @@ def unable(event: Event) -> list[Effect]:
     """Return the replies to an event that cannot be stored now. Only an arriving message gets one: a
     recipient repeats its answer when the message is sent again."""
     return [Reply(event.origin, event.message, UNABLE)] if isinstance(event, Arrived) else []
+
+
+def _unanswered(one: Transmission, state: State, answer: Answer, attempt: int) -> Answered:
+    """Return the end of a message that its recipient did not answer."""
+    return Answered(one.message.key, state, answer, attempt)
 
 
 def _nothing(_: Results, __: int) -> list[Todo]:

@@ -50,9 +50,9 @@ class RetryPolicy:
         if not (isfinite(self.factor) and self.factor >= 1):
             raise Malformed(f"the factor must be 1 or more, or delays would shrink; got {self.factor}")
         if self.tries is not None and self.tries < 1:
-            raise Malformed(f"there is at least one try, not {self.tries}; for no resends use never()")
+            raise Malformed(f"tries must be 1 or more, not {self.tries}; for no resends use never()")
         if not 0 <= self.jitter <= 1:
-            raise Malformed(f"jitter is a part from 0 to 1, not {self.jitter}")
+            raise Malformed(f"jitter must be a fraction from 0 to 1, not {self.jitter}")
 
     @classmethod
     def fixed(cls, every: int, tries: int | None) -> RetryPolicy:

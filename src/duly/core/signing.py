@@ -64,9 +64,9 @@ class Key(Struct, frozen=True, omit_defaults=True):
         else:
             identity = self.secret
             if self.public:
-                raise Malformed("an HMAC key is a secret alone")
+                raise Malformed("an HMAC key has a secret and no public half")
         if not identity:
-            raise Malformed("a key without anything in it")
+            raise Malformed("a key needs a public half or a secret")
         text = b"duly key\0%b\0%b" % (self.algorithm.value.encode(), identity)
         force_setattr(self, "kid", blake2b(text, digest_size=8).hexdigest())
 
@@ -134,7 +134,7 @@ def read_key(text: str) -> Key:
     """
     word, _, data = text.strip().partition(":")
     if word != Algorithm.ED25519.value:
-        raise Malformed("a public key looks like ed25519:O2onv…; 'duly keys list' shows one's own")
+        raise Malformed("a public key looks like ed25519:O2onv…; 'duly keys list' shows your own")
     return Key(Algorithm.ED25519, public=_from_base64(data))
 
 

@@ -63,7 +63,7 @@ def _network(text: str) -> Network:
         ) from None
     if not network.prefixlen:
         raise Malformed(
-            f"{text} is every address: any client could then claim to be another; list the proxies"
+            f"{text} stands for every address, so any client could claim to be another; list the proxies"
         )
     return network
 

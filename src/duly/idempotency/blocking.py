@@ -43,12 +43,12 @@ class BlockingLoop:
         """Begin something on the loop."""
         if threading.current_thread() is self._thread:
             work.close()
-            raise ProgramError("this would wait for itself; call it from another thread")
+            raise ProgramError("this call would wait for itself; call it from another thread")
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
         except RuntimeError:
             work.close()
-            raise Stopped("the program is ending; nothing is begun any more") from None
+            raise Stopped("the program is ending, so no new run begins") from None
 
     def close(self) -> None:
         """Close the ledgers of this loop, and end its thread."""

@@ -136,7 +136,7 @@ def _plain_form(value: object) -> object:
     """Return a value that msgspec does not know as plain data."""
     if _is_model(type(value)):
         return value.model_dump(mode="json")  # type: ignore[attr-defined]  # pydantic's, and optional
-    raise _NotPlainError(f"there is a value of the type {type(value).__qualname__!r} in it")
+    raise _NotPlainError(f"it contains a value of the type {type(value).__qualname__!r}")
 
 
 def _model_from(kind: type, value: object) -> object:

@@ -42,7 +42,7 @@ from duly.identity.account_directory import (
 from duly.identity.account_names import check_account_name, check_name
 from duly.identity.keyring import new_key
 from duly.storage.ledger import Ledger
-from duly.storage.secret_box import SecretBox, is_sealed
+from duly.storage.secret_box import SecretBox, is_encrypted
 
 __all__ = [
     "FORMER",
@@ -264,7 +264,7 @@ class Accounts(AccountDirectory):
     # ── password hashes and shared keys are encrypted: a copy of the ledger is no help to a thief ─
 
     def _encrypt(self, name: str, field: str, value: str) -> str:
-        if self._box is None or not value or is_sealed(value):
+        if self._box is None or not value or is_encrypted(value):
             return value
         return self._box.encrypt(value, f"{PRINCIPALS}/{name}/{field}")
 

@@ -23,7 +23,7 @@ from duly.storage.ledger import Ledger
 
 LOCAL: Final = "local"
 """The name of the user who may read the data folder."""
-_ELSEWHERE: Final = (Role.NODE, Role.MONITOR)
+_OTHER_ENTRANCES: Final = (Role.NODE, Role.MONITOR)
 """Roles whose accounts do not log in here."""
 
 
@@ -56,7 +56,7 @@ class Authenticator:
         if token is None or not self._ledger.sole:
             return None
         who = self._accounts.authenticate(token)
-        return None if who is None or who.role in _ELSEWHERE else who
+        return None if who is None or who.role in _OTHER_ENTRANCES else who
 
     async def authenticate(self, token: str | None, address: str) -> Principal:
         """The account that this token belongs to, whatever its role may do here."""

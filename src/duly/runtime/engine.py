@@ -519,7 +519,7 @@ class Engine:
 
 
 def _stopped() -> Stopped:
-    return Stopped("this engine is not running; nothing was taken in, try again at another hub, or later")
+    return Stopped("this engine is not running; nothing was accepted. Try again later, or at another hub")
 
 
 def _tell(group: _Group) -> None:

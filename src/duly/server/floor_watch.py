@@ -11,6 +11,7 @@ from typing import Final
 
 from duly.core.trusted_time import Floor
 from duly.core.units import HOUR, MINUTE, MS, SECOND, show
+from duly.storage.floor_repair import lower_marks, lowered_to, mend_floor
 from duly.storage.ledger import Ledger
 
 TOLERATED_AHEAD: Final = 5 * MINUTE
@@ -32,7 +33,7 @@ class FloorWatch:
     async def refresh(self) -> None:
         """Read the floor again."""
         self._floor = await self._ledger.floor()
-        before, self._lowered = self._lowered, await self._ledger.lowered_to()
+        before, self._lowered = self._lowered, await lowered_to(self._ledger)
         if self._lowered > before >= 0 and self.on_lowered is not None:
             await self.on_lowered(self._lowered)
 
@@ -55,8 +56,8 @@ class FloorWatch:
         clock has moved into the future."""
         lanes = 0
         if "mend" in wanted:
-            lanes = await self._ledger.lower_marks()
-            await self._ledger.mend_floor(everything="all" in wanted)
+            lanes = await lower_marks(self._ledger)
+            await mend_floor(self._ledger, everything="all" in wanted)
         await self.refresh()
         ahead = await lanes_ahead(self._ledger)
         floor, now = self._floor, self._ledger.clock.now()

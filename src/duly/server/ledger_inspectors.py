@@ -24,7 +24,7 @@ from duly.storage.check import Inspector
 from duly.storage.invariants import BrokenInvariant, Invariant
 from duly.storage.secret_box import SecretBox
 
-_SEALED: Final = re.compile(rb"sealed:1:([0-9a-f]+):")
+_ENCRYPTED: Final = re.compile(rb"sealed:1:([0-9a-f]+):")
 
 
 class AccountInspector:
@@ -79,12 +79,12 @@ class SecretInspector:
     invariants: Sequence[Invariant] = (
         Invariant(
             "secret-key",
-            "every sealed secret is sealed with the key that the ledger names",
+            "every encrypted secret is encrypted with the key that the ledger names",
             "set the secrets that are named anew, or restore a backup",
         ),
         Invariant(
             "secret-openable",
-            "every sealed secret can be opened at its place",
+            "every encrypted secret can be opened at its place",
             "set the secrets that are named anew ('duly profile set', 'duly add'), or restore a backup",
         ),
     )
@@ -97,15 +97,15 @@ class SecretInspector:
 
     def item(self, bucket: str, name: str, body: bytes) -> Iterator[BrokenInvariant]:
         """Try to decrypt the secrets of an item."""
-        keys = _SEALED.findall(body)
+        keys = _ENCRYPTED.findall(body)
         if (bucket, name) == (secret_box.BUCKET, secret_box.NAME) and keys:
             self._needed = keys[0].decode()
         self._keys += [(key.decode(), f"{bucket}/{name}") for key in keys]
         if self._box is None or not keys:
             return
         try:
-            for sealed, place in _sealed_in(bucket, name, body):
-                self._box.decrypt(sealed, place)
+            for encrypted, place in _encrypted_in(bucket, name, body):
+                self._box.decrypt(encrypted, place)
         except (SecretKeyMissing, msgspec.DecodeError) as problem:
             yield BrokenInvariant("secret-openable", f"{bucket}/{name}: {problem}")
 
@@ -119,11 +119,11 @@ class SecretInspector:
             if key != self._needed:
                 named = self._needed or "none"
                 yield BrokenInvariant(
-                    "secret-key", f"{where} is sealed with key {key}, the ledger names {named}"
+                    "secret-key", f"{where} is encrypted with key {key}, the ledger names {named}"
                 )
 
 
-def _sealed_in(bucket: str, name: str, body: bytes) -> Iterator[tuple[str, str]]:
+def _encrypted_in(bucket: str, name: str, body: bytes) -> Iterator[tuple[str, str]]:
     """Yield the encrypted values of an item, each with its place."""
     if bucket == secret_box.BUCKET:
         yield body.decode(), secret_box.BUCKET

@@ -41,7 +41,9 @@ async def open_ledger(url: str, *, clock: Clock | None = None) -> Ledger:
                     f"{url!r} names no file; write sqlite:///app.db or sqlite:////absolute/app.db"
                 )
             if parts.path == "/:memory:":
-                raise Malformed(f"{url!r} would be a file of that name; a ledger in memory is memory:")
+                raise Malformed(
+                    f"{url!r} would be a file with that name; for a ledger in memory write memory:"
+                )
             options = parse_qs(parts.query, keep_blank_values=True)
             if options.keys() - {"mode"}:
                 raise Malformed(
@@ -76,4 +78,4 @@ async def open_snapshot(url: str, *, overlay: bool = True) -> Snapshot:
         from duly.storage.postgres.snapshot import PostgresSnapshot
 
         return await PostgresSnapshot.open(url)
-    raise Malformed(f"{url!r} is not a ledger that is kept; use sqlite:///app.db or postgresql://…")
+    raise Malformed(f"{url!r} is not a durable ledger; use sqlite:///app.db or postgresql://…")

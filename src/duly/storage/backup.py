@@ -116,7 +116,7 @@ async def restore_rows(
     about, _ = await about_backup(backup)
     if about is None:
         raise LedgerError(
-            "this is a ledger, and no backup of one; make one with 'duly backup', or use 'duly copy'"
+            "this file is a ledger, not a backup; make a backup with 'duly backup', or use 'duly copy'"
         )
     restored = _RestoredRows(backup, lost, repeatable, ledger.clock.now())
     await restored.find_open()

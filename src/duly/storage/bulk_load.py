@@ -40,8 +40,8 @@ class LedgerLoader:
                 f"SELECT 1 FROM {self._prefix}{table.name} LIMIT 1"
             ):
                 raise LedgerError(
-                    f"the target is not empty: it has {table.name}. Name a new file or database; nothing "
-                    "was changed"
+                    f"the target is not empty: it has rows in {table.name}. Name a new file or database; "
+                    "nothing was changed"
                 )
         await self._tx.execute(f"DELETE FROM {self._prefix}{FLOOR.name}")
 

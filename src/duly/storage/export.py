@@ -19,7 +19,7 @@ from duly.storage import snapshot as tables
 from duly.storage.snapshot import BATCH, TABLES, LedgerTable, Snapshot, StoredRow, Summaries, TableDigest
 
 FORMAT: Final = 1
-_SEALED: Final = b"sealed:1:"
+_ENCRYPTED: Final = b"sealed:1:"
 _encode: Final = msgspec.json.Encoder().encode
 _decode: Final = msgspec.json.Decoder().decode
 
@@ -27,7 +27,7 @@ _decode: Final = msgspec.json.Decoder().decode
 async def export_lines(
     snapshot: Snapshot, now: int, *, secrets: bool = True, progress: Callable[[int], None] = lambda rows: None
 ) -> AsyncIterator[bytes]:
-    """Yield a ledger as lines. Secrets stay sealed, as they are in the ledger; without `secrets` they are
+    """Yield a ledger as lines. Secrets stay encrypted, as they are in the ledger; without `secrets` they are
     omitted."""
     kept = "sealed" if secrets else "left out"
     head = {"duly_export": FORMAT, "at": now, "engine": snapshot.engine, "secrets": kept}
@@ -50,13 +50,13 @@ async def export_lines(
 
 
 def without_secrets(row: StoredRow) -> StoredRow | None:
-    """Return an item without its sealed values; None if it has no other content.
+    """Return an item without its encrypted values; None if it has no other content.
 
     >>> without_secrets(("principals", "ann", b'{"role":"user","password":"sealed:1:ab:cd"}'))
     ('principals', 'ann', b'{"role":"user","password":""}')
     """
     bucket, name, body = row
-    if _SEALED not in body:
+    if _ENCRYPTED not in body:
         return row
     try:
         fields = _decode(body)
@@ -65,7 +65,7 @@ def without_secrets(row: StoredRow) -> StoredRow | None:
     if not isinstance(fields, dict):
         return None
     cleared = {
-        key: "" if isinstance(value, str) and value.encode().startswith(_SEALED) else value
+        key: "" if isinstance(value, str) and value.encode().startswith(_ENCRYPTED) else value
         for key, value in fields.items()
     }
     return bucket, name, _encode(cleared)
@@ -99,7 +99,7 @@ class ExportReader:
         self.secrets = str(head.get("secrets", ""))
         found = head.get("duly_export")
         if not isinstance(found, int):
-            raise Malformed("this is no export of duly: its first line does not say so")
+            raise Malformed("this file is not an export of duly: its first line is not the header of one")
         if found > FORMAT:
             raise LedgerTooNew(
                 f"this export has the format {found}, and this duly reads {FORMAT}; upgrade duly"
@@ -115,7 +115,7 @@ class ExportReader:
         except (msgspec.DecodeError, UnicodeDecodeError) as problem:
             raise Malformed(f"line {n} of this export is not JSON: {problem}") from None
         if not isinstance(found, dict):
-            raise Malformed(f"line {n} of this export is no JSON object")
+            raise Malformed(f"line {n} of this export is not a JSON object")
         return n, found
 
     async def rows(self, table: LedgerTable) -> AsyncIterator[Sequence[StoredRow]]:
@@ -161,7 +161,7 @@ class ExportReader:
 
 def _row(table: LedgerTable, n: int, found: object) -> StoredRow:
     if not isinstance(found, dict) or found.keys() != table.columns.keys():
-        raise Malformed(f"line {n} of this export has not the columns of {table.name}")
+        raise Malformed(f"line {n} of this export does not have the columns of {table.name}")
     return tuple(_value(n, kind, found[name]) for name, kind in table.columns.items())
 
 

@@ -14,8 +14,8 @@ import asyncio
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from copy import copy
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
@@ -33,10 +33,7 @@ from duly.core.operations import (
     AppendEntry,
     DeliveryRef,
     Group,
-    LowerMark,
     Operation,
-    Postpone,
-    PutItem,
     R,
     Recall,
     Results,
@@ -45,9 +42,9 @@ from duly.core.operations import (
     numbered,
 )
 from duly.core.trusted_time import CONFIRM, Floor, TrustedClock
-from duly.core.units import MS
 from duly.runtime.clock import Clock, SystemClock
 from duly.storage.interpreter import MessageRow
+from duly.storage.outcome_waiters import OutcomeWaiters
 from duly.storage.queries import LedgerQueries
 from duly.storage.records import (
     NEWEST,
@@ -80,10 +77,6 @@ __all__ = [
     "StreamRange",
     "Transaction",
 ]
-
-LOWERED: Final = "lowered_marks"
-"""The name of the bucket, and of its one item, that holds when marks were last lowered."""
-LOWERED_AT_ONCE: Final = 1_000
 
 HOT_IDS: Final = 20_000
 """How many recent ids are cached: about 10 MB, regardless of the ledger's size."""
@@ -132,7 +125,7 @@ class Ledger(LedgerQueries):
         self.clock: Clock = clock or SystemClock()
         self.worker = f"{os.getpid()}-{secrets.token_hex(4)}"
         self._hot: TimeWindow[_RecentMessage] = TimeWindow(hot)
-        self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
+        self._waiters = OutcomeWaiters()
         self._witness = TrustedClock(self.clock.now(), _steady(self.clock), self.confirm)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
@@ -216,20 +209,10 @@ class Ledger(LedgerQueries):
         except TimeoutError:
             return await self.find(key)
 
-    @contextmanager
-    def watch(self, key: bytes) -> Iterator[asyncio.Future[None]]:
-        """Yield a future that is done when the message changes: it ended, was withdrawn or was postponed.
-        Query the ledger inside the block, so that no change after the query is missed."""
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiters.setdefault(key, []).append(news)
-        try:
-            yield news
-        finally:
-            waiting = self._waiters.get(key)
-            if waiting is not None and news in waiting:
-                waiting.remove(news)
-                if not waiting:
-                    del self._waiters[key]
+    def watch(self, key: bytes) -> AbstractContextManager[asyncio.Future[None]]:
+        """Return a context with a future that is done when the message changes: it ended, was withdrawn or
+        was postponed. Query the ledger inside the block, so that no change after the query is missed."""
+        return self._waiters.watch(key)
 
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
@@ -246,7 +229,7 @@ class Ledger(LedgerQueries):
         await self._drop(known)
         for key in known:
             self._hot.drop(key)
-            self._wake(key)
+            self._waiters.wake(key)
         return len(known)
 
     @abstractmethod
@@ -254,34 +237,8 @@ class Ledger(LedgerQueries):
         """Remove these messages and their deliveries."""
 
     @abstractmethod
-    async def _set_floor(self, floor: Floor) -> None:
+    async def set_floor(self, floor: Floor) -> None:
         """Store the floor."""
-
-    async def mend_floor(self, *, everything: bool = False) -> Floor:
-        """Lower a floor that is in the future because a clock was wrong, and return the new floor; see
-        `Floor.mend`."""
-        old = await self.floor()
-        new = old.mend(self.clock.now(), everything=everything)
-        if new != old:
-            await self._set_floor(new)
-        return new
-
-    async def lower_marks(self) -> int:
-        """Lower the high-water marks that are in the future because a clock was wrong; return how many there
-        were. Otherwise every message ordered by its time is superseded until the clock passes its mark."""
-        now, count = self.clock.now() // MS, 0
-        while ahead := [mark for mark, (_, ms) in (await self.marks()).items() if ms > now]:
-            for at in range(0, len(ahead), LOWERED_AT_ONCE):
-                some = ahead[at : at + LOWERED_AT_ONCE]
-                await self.write(*(LowerMark(mark, now) for mark in some))
-            count += len(ahead)
-        if count:
-            await self.write(PutItem(LOWERED, LOWERED, b"%d" % now))
-        return count
-
-    async def lowered_to(self) -> int:
-        """Return the time (ms) at which marks were last lowered; 0: never."""
-        return int(await self.item(LOWERED, LOWERED) or 0)
 
     def _raised(self, floor: Floor) -> Floor:
         """Return the floor to which pruning may raise the given one now."""
@@ -325,20 +282,8 @@ class Ledger(LedgerQueries):
     def _learn(self, committed: Sequence[Results]) -> None:
         """Remember what was committed and wake its waiters, given the results of groups in order."""
         self._remember(committed)
-        if self._waiters:
-            for results in committed:
-                for operation, result in zip(results.operations, results.values, strict=True):
-                    self._wake_those_of(operation, result)
-
-    def _wake_those_of(self, operation: Write, result: Any) -> None:
-        """Wake the callers that wait for a message which this operation ended, withdrew or postponed."""
-        match operation:
-            case Advance(key=key, to=to):
-                if result.moved and to.terminal:
-                    self._wake(key)
-            case AppendEntry(ends=True, key=key) | Withdraw(key=key) | Postpone(ref=DeliveryRef(key=key)):
-                if result:
-                    self._wake(key)
+        if self._waiters.by_key:
+            self._waiters.learn(committed)
 
     def _remember(self, committed: Iterable[Results]) -> None:
         """Remember recent messages, for `recall`."""
@@ -371,17 +316,6 @@ class Ledger(LedgerQueries):
         hot = self._hot.get(key, 0)
         if hot is not None:
             hot.state, hot.answer = to, answer
-
-    def _wake(self, key: bytes) -> None:
-        """Wake the callers that wait for this key: they query the ledger again."""
-        for future in self._waiters.pop(key, ()):
-            if not future.done():
-                future.set_result(None)
-
-    def _wake_all(self) -> None:
-        """Wake all waiting callers: the ledger is closed, and their next query raises that error."""
-        for key in list(self._waiters):
-            self._wake(key)
 
 
 _REPEATS: Final = {state: Verdict(VerdictKind.DUPLICATE, state) for state in State}

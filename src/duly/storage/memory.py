@@ -145,30 +145,13 @@ class Disk:
         del self.refusals[:-REFUSALS_KEPT]
 
 
-class MemoryLedger(Ledger):
-    """A ledger in memory, opened by `duly.open_ledger("memory:")`."""
+class MemoryQueries(Ledger):
+    """The queries of a ledger in memory: they read the rows on its `Disk`."""
 
     def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
         super().__init__(clock, hot=hot)
         self.disk = disk or Disk()
-        self._interpreter = Interpreter(self.disk)
         self._witness.begin(self.disk.floor)
-
-    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
-        """Commit groups at once; there is nothing to flush."""
-        committed = [self.execute(group) for group in groups]
-        self._learn(committed)
-        return committed
-
-    def execute(self, group: w.Group) -> w.Results:
-        """Carry out one group synchronously, for tests of machines."""
-        return self._interpreter.execute(group)
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Raise an error: a ledger in memory has no SQL."""
-        raise ProgramError("a memory ledger has no SQL; open sqlite:///… or postgresql://… for transactions")
-
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def find(self, key: bytes) -> Record | None:
         """Return what is remembered of a message."""
@@ -260,8 +243,6 @@ class MemoryLedger(Ledger):
         """Return how many messages, deliveries and bytes the ledger holds."""
         return Size(len(self.disk.messages), len(self.disk.deliveries), 0)
 
-    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
-
     async def prunable(self, limit: int = 1_000) -> list[Record]:
         """Return the messages that `prune` would forget now."""
         by = (await self._would_raise()).until
@@ -269,25 +250,9 @@ class MemoryLedger(Ledger):
         old.sort(key=lambda record: (record.until, record.message.key))
         return old[:limit]
 
-    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
-        """Raise the floor and forget the messages below it."""
-        self.disk.floor = self._raised(self.disk.floor)
-        old = [record.message.key for record in await self.prunable(len(self.disk.messages))]
-        old = [key for key in old if keys is None or key in keys][:limit]
-        for key in old:
-            self.disk.withdraw(key)
-        return len(old)
-
-    async def _drop(self, keys: Sequence[bytes]) -> None:
-        for key in keys:
-            self.disk.withdraw(key)
-
     async def floor(self) -> Floor:
         """Return the floor."""
         return self.disk.floor
-
-    async def _set_floor(self, floor: Floor) -> None:
-        self.disk.floor = floor
 
     async def aged(
         self, kind: str, after: tuple[int, bytes], until: int, limit: int = 100
@@ -307,6 +272,51 @@ class MemoryLedger(Ledger):
         over = self.disk.messages[key].state.terminal
         return [one for one in await self.deliveries(key) if over and one.state.terminal]
 
+    async def describe(self) -> Description:
+        """Return a description that names memory as the engine."""
+        return Description("memory", 0)
+
+
+class MemoryLedger(MemoryQueries):
+    """A ledger in memory, opened by `duly.open_ledger("memory:")`."""
+
+    def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
+        super().__init__(clock, disk=disk, hot=hot)
+        self._interpreter = Interpreter(self.disk)
+
+    async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
+        """Commit groups at once; there is nothing to flush."""
+        committed = [self.execute(group) for group in groups]
+        self._learn(committed)
+        return committed
+
+    def execute(self, group: w.Group) -> w.Results:
+        """Carry out one group synchronously, for tests of machines."""
+        return self._interpreter.execute(group)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Raise an error: a ledger in memory has no SQL."""
+        raise ProgramError("a memory ledger has no SQL; open sqlite:///… or postgresql://… for transactions")
+
+    # ── forgetting ───────────────────────────────────────────────────────────────────────────────
+
+    async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
+        """Raise the floor and forget the messages below it."""
+        self.disk.floor = self._raised(self.disk.floor)
+        old = [record.message.key for record in await self.prunable(len(self.disk.messages))]
+        old = [key for key in old if keys is None or key in keys][:limit]
+        for key in old:
+            self.disk.withdraw(key)
+        return len(old)
+
+    async def _drop(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self.disk.withdraw(key)
+
+    async def set_floor(self, floor: Floor) -> None:
+        """Store the floor."""
+        self.disk.floor = floor
+
     async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
         """Forget the deliveries among these that have ended."""
         held = self.disk.deliveries
@@ -320,10 +330,6 @@ class MemoryLedger(Ledger):
         kept = self.disk.streams.get(stream)
         if kept:
             self.disk.streams[stream] = [entry for entry in kept if entry.n > through]
-
-    async def describe(self) -> Description:
-        """Return a description that names memory as the engine."""
-        return Description("memory", 0)
 
     async def close(self) -> None:
         """Do nothing: the rows stay on the `Disk`."""

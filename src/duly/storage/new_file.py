@@ -49,7 +49,9 @@ def refuse_existing(path: Path) -> None:
     if path.exists():
         raise LedgerError(f"there is a file at {path} already; name another one. It was not touched")
     if lock.exists():
-        raise LedgerError(f"there was a ledger at {path}, and {lock.name} is left of it; remove that first")
+        raise LedgerError(
+            f"there was a ledger at {path}, and its {lock.name} is left; remove that file first"
+        )
 
 
 def _leave_log(path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from abc import abstractmethod
+from collections.abc import Collection
 from typing import Final
 
 from msgspec.structs import replace
@@ -15,19 +15,10 @@ from duly.core.operations import Delivery, OpenDelivery
 from duly.core.trusted_time import Floor
 from duly.core.units import MS
 from duly.errors import Malformed
+from duly.storage.item_queries import ItemQueries
 from duly.storage.message_filter import ANY_MESSAGE, OPEN_STATES, MessageFilter
-from duly.storage.records import (
-    NEWEST,
-    AgedMessage,
-    Description,
-    Page,
-    Record,
-    Refusal,
-    Size,
-    StreamEntry,
-    StreamPosition,
-    StreamRange,
-)
+from duly.storage.records import NEWEST, AgedMessage, Description, Page, Record, Refusal, Size
+from duly.storage.stream_queries import StreamQueries
 
 WITH_ID_LOOKED_AT: Final = 200_000
 """The most messages that a search for an id without a time examines."""
@@ -42,8 +33,9 @@ _BEYOND: Final = b"\xff" * 7
 """Above every key: a key is six bytes of time and then UTF-8 text, which has no byte 0xff."""
 
 
-class LedgerQueries(ABC):
-    """The queries that every ledger answers: about messages, deliveries, streams, marks and items."""
+class LedgerQueries(StreamQueries, ItemQueries):
+    """The queries that every ledger answers: those about messages, deliveries and the ledger as a whole are
+    declared here, those about streams and items in its bases."""
 
     async def outcome(self, scope: str, id: str) -> Record | None:
         """Return the record of a message; None if the ledger does not know it, or no longer does."""
@@ -139,52 +131,6 @@ class LedgerQueries(ABC):
     @abstractmethod
     async def deliveries(self, key: bytes) -> list[Delivery]:
         """Return the deliveries of a message, by channel, recipient and round."""
-
-    @abstractmethod
-    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
-        """Return up to `limit` entries of a stream with numbers above `after`."""
-
-    @abstractmethod
-    async def extent(self, stream: str) -> StreamRange:
-        """Return which entries a stream holds."""
-
-    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """Return the last number of each of these streams; streams without entries are left out."""
-        return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
-
-    @abstractmethod
-    async def cursor(self, stream: str, reader: str) -> int:
-        """Return the position of a reader in a stream; 0 if it never reported one."""
-
-    @abstractmethod
-    async def cursors(self, stream: str) -> dict[str, int]:
-        """Return the positions of all readers of a stream."""
-
-    @abstractmethod
-    async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
-        """Return the stream's last number and the reader's position for many (stream, reader), with one
-        query."""
-
-    @abstractmethod
-    async def marks(self, lead: str = "") -> dict[str, tuple[int, int]]:
-        """Return the high-water marks whose names begin with `lead`; if there are very many, those raised
-        last."""
-
-    @abstractmethod
-    async def bucket(self, bucket: str) -> dict[str, bytes]:
-        """Return everything in a bucket, by name, in the order of the names."""
-
-    @abstractmethod
-    async def item(self, bucket: str, name: str) -> bytes | None:
-        """Return the body of an item, or None."""
-
-    async def items(self, places: Sequence[tuple[str, str]]) -> list[bytes | None]:
-        """Return the items of many (bucket, name), with one query."""
-        return [await self.item(bucket, name) for bucket, name in places]
-
-    async def counts(self, buckets: Collection[str]) -> dict[str, int]:
-        """Return how many items are in each of these buckets; empty ones are left out."""
-        return {bucket: count for bucket in buckets if (count := len(await self.bucket(bucket)))}
 
     @abstractmethod
     async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:

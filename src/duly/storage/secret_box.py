@@ -1,11 +1,11 @@
 """The secrets in a ledger, encrypted with a key that is not in it.
 
 The laws. A copy of the database reveals no secret: channel addresses, webhook secrets, password and broker
-hashes are sealed (AES-256-GCM) with a key from a file. The place in the ledger is part of the seal, so a
-sealed value cannot be moved to another place. The ledger records which key it needs; a process with another
+hashes are encrypted (AES-256-GCM) with a key from a file. The place in the ledger is authenticated, too, so
+an encrypted value cannot be moved. The ledger records which key it needs; a process with another
 key, or none, gets an error before it changes anything. All hubs on one ledger need the same key.
 
-Values that an older version stored in plain text are read as they are; a hub seals them when it starts.
+Values that an older version stored in plain text are read as they are; a hub encrypts them when it starts.
 """
 
 from __future__ import annotations
@@ -51,25 +51,25 @@ class SecretBox:
     def encrypt(self, secret: str, place: str) -> str:
         """Return the secret encrypted for one place in the ledger; elsewhere it cannot be decrypted."""
         nonce = secrets.token_bytes(NONCE)
-        sealed = self._cipher.encrypt(nonce, secret.encode(), place.encode())
-        return f"{PREFIX}{self.id}:{base64.b64encode(nonce + sealed).decode()}"
+        encrypted = self._cipher.encrypt(nonce, secret.encode(), place.encode())
+        return f"{PREFIX}{self.id}:{base64.b64encode(nonce + encrypted).decode()}"
 
-    def decrypt(self, sealed: str, place: str) -> str:
+    def decrypt(self, encrypted: str, place: str) -> str:
         """Return the secret; a value in plain text is returned as it is."""
         from cryptography.exceptions import InvalidTag
 
-        if not is_sealed(sealed):
-            return sealed
-        key, _, text = sealed.removeprefix(PREFIX).partition(":")
+        if not is_encrypted(encrypted):
+            return encrypted
+        key, _, text = encrypted.removeprefix(PREFIX).partition(":")
         if key != self.id:
-            raise SecretKeyMissing(f"{place} is encrypted with key {key}, and the key at hand is {self.id}")
+            raise SecretKeyMissing(f"{place} is encrypted with key {key}, but this program has key {self.id}")
         with suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
             raw = base64.b64decode(text, validate=True)
             return self._cipher.decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()
         raise SecretKeyMissing(f"{place} cannot be decrypted: it was changed, or belongs to another ledger")
 
 
-def is_sealed(value: str) -> bool:
+def is_encrypted(value: str) -> bool:
     """Return whether a stored value is encrypted rather than plain text."""
     return value.startswith(PREFIX)
 
@@ -118,7 +118,7 @@ async def open_box(
     """Return the box of this ledger, with the key in the given file or in the one in the data folder.
 
     A ledger that has no key yet gets one, and the key file is created if it does not exist; without `make`,
-    only a given file is used. None means that nothing is sealed yet. Raises `SecretKeyMissing` if the key
+    only a given file is used. None means that nothing is encrypted yet. Raises `SecretKeyMissing` if the key
     that the ledger needs is not available.
     """
     path = Path(given) if given else data / FILE
@@ -127,7 +127,7 @@ async def open_box(
     if not path.exists():
         if needed:
             raise SecretKeyMissing(
-                f"this ledger's secrets are sealed with key {needed}, and {path} is not there; copy "
+                f"this ledger's secrets are encrypted with key {needed}, and {path} is not there; copy "
                 f"{FILE} from the data folder of a hub that has it, or name it with {NAMED}"
             )
         if reading or not (make or given):
@@ -142,7 +142,7 @@ async def open_box(
             path.unlink()
     if needed and needed != box.id:
         raise SecretKeyMissing(
-            f"this ledger's secrets are sealed with key {needed}, and {path} holds key {box.id}; "
+            f"this ledger's secrets are encrypted with key {needed}, and {path} holds key {box.id}; "
             f"copy {FILE} from the data folder of a hub that has the right one, or name it with {NAMED}"
         )
     return box
@@ -160,8 +160,8 @@ SHARED: Final = "secrets"
 
 
 async def shared_secret(ledger: Ledger, box: SecretBox, name: str, size: int = KEY_SIZE) -> bytes:
-    """Return the random secret of this name that all hubs on the ledger share; create and seal it if there is
-    none."""
+    """Return the random secret of this name that all hubs on the ledger share; create and
+    encrypt it if there is none."""
     place = f"{SHARED}/{name}"
     fresh = base64.b64encode(secrets.token_bytes(size)).decode()
     await ledger.write(PutNewItem(SHARED, name, box.encrypt(fresh, place).encode()))

@@ -29,7 +29,7 @@ ROUNDS: Final = 100_000
 """How many turns the loop may take without time passing."""
 
 NO_SOCKETS: Final = (
-    "a real socket has no place in virtual time: give the program its transport as an argument"
+    "a real socket does not work in virtual time: give the program its transport as an argument"
 )
 
 
@@ -54,7 +54,7 @@ class _Jump(selectors.BaseSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         """Let time pass at once instead of waiting."""
         if timeout is None:
-            raise Deadlock("everything waits and nothing is scheduled")
+            raise Deadlock("every task waits, and no timer is set: the program would wait for ever")
         if timeout > 0:
             self.elapsed += timeout
             self.rounds = 0
@@ -63,7 +63,7 @@ class _Jump(selectors.BaseSelector):
         if self.rounds > ROUNDS:
             self.rounds = 0
             raise Livelock(
-                "time does not pass: a program goes round and round without waiting for anything, such as "
+                "time does not pass: a task runs for ever without waiting for anything, such as "
                 "a loop around asyncio.sleep(0)"
             )
         return []

@@ -53,7 +53,7 @@ class ReadMemory:
     >>> memory.resize(Reading("eve", print), 25)
     >>> memory.resize(Reading("eve", print), 1)
     Traceback (most recent call last):
-    duly.errors.Overloaded: you send too much at the same time; try again in a moment
+    duly.errors.Overloaded: you are sending too much at the same time; try again in a moment
     """
 
     def __init__(self, limit: int = ALL_LIMIT) -> None:
@@ -105,7 +105,7 @@ class ReadMemory:
         owner = self._owners.get(name)
         wanted = more if owner is None else owner.size + more
         if wanted > self._share:
-            raise Overloaded("you send too much at the same time; try again in a moment")
+            raise Overloaded("you are sending too much at the same time; try again in a moment")
         while self.taken + more > self._limit:
             largest = self._largest()
             if largest is None or largest.unfinished_size <= wanted:

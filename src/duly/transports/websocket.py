@@ -341,7 +341,7 @@ async def _introduction(
         said = message.data
         frame = frames.decode(said)
         if frame.type != "auth":
-            raise NotAuthenticated(f"say who you are first: send an auth frame before {frame.type!r}")
+            raise NotAuthenticated(f"you are not authenticated; send an auth frame before {frame.type!r}")
         who = await server.login(frame.token, address)
         _recognise(request, who)
         return who, frame.cursors

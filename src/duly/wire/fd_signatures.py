@@ -94,7 +94,7 @@ class FdSignatures:
         topic."""
         if not message.sig:
             if self.required:
-                raise Unsigned(f"{by} did not sign this, and here everything must be signed")
+                raise Unsigned(f"{by} did not sign this, but this receiver requires signatures")
             return False
         verify = self._verifier(by, message.kid)
         if verify is None:

@@ -348,7 +348,7 @@ def _order(frame: Frame, n: int | None) -> Order | None:
 def received_command(frame: Frame, device: str) -> Message:
     """Return the message in a command that a hub passed on to this device. Its key is (from, seq_id)."""
     if frame.from_ is None:
-        raise Malformed(f"a {frame.type} from a hub says whom it is from")
+        raise Malformed(f"a {frame.type} from a hub must name its sender in 'from'")
     return message_of(replace(frame, to=device), frame.from_)
 
 
@@ -369,7 +369,7 @@ def answer_of(frame: Frame) -> tuple[State, Answer]:
     """Return the outcome of a command from a device's `ack`. A device that orders commands by itself reports
     in `state` that one was superseded."""
     if frame.code is None or not 0 <= frame.code <= 0xFFFF:
-        raise Malformed("an ack needs a code: 0 done, or what went wrong")
+        raise Malformed("an ack needs a code: 0 if it is done, or the code of what went wrong")
     state = _ENDS.get(frame.state or "", _FAILED) if frame.code else _DONE
     data = bytes(frame.data) if _is_bare(frame) else pack(frame.data, _more_of(frame, _ACK))
     return state, Answer(frame.code, data, frame.detail or "")
@@ -414,7 +414,7 @@ def own_fields(values: Mapping[str, object]) -> Fields:
     """Return a sender's own fields; one whose name the protocol uses is refused."""
     taken = sorted(_COMMAND & values.keys())
     if taken:
-        raise Malformed(f"{', '.join(taken)}: the protocol's own; give your field another name")
+        raise Malformed(f"{', '.join(taken)}: a field of the protocol; give your own field another name")
     return {name: Raw(msgspec.json.encode(value)) for name, value in values.items()}
 
 

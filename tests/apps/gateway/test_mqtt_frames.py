@@ -45,5 +45,5 @@ def test_a_push_is_told_in_the_data_of_a_status() -> None:
 @pytest.mark.parametrize("seq_id", [5, 1.5, True, [], {}])
 def test_an_id_that_is_no_text_is_refused(seq_id: Any) -> None:
     """Taken without its id, it would be stored again with every repeat."""
-    with pytest.raises(Malformed, match="no text"):
+    with pytest.raises(Malformed, match="not text"):
         push_in(status(type="log_report", seq_id=seq_id))

@@ -230,7 +230,7 @@ async def test_what_a_sender_did_wrong_is_refused_and_recorded_and_need_not_come
     [
         ({"id": "1"}, "duly.QueueMessage, not dict"),
         (wrong("1", {"on": True}), "bytes or text, not dict"),
-        (wrong(7), "id of a message is text, not int"),
+        (wrong(7), "id of a message must be text, not int"),
         (wrong("1", lane="lamp", n="3"), "an int, not str"),
         (Message("1", n=3), "a counter and no lane"),
         (Message("1", time=datetime(2026, 1, 1)), "has no zone"),
@@ -253,7 +253,7 @@ async def test_what_the_program_did_wrong_raises_so_that_the_queue_keeps_the_mes
         ({"retry": duly.RetryPolicy.fixed(MS, tries=3)}, "never run twice"),
         ({"effect": "exactly_once"}, "needs an async handler"),
         ({"name": "a/b"}, "without '/'"),
-        ({"name": ""}, "no name of a consumer"),
+        ({"name": ""}, "not a name for a consumer"),
         ({"window": -1}, "not a length of time"),
         ({"max_age": "1 day"}, "not a length of time"),
     ],

@@ -267,7 +267,7 @@ def test_keys_must_be_ones_own_and_must_be_able_to_sign(people: People) -> None:
     at = people.at
     with pytest.raises(Malformed, match=f"keys of {at.b}, not of {at.a}"):
         at.node(at.a, keys=people.rings[at.b])
-    with pytest.raises(Malformed, match="has no key to sign with"):
+    with pytest.raises(Malformed, match="has no key of its own to sign with"):
         at.node(at.a, require_signed=True)
     with pytest.raises(Malformed, match="duly keys new"):
         at.node(at.a, keys="nowhere.json")

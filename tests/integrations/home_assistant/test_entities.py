@@ -182,7 +182,7 @@ def test_declarations_that_cannot_be_meant() -> None:
         EntityDeclaration(device="", kind="lock")
     with pytest.raises(Malformed, match="declared twice"):
         check_entities([LOCK, LOCK])
-    with pytest.raises(Malformed, match="nothing is to appear"):
+    with pytest.raises(Malformed, match="no device is named"):
         check_entities([])
     for prefix in ("", "a/+", "$SYS"):
         with pytest.raises(Malformed, match="cannot begin topics"):

@@ -48,7 +48,7 @@ Hubs = tuple[PostgresLedger, PostgresLedger]
 
 async def until_blocked(observer: asyncpg.Connection[Any], hub: PostgresLedger) -> int:
     """Come back when the hub's flush waits for a lock; the number of its server process."""
-    pid: int = hub._flusher.get_server_pid()
+    pid: int = hub._flusher.line.get_server_pid()
     waits = "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = $1"
     async with asyncio.timeout(GUARD):
         while not await observer.fetchval(waits, pid):
@@ -299,9 +299,13 @@ async def test_waiting_callers_hear_of_the_closing_even_if_it_takes_long(url: st
     ledger = await PostgresLedger.open(url)
     await ledger.write(admit(message()))
     waiting = asyncio.ensure_future(ledger.wait(message().key))
-    await until(lambda: bool(ledger._waiters))
+    await until(lambda: bool(ledger._waiters.by_key))
     still = asyncio.Event()
-    ledger._spawn(still.wait())  # a look at the ledger that is under way
+
+    async def look() -> None:
+        await still.wait()
+
+    ledger._tasks.do("a look that is under way", look())
     closing = asyncio.ensure_future(ledger.close())
     with pytest.raises(Stopped):
         await asyncio.wait_for(waiting, GUARD)
@@ -368,7 +372,9 @@ async def test_waiting_outlives_a_restart_of_the_server(mortal: servers.Postgres
     async with await PostgresLedger.open(url) as ledger, await PostgresLedger.open(url) as other:
         await ledger.write(admit(message()))
         waiting = asyncio.ensure_future(ledger.wait(message().key, 20))
-        await until(lambda: bool(ledger._waiters) and ledger._pool.get_idle_size() == ledger._pool.get_size())
+        await until(
+            lambda: bool(ledger._waiters.by_key) and ledger._pool.get_idle_size() == ledger._pool.get_size()
+        )
         await asyncio.to_thread(mortal.stop)
         await asyncio.to_thread(mortal.start)
         await other.write(w.Advance(message().key, State.DONE, 2))

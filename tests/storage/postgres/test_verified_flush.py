@@ -72,7 +72,7 @@ class Asked:
 
     def __init__(self, hub: PostgresLedger) -> None:
         self.statements: list[str] = []
-        hub._flusher.add_query_logger(self._note)
+        hub._flusher.line.add_query_logger(self._note)
 
     def _note(self, record: Any) -> None:
         if "typeinfo" not in record.query and "'jit'" not in record.query:
@@ -107,7 +107,7 @@ async def test_a_ledger_that_has_just_been_opened_admits_with_one_statement(
     url: str, hubs: Hubs, clock: ManualClock
 ) -> None:
     async with await PostgresLedger.open(url, clock) as fresh:
-        await fresh._flush_connection()
+        await fresh._flusher.get()
         asked = Asked(fresh)
         assert (await fresh.admit(message(7))).fresh
         assert asked.once
@@ -117,7 +117,7 @@ async def test_rows_are_found_by_their_keys_whatever_the_tables_held_when_plans_
     hubs: Hubs, clock: ManualClock
 ) -> None:
     await hubs[0].commit([command(clock, n) for n in range(2, 400)])
-    connection = hubs[0]._flusher
+    connection = hubs[0]._flusher.line
     plans: list[str] = []
     connection.add_log_listener(lambda _, told: plans.append(str(told)))
     await connection.execute(
@@ -178,7 +178,7 @@ async def test_an_item_that_the_other_hub_is_changing_is_waited_for(
     hubs: Hubs, url: str, clock: ManualClock, then: w.Write
 ) -> None:
     observer = await asyncpg.connect(url)
-    pid = hubs[1]._flusher.get_server_pid()
+    pid = hubs[1]._flusher.line.get_server_pid()
     async with hubs[0].transaction() as tx:
         await tx.write(then)
         waiting = asyncio.ensure_future(hubs[1].commit([command(clock, 2)]))
@@ -211,7 +211,7 @@ async def test_an_id_below_a_floor_that_was_raised_meanwhile_is_forgotten(
 ) -> None:
     await hubs[1].write(*command(clock, 2, lasts=HOUR))
     await hubs[1].write(*answered(2))
-    await hubs[0]._set_floor(Floor(clock.now() + 2 * HOUR, clock.now()))
+    await hubs[0].set_floor(Floor(clock.now() + 2 * HOUR, clock.now()))
     results = await hubs[1].write(*command(clock, 3, lasts=HOUR))
     assert results.values[1] == AHEAD
     assert (await hubs[1].write(*command(clock, 4, lasts=3 * HOUR))).values[1] == FRESH
@@ -219,7 +219,7 @@ async def test_an_id_below_a_floor_that_was_raised_meanwhile_is_forgotten(
 
 async def test_a_floor_that_was_mended_is_obeyed_with_one_statement(hubs: Hubs, clock: ManualClock) -> None:
     made = message().made
-    await hubs[0]._set_floor(Floor(mended=made, barrier=clock.now() + 2 * HOUR))
+    await hubs[0].set_floor(Floor(mended=made, barrier=clock.now() + 2 * HOUR))
     assert (await hubs[1].write(*command(clock, 2, lasts=HOUR))).values[1] == AHEAD
     asked = Asked(hubs[1])
     assert (await hubs[1].write(*command(clock, 3, lasts=3 * HOUR))).values[1] == FRESH

@@ -283,7 +283,7 @@ async def test_a_ledger_whose_log_and_note_are_gone_does_not_begin_anew_where_a_
     for end in ("-wal", "-shm", ".lock"):
         beside(path, end).unlink()
     for _ in range(2):
-        with pytest.raises(LedgerDamaged, match=r"nothing is in the file.* restore a backup; .*secret\.key"):
+        with pytest.raises(LedgerDamaged, match=r"as after a crash.* restore a backup; .*secret\.key"):
             await SqliteLedger.open(path, ManualClock())
     path.unlink()
     beside(path, ".lock").unlink(missing_ok=True)

@@ -220,7 +220,7 @@ def newer(path: Path) -> None:
         (garbage, LedgerDamaged, "does not start like a SQLite file"),
         (truncated, LedgerDamaged, "damaged"),
         (flipped, LedgerDamaged, "damaged"),
-        (another_programs, LedgerError, "somebody else's"),
+        (another_programs, LedgerError, "database of another program"),
         (newer, LedgerTooNew, "upgrade duly"),
     ],
 )

@@ -198,7 +198,7 @@ async def page(request: web.Request) -> web.Response:
     ("answer", "words"),
     [
         (chat, "not one for MQTT"),
-        (page, "HTTP status 200; look at the path"),
+        (page, "HTTP status 200; check the path"),
         (away, "HTTP status 502"),
         (text, "does not speak MQTT: a TEXT message"),
     ],
@@ -218,7 +218,7 @@ async def test_a_server_that_does_not_listen_or_is_not_trusted(tmp_path: Path) -
     try:
         url = broker.websocket_url.replace("://", "://a:secret@")
         assert url.startswith("wss://")
-        assert "no trust" in await problem_of(url)
+        assert "check the certificates" in await problem_of(url)
         async with WebSocketEar(f"{url}?cafile={authority.ca}", "t") as trusting:
             await trusting.link.publish("t", b"over TLS")
             await trusting.until(1)

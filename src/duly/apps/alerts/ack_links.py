@@ -74,10 +74,10 @@ class AckLinks:
                 raise ValueError
             raw = base64.b64decode(token.encode() + b"=" * (-len(token) % 4), b"-_", validate=True)
         except (ValueError, binascii.Error):
-            raise NotAllowed("this link is not complete; copy it whole from the notification") from None
+            raise NotAllowed("this link is incomplete; copy the whole link from the notification") from None
         mac, said = raw[:_MAC], raw[_MAC:]
         if len(said) < 8 or not hmac.compare_digest(mac, self._mac(said)):
-            raise NotAllowed("this link is not valid; copy it whole from the notification")
+            raise NotAllowed("this link is not valid; copy the whole link from the notification")
         if int.from_bytes(said[:5], "big") * SECOND <= now:
             raise NotAllowed("this link has expired; acknowledge the alert on the dashboard")
         end = 7 + int.from_bytes(said[5:7], "big")

@@ -58,7 +58,7 @@ def read_beat(body: bytes) -> HeartbeatData:
         raise Malformed(f"this is not a heartbeat: {problem}") from None
     if not beat.profile_id or not (not beat.every or 1_000 <= beat.every <= LONGEST):
         raise Malformed(
-            f"a heartbeat needs a profile_id and, in 'every', 1000 to {LONGEST} ms, or 0 for no more"
+            f"a heartbeat needs a profile_id and an 'every' of 1000 to {LONGEST} ms, or 0 to stop heartbeats"
         )
     return beat
 

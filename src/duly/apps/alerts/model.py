@@ -133,7 +133,7 @@ def read_change(body: bytes) -> AlertChange:
     try:
         change = _decode_change(body or b"{}")
     except msgspec.DecodeError as problem:
-        raise Malformed(f"this is no change of an alert: {problem}") from None
+        raise Malformed(f"this is not a change of an alert: {problem}") from None
     for name in ("device_meta", "location"):
         if len(bytes(getattr(change, name))) > FIELD_LIMIT:
             raise TooLarge(f"{name} is longer than {FIELD_LIMIT} bytes; leave something out")

@@ -125,7 +125,7 @@ class AlertOperations:
         found = [record for record in found if record.message.id == id_] or found
         if len(found) > 1:
             who = ", ".join(f"{one.message.scope}/{one.message.id}" for one in found[:5])
-            raise Malformed(f"the id {id_!r} fits several alerts: {who}; write more of it, or --sentinel")
+            raise Malformed(f"the id {id_!r} fits several alerts: {who}; give more of the id, or --sentinel")
         if not found:
             raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
         return await self._whole(found[0])
@@ -185,7 +185,7 @@ class AlertOperations:
         An alert that failed without a delivery, as its profile was missing, is shown with one to `none`."""
         if state not in ("", "open", "dead", *(one.word for one in State)):
             words = ", ".join(one.word for one in State)
-            raise Malformed(f"{state!r} is not a state of deliveries; there are open, dead, {words}")
+            raise Malformed(f"{state!r} is not a state of deliveries; use open, dead, {words}")
         found: list[tuple[AlertRecord, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
             alert = await self._whole(record)
@@ -378,7 +378,7 @@ class AlertOperations:
                 writes.append(Deliver(ref, now, now + self._lasts(alert)))
         if not writes:
             raise Malformed(
-                "no delivery of this alert has failed; name a recipient (--to) to deliver it now, or again"
+                "no delivery of this alert has failed; name a recipient with --to to deliver it again"
             )
         await self._ledger.write(*writes)
         await self._changed(alert.key)
@@ -389,7 +389,8 @@ class AlertOperations:
         profile = self._profiles.get(alert.record.message.recipient)
         if profile is None or not profile.steps:
             raise Malformed(
-                f"profile {alert.record.message.recipient!r} names no recipient; see 'duly profile set'"
+                f"profile {alert.record.message.recipient!r} names no recipient; add one with 'duly profile "
+                "set'"
             )
         planned = [one for one in profile.plan(now, urgent=True) if one.round == 0]
         refs = [_first(alert, one.recipient, DeliveryKind.BY_HAND) for one in planned]
@@ -506,7 +507,7 @@ def _standing(word: str) -> AlertState:
         return AlertState(word)
     except ValueError:
         known = ", ".join(one.value for one in AlertState)
-        raise Malformed(f"{word!r} is not a status of alerts; there are {known}") from None
+        raise Malformed(f"{word!r} is not a status of alerts; use one of {known}") from None
 
 
 def _is(wanted: str, state: State) -> bool:

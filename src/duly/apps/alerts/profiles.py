@@ -32,7 +32,7 @@ from duly.core.units import DAY, MINUTE, SECOND
 from duly.errors import Malformed
 from duly.identity.account_names import check_name
 from duly.storage.ledger import Ledger
-from duly.storage.secret_box import SecretBox, is_sealed
+from duly.storage.secret_box import SecretBox, is_encrypted
 
 LOG: Final = logging.getLogger("duly.alerts")
 
@@ -97,15 +97,15 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
                 f"{self.zone!r} is not a time zone; write one like UTC, Europe/Berlin, Asia/Shanghai"
             ) from None
         if self.lasts < SECOND:
-            raise Malformed("a delivery is tried for at least a second")
+            raise Malformed("a delivery must be tried for at least a second")
         if self.heartbeat < 0 or 0 < self.heartbeat < SECOND or self.grace < 0:
-            raise Malformed("heartbeats are at least a second apart, and their grace is 0 seconds or more")
+            raise Malformed("heartbeats must be at least a second apart, and their grace 0 seconds or more")
         if self.tries < 0:
-            raise Malformed("the number of tries is 1 or more, or 0 for no limit")
+            raise Malformed("the number of tries must be 1 or more, or 0 for no limit")
         if len(self.steps) > STEPS:
             raise Malformed(f"an escalation has at most {STEPS} steps")
         if any(step.after < 0 for step in self.steps):
-            raise Malformed("a step of an escalation comes after the alert, not before it")
+            raise Malformed("a step of an escalation must come after the alert, not before it")
         RecipientPolicy(most=self.most, together=self.together)
 
     def plan(self, now: int, *, urgent: bool) -> tuple[PlannedDelivery, ...]:
@@ -212,7 +212,7 @@ class Profiles:
         plain = [
             PutItem(ADDRESSES, label, self._encrypt(label, msgspec.json.decode(body, type=ChannelAddress)))
             for label, body in (await self._ledger.bucket(ADDRESSES)).items()
-            if self._box is not None and not is_sealed(body.decode())
+            if self._box is not None and not is_encrypted(body.decode())
         ]
         if plain:
             await self._ledger.write(*plain)
@@ -227,7 +227,7 @@ class Profiles:
         text = body.decode()
         if self._box is not None:
             text = self._box.decrypt(text, _box_context(label))
-        elif is_sealed(text):
+        elif is_encrypted(text):
             return None
         return msgspec.json.decode(text, type=ChannelAddress)
 

@@ -42,7 +42,7 @@ async def administer(
         case "alert.silence":
             chosen: dict[str, object] = {name: value for name, value in wanted.items() if name in _SILENCED}
             if not chosen.keys() & {"sentinel", "device", "reason", "profile"}:
-                raise Malformed("say what to silence: --sentinel, --device, --reason or --profile")
+                raise Malformed("name what to silence with --sentinel, --device, --reason or --profile")
             until = operations.now() + round(float(wanted["lasts"]) * SECOND)
             chosen |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
             quiet = msgspec.convert(chosen | {"critical": "critical" in wanted}, Silence)

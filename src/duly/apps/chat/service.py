@@ -201,7 +201,7 @@ class ChatService:
             if subscriber is not None and self.subscriptions.acknowledge(subscriber, frame.conv, frame.n):
                 return False
         if who.role is not Role.USER or not self._accounts.is_current(who):
-            raise NotAllowed(f"only people chat; {who.name} is not one (any more)")
+            raise NotAllowed(f"only people can chat; {who.name} is not the account of a person (any more)")
         if frame.type not in UNLIMITED:
             refusal = self._limit.excess(who.name, len(frame.data), self._ledger.clock.now())
             if refusal is not None:
@@ -284,7 +284,9 @@ class ChatService:
     async def _reached(self, session: Session, who: Principal, frame: Frame, *, read: bool) -> None:
         conv, n = frame.conv, frame.n
         if conv is None or n is None or not 0 <= n < c.ALL:
-            raise Malformed(f"a {frame.type} needs conv and n: how far you have come in which conversation")
+            raise Malformed(
+                f"a {frame.type} needs conv and n: the conversation, and the last line that you have"
+            )
         subscriber = self.connections.of_session(session)
         if subscriber is None or not self.subscriptions.acknowledge(subscriber, conv, n):
             # By HTTP, or from a person who is not in it.

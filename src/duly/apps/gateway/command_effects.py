@@ -32,7 +32,7 @@ from duly.wire.fields import Fields
 from duly.wire.frames import ServerCode
 from duly.wire.session import Session
 
-ELSEWHERE: Final = "heard from another hub"
+AT_ANOTHER_HUB: Final = "heard from another hub"
 """The detail shown when another hub has stored the outcome."""
 
 
@@ -127,7 +127,7 @@ class CommandEffects:
         told = self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
         self._trail.ended(report.key, report.state, report.answer.reason, told=told)
 
-    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
+    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = AT_ANOTHER_HUB) -> None:
         """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
         or by hand."""
         message, answer = record.message, record.answer or Answer()

@@ -63,7 +63,7 @@ class DeviceAnswers:
         """Process the `ack` of a device, which itself gets no answer."""
         device, seq_id = who.name, frame.seq_id
         if seq_id is None:
-            raise Malformed("an ack needs seq_id: the command it answers")
+            raise Malformed("an ack needs the seq_id of the command it answers")
         app = frame.to or self._sender_of(device, seq_id)
         key = key_of(app, seq_id)
         under_way = self._under_way(key)
@@ -90,7 +90,7 @@ class DeviceAnswers:
         scopes = self._unaddressed.find(device, seq_id)
         if len(scopes) != 1:
             which = "several commands" if scopes else "no command"
-            raise Malformed(f"{which} {seq_id} under way to {device}: say in 'to' which app's it answers")
+            raise Malformed(f"{which} {seq_id} under way to {device}: name the app in 'to'")
         return scopes[0]
 
     async def _note_progress(self, key: bytes, device: str, progress: msgspec.Raw, more: Fields) -> bool:

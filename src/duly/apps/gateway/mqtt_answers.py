@@ -69,7 +69,7 @@ class MqttAnswers:
         if device is None:
             late = f"{task.app}:{task.seq_id}"
             if self._late.take(late, seconds(asyncio.get_running_loop().time())):
-                raise RateLimited(f"{late} is answered again and again; dropped", LATE.interval)
+                raise RateLimited(f"{late} is answered too often; the answer was dropped", LATE.interval)
             self._reader.put(late, heard)
         elif self._reader.busy(device):
             self._reader.put(device, heard)
@@ -85,7 +85,7 @@ class MqttAnswers:
         device = await self._gateway.answers.handed_to(answer.key)
         if device is None:
             name = f"{answer.task.app}:{answer.task.seq_id}"
-            raise Malformed(f"{name} is no task that was handed to a device (any more)")
+            raise Malformed(f"{name} is not a task that was handed to a device, or it was forgotten")
         event = self._end(heard, answer, device)
         if not self._gateway.answers.is_under_way(answer.key) and await self._is_at_another_hub(device):
             heard.ack()
@@ -107,7 +107,7 @@ class MqttAnswers:
         msg_id = answered_id(heard.payload)
         task = read_task_id(msg_id)
         if not self._ids.known(task):
-            raise Forged(f"{msg_id[:80]!r} is the msg_id of no task that this hub has given a device")
+            raise Forged(f"{msg_id[:80]!r} is not the msg_id of a task that this hub has given to a device")
         return task
 
     def _read(self, heard: HeardMessage) -> _TaggedAnswer:

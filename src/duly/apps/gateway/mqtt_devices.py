@@ -353,7 +353,7 @@ class MqttDevices:
         elif self._signatures.required(name):
             raise Forged(f"the status of {name} was removed; a removal cannot be signed")
         if status == fd.FdStatus():
-            raise Malformed(f"the status of {name} says nothing; it says whether {name} is online")
+            raise Malformed(f"the status of {name} is empty; it must say whether {name} is online")
         return status
 
     def connections(self, name: str, connected: bool) -> None:

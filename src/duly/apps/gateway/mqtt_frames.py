@@ -52,7 +52,7 @@ def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
         case {"type": str(kind), **rest}:
             data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
             if seq_id is not None and not isinstance(seq_id, str):
-                raise Malformed(f"seq_id {str(seq_id)[:80]} of a push is no text; write it as a string")
+                raise Malformed(f"seq_id {str(seq_id)[:80]} of a push is not text; write it as a string")
             more = {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()}
             return MqttPush(kind, data, seq_id, more, said)
         case _:

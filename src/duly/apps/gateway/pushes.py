@@ -211,7 +211,9 @@ class PushService:
     def check_type(self, kind: str) -> None:
         """Raise `Malformed` if this cannot be the type of a push."""
         if kind in self._reserved or not frames.is_own_type(kind):
-            raise Malformed(f"{kind[:80]!r} cannot be a push type; use a–z, 0–9 and _, at most 64")
+            raise Malformed(
+                f"{kind[:80]!r} cannot be a push type; use at most 64 characters of a–z, 0–9 and _"
+            )
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
@@ -289,6 +291,11 @@ class PushService:
         """Look for new pushes of this device for every session that listens to it."""
         for session in self._listeners(device):
             self._read_on(session, device)
+
+    async def refresh_all(self, devices: Iterable[str]) -> None:
+        """Look for new pushes of these devices, which other hubs may have stored."""
+        for device in devices:
+            self.refresh(device)
 
     def _read_on(self, session: Session, device: str) -> None:
         behind = self._behind.get(session)

@@ -275,7 +275,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._followed = FollowedCommands(ledger, notifier, local, self.tasks)
         self._given_up: set[str] = set()
         self._progress = SharedProgress(notifier, local.sessions)
-        self._pushes: CoalescedTask[str] = CoalescedTask(self._learn_pushes, self.tasks)
+        self._pushes: CoalescedTask[str] = CoalescedTask(local.pushes.refresh_all, self.tasks)
         self._moves: CoalescedTask[str] = CoalescedTask(self._learn_moves, self.tasks)
         notifier.listen(PUSH, self._pushes.want)
         notifier.listen(HELD, self._moves.want)
@@ -311,7 +311,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         await self._followed.refresh()
         heads = local.pushes.heads()
         lasts = await self._ledger.lasts([stream_of(device) for device in heads])
-        await self._learn_pushes([d for d, head in heads.items() if lasts.get(stream_of(d), 0) > head])
+        await local.pushes.refresh_all([d for d, head in heads.items() if lasts.get(stream_of(d), 0) > head])
 
     # ── devices ──────────────────────────────────────────────────────────────────────────────────
 
@@ -413,10 +413,6 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     def pushed(self, device: str) -> None:
         """Hint that a device has pushed something here: other hubs have apps that listen to it."""
         self._notifier.hint(PUSH, device)
-
-    async def _learn_pushes(self, devices: Collection[str]) -> None:
-        for device in devices:
-            self._local.pushes.refresh(device)
 
     def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
         """Keep a push of a device that another hub holds, in case that hub has died."""

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from duly.apps.gateway.admission import CommandAdmission, not_granted
-from duly.apps.gateway.command_effects import ELSEWHERE, CommandEffects
+from duly.apps.gateway.command_effects import AT_ANOTHER_HUB, CommandEffects
 from duly.apps.gateway.device_answers import DeviceAnswers, put_later
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
@@ -291,7 +291,7 @@ class GatewayService:
     async def _asked(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Answer an app that asks for the outcome of one of its commands."""
         if frame.seq_id is None:
-            raise Malformed("which command? its seq_id is missing")
+            raise Malformed("the seq_id is missing; name the command whose outcome you ask for")
         key = key_of(who.name, frame.seq_id)
         if refusal := self._limit.excess(who.name, 0, self._ledger.clock.now()):
             raise self._limit.refuse(who.name, refusal)
@@ -430,7 +430,7 @@ class GatewayService:
         """The commands that wait here for their devices."""
         return self._inbox.waiting()
 
-    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = ELSEWHERE) -> None:
+    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = AT_ANOTHER_HUB) -> None:
         """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
         or by hand."""
         self._effects.tell_end(record, origins, how)

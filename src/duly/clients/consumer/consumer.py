@@ -373,7 +373,7 @@ def _check(
     handler: Callable[..., object], name: str, effect: str, order: str, retry: RetryPolicy | None
 ) -> None:
     if not callable(handler):
-        raise ProgramError(f"the handler of a consumer is a function, not {type(handler).__name__}")
+        raise ProgramError(f"the handler of a consumer must be a function, not {type(handler).__name__}")
     if effect not in get_args(RunEffect):
         words = ", ".join(map(repr, get_args(RunEffect)))
         raise Malformed(f"effect={effect!r} is not known; use one of {words}")
@@ -386,4 +386,4 @@ def _check(
     if effect == "exactly_once" and not inspect.iscoroutinefunction(handler):
         raise ProgramError("effect='exactly_once' needs an async handler: it awaits the ledger's transaction")
     if not name or "/" in name or len(name.encode()) > NAME_LIMIT // 2:
-        raise Malformed(f"name={name!r} is no name of a consumer; use a short word without '/'")
+        raise Malformed(f"name={name!r} is not a name for a consumer; use a short word without '/'")

@@ -122,8 +122,8 @@ class ConsumerGroup(PolledRemoteHubs):
                     return
                 if partition in self._held or partition in self._leaving:
                     continue
-                elsewhere = self._registry.is_at_another(partition)
-                if elsewhere or not await self._registry.claim(partition):
+                taken = self._registry.is_at_another(partition)
+                if taken or not await self._registry.claim(partition):
                     continue
                 await self._take(partition)
                 self._registry.end_claim(partition)

@@ -90,14 +90,16 @@ def to_message(name: str, message: QueueMessage, mode: Mode) -> Message:
         raise ProgramError(f"a consumer handles duly.QueueMessage, not {type(message).__name__}")
     body = message.body.encode() if isinstance(message.body, str) else message.body
     if not isinstance(body, bytes):
-        raise ProgramError(f"the body of a message is bytes or text, not {type(body).__name__}")
+        raise ProgramError(f"the body of a message must be bytes or text, not {type(body).__name__}")
     for field in ("id", "sender", "lane"):
         value = getattr(message, field)
         if not isinstance(value, str) and not (field == "lane" and value is None):
-            raise ProgramError(f"the {field} of a message is text, not {type(value).__name__}; write str(…)")
+            raise ProgramError(
+                f"the {field} of a message must be text, not {type(value).__name__}; write str(…)"
+            )
     n: object = message.n
     if not (n is None or type(n) is int):
-        raise ProgramError(f"the counter n of a message is an int, not {type(n).__name__}")
+        raise ProgramError(f"the counter n of a message must be an int, not {type(n).__name__}")
     if message.lane is None and message.n is not None:
         raise ProgramError(f"message {message.id!r} has a counter and no lane; give lane= as well")
     order = None
@@ -163,7 +165,7 @@ def _micros(field: str, value: float | datetime) -> int:
             raise ProgramError(f"{field}={value!r} has no zone; use datetime.now(UTC)")
         value = value.timestamp()
     if not isinstance(value, int | float):
-        raise ProgramError(f"{field} is seconds since 1970 or a datetime, not {type(value).__name__}")
+        raise ProgramError(f"{field} must be seconds since 1970 or a datetime, not {type(value).__name__}")
     if not 0 <= value < _BEYOND:
         raise Malformed(f"{field}={value} is not a time in seconds since 1970; divide milliseconds by 1000")
     return round(value * SECOND)

@@ -530,7 +530,7 @@ class App extends Client {
   async post(device, type, data, { id, expires, queue, order, latest, timeout, progress, fields } = {}) {
     if (this._closed) throw this._closed;
     const taken = Object.keys(fields ?? {}).filter((name) => COMMAND.has(name));
-    if (taken.length) throw new TypeError(`${taken}: the protocol's own; give your field another name`);
+    if (taken.length) throw new TypeError(`${taken}: a field of the protocol; give your own field another name`);
     const frame = { ...fields, type, seq_id: id, to: device, data };
     if (queue) frame.queue = true;
     if (timeout !== undefined) frame.timeout = Math.round(timeout * 1000);

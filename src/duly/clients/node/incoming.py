@@ -187,8 +187,8 @@ class Incoming:
             return None
         return Verdict(
             VerdictKind.REFUSED,
-            reason=f"{message.scope} has used up its budget of {budget.limit} ids that are kept for long; "
-            "send tasks that expire sooner",
+            reason=f"{message.scope} has used up its budget of {budget.limit} ids that are remembered for "
+            "long; send tasks that expire sooner",
             cause="budget",
         )
 

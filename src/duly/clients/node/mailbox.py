@@ -112,7 +112,7 @@ class Mailbox:
         )
 
     def topic(self, username: str, kind: FdKind) -> str:
-        """Returns a topic of a node."""
+        """Return a topic of a node."""
         return fd.topic_of(self.prefix, username, kind)
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────

@@ -461,7 +461,7 @@ class Node(Lifecycle):
 def _signatures(name: str, prefix: str, keys: str | Keyring | None, required: bool) -> FdSignatures:
     ring = load(keys) if isinstance(keys, str) else keys or Keyring(name)
     if ring.name != name:
-        raise Malformed(f"these are the keys of {ring.name}, not of {name}")
+        raise Malformed(f"these are the keys of {ring.name}, not of {name}; name the right keyring")
     if required and ring.own is None:
-        raise Malformed(f"{name} has no key to sign with itself; 'duly keys new {name}' makes one")
+        raise Malformed(f"{name} has no key of its own to sign with; 'duly keys new {name}' makes one")
     return FdSignatures(ring, prefix=prefix, required=required)

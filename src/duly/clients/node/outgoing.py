@@ -146,7 +146,7 @@ class Outgoing:
         """Send a task that has ended once more, under a new id."""
         record = await self._record(id)
         if not record.state.terminal:
-            raise Malformed(f"{id} has not ended; it is sent again by itself")
+            raise Malformed(f"{id} has not ended; it is sent again without your help")
         task, now = fd.decode_pending(record.message.body), self._ledger.clock.now()
         anew = replace(task, msg_id=self._mint(now), time=now, exp=_until(now, expires))
         sent = self._launch(anew, task.form or self._form)

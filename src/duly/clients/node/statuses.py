@@ -133,7 +133,7 @@ class Statuses:
     async def get(self, name: str, within: float) -> NodeStatus | None:
         """Return the status of this node, or None if the broker has none."""
         if name == "+":
-            raise Malformed("name one node; watch_status('+') is for all of them")
+            raise Malformed("give the name of one node; for all nodes use watch_status('+')")
         if (known := self.known(name)) is not None:
             return known
         async with aclosing(self.watch(name, within)) as news:

@@ -28,7 +28,10 @@ def open_notifier(url: str, me: str, ledger: str = "") -> Notifier:
 
             address = ledger if url == scheme else url
             if not address.startswith("postgres"):
-                raise Malformed("the notifier 'postgres' needs a ledger in PostgreSQL, which this is not")
+                raise Malformed(
+                    "the notifier 'postgres' needs a ledger in PostgreSQL; use redis://…, or a PostgreSQL "
+                    "ledger"
+                )
             return PostgresNotifier(me, address)
         case _:
             raise Malformed(f"{url!r} is not a notifier; use redis://…, postgres, postgresql://… or local")

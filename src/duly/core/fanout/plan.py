@@ -77,7 +77,7 @@ class FanoutPolicy(Struct, frozen=True):
 
     def __post_init__(self) -> None:
         if self.lease <= 0 or self.keep <= 0:
-            raise Malformed("a fanout's lease and keep are lengths of time, more than 0")
+            raise Malformed("the lease and keep of a fanout must be lengths of time greater than 0")
 
 
 class PlannedDelivery(Struct, frozen=True, gc=False):

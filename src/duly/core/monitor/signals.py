@@ -82,13 +82,15 @@ class SentinelPolicy(Struct, frozen=True, forbid_unknown_fields=True):
         ):
             value = getattr(self, name)
             if not (isfinite(value) and 0 <= value <= _LONGEST):
-                raise Malformed(f"{name} is a number of seconds from 0 to {_LONGEST:.0f}, not {value}")
+                raise Malformed(f"{name} must be a number of seconds from 0 to {_LONGEST:.0f}, not {value}")
         if self.countdown >= self.keep:
             raise Malformed("an event would expire before its countdown ends; make keep longer")
         if 0 < self.heartbeat < 1:
-            raise Malformed(f"heartbeat is 0 or a second at least, not {self.heartbeat}")
+            raise Malformed(f"heartbeat must be 0 or at least a second, not {self.heartbeat}")
         if self.tries < 0:
-            raise Malformed(f"tries is how often an event is sent, or 0 for no end, not {self.tries}")
+            raise Malformed(
+                f"tries must be the number of times an event is sent, or 0 for no limit, not {self.tries}"
+            )
         _ = self.suppress, self.outbox  # they reject the other invalid values
 
     @property

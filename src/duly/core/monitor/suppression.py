@@ -54,11 +54,11 @@ class SuppressPolicy:
                 f"{show(self.cooldown)}; 0 switches them off"
             )
         if self.summary < 1:
-            raise Malformed(f"a summary comes after a length of time, more than 0, not {show(self.summary)}")
+            raise Malformed(f"the time until a summary must be greater than 0, not {show(self.summary)}")
         if self.window < 1 or self.per_hour < 1:
             raise Malformed(
-                f"the limit lets at least 1 signal pass in a window longer than 0, not {self.per_hour} in "
-                f"{show(self.window)}"
+                f"the limit must let at least 1 signal pass in a window longer than 0, not {self.per_hour} "
+                f"in {show(self.window)}"
             )
 
 

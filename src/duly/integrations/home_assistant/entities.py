@@ -92,7 +92,7 @@ class EntityDeclaration(Struct, frozen=True, forbid_unknown_fields=True, kw_only
                 f"a {self.kind} has no brightness and no colours; only a light has ({self.device})"
             )
         if self.brightness_max < 1:
-            raise Malformed(f"brightness_max of {self.device} is its greatest brightness, 1 or more")
+            raise Malformed(f"brightness_max of {self.device} must be its greatest brightness, 1 or more")
         fields = [self.read_from, self.brightness, self.color, self.color_temp]
         if any(field and fields.count(field) > 1 for field in fields):
             raise Malformed(f"two things of {self.device} cannot be the same field: {', '.join(fields)}")
@@ -166,7 +166,9 @@ class Topics(Struct, frozen=True):
     def __post_init__(self) -> None:
         for text in (self.prefix, self.discovery):
             if not text or any(c in text for c in "+#\0") or text.startswith("$"):
-                raise Malformed(f"{text!r} cannot begin topics: not empty, no + or #, no $ in front")
+                raise Malformed(
+                    f"{text!r} cannot begin topics; it must not be empty, contain + or #, or begin with $"
+                )
 
     @property
     def availability(self) -> str:
@@ -254,7 +256,7 @@ def read_command(
         raise Malformed(f"a {entity.kind} does not know the command {given.command[:60]!r}")
     at = int(given.at * SECOND) if 0 <= given.at < 1e11 else -1
     if at < 0:
-        raise Malformed(f"{given.at} is no time in seconds since 1970")
+        raise Malformed(f"{given.at} is not a time in seconds since 1970")
     left = expires - (now - at) / SECOND
     if left <= 0:
         raise Expired(
@@ -273,7 +275,7 @@ def read_command(
 def check_entities(entities: Sequence[EntityDeclaration]) -> Sequence[EntityDeclaration]:
     """These entities, if no two of them have the same topics; raises `Malformed` otherwise."""
     if not entities:
-        raise Malformed("nothing is to appear in Home Assistant; name a device: --lock, --light, --switch")
+        raise Malformed("no device is named for Home Assistant; name one with --lock, --light or --switch")
     seen: dict[str, EntityDeclaration] = {}
     for entity in entities:
         if entity.object_id in seen:

@@ -134,8 +134,8 @@ class DashboardAccess:
         check_name(name)
         check_password(password)
         hashed = await self._hashing.hash(password, "", first=True)
-        sealed = hashed if self._box is None else self._box.encrypt(hashed, f"{USERS}/{name}")
-        await self._ledger.write(PutItem(USERS, name, _encode(DashboardUser(role, sealed))))
+        encrypted = hashed if self._box is None else self._box.encrypt(hashed, f"{USERS}/{name}")
+        await self._ledger.write(PutItem(USERS, name, _encode(DashboardUser(role, encrypted))))
         await self.end_sessions(name)
 
     async def remove_user(self, name: str) -> bool:
@@ -158,7 +158,7 @@ class DashboardAccess:
         try:
             body = await self._ledger.item(USERS, name) if NAME.fullmatch(name) else None
             user = None if body is None else _user(body)
-            stored = "" if user is None else self._unsealed(name, user.password)
+            stored = "" if user is None else self._decrypted(name, user.password)
             right = await self._hashing.matches(stored, password, network, first=known)
         except DulyError:
             give_back()  # the password was not checked
@@ -170,8 +170,8 @@ class DashboardAccess:
         self._guard.learn(account, network)
         return await self._open(name, user.role, "password", CheckItem(USERS, name, body))
 
-    def _unsealed(self, name: str, sealed: str) -> str:
-        return sealed if self._box is None else self._box.decrypt(sealed, f"{USERS}/{name}")
+    def _decrypted(self, name: str, encrypted: str) -> str:
+        return encrypted if self._box is None else self._box.decrypt(encrypted, f"{USERS}/{name}")
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 

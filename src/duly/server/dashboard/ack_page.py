@@ -59,11 +59,11 @@ _CHINESE: Final = {
     "info": "提示",
     "warning": "警告",
     "critical": "严重",
-    "this link is not complete; copy it whole from the notification": "链接不完整；请从通知中完整复制",
-    "this link is not valid; copy it whole from the notification": "链接无效；请从通知中完整复制",
+    "this link is incomplete; copy the whole link from the notification": "链接不完整；请从通知中完整复制",
+    "this link is not valid; copy the whole link from the notification": "链接无效；请从通知中完整复制",
     "this link has expired; acknowledge the alert on the dashboard": "链接已过期；请在页面上确认这条告警",
-    "this hub makes no such links": "这个中枢不提供这种链接",
-    "this alert is not known any more": "这条告警已无记录",
+    "this hub does not make such links; use the dashboard": "这个中枢不提供这种链接；请使用页面",
+    "this alert is no longer known; it was forgotten": "这条告警已无记录",
 }
 """The Chinese texts: words, severities, and the sentences that refuse a link. English needs no table."""
 
@@ -97,7 +97,7 @@ class AckPage:
             raw = await bodies.read(request, guest=True)
             field, _, token = raw.decode("ascii", errors="replace").partition("=")
             if field != "t":
-                raise Malformed("the form does not carry the link")
+                raise Malformed("the form has no link; open the link from the notification again")
             claim, alert = await self._asked(token.strip())
             if alert.status.standing.over:
                 return _page(words, alert, claim, words["over"])
@@ -116,11 +116,11 @@ class AckPage:
     async def _asked(self, token: str) -> tuple[AckClaim, AlertRecord]:
         links = self._hub.alerts.links
         if links is None:
-            raise NotAllowed("this hub makes no such links")
+            raise NotAllowed("this hub does not make such links; use the dashboard")
         claim = links.read(token, self._hub.ledger.clock.now())
         alert = await self._hub.alerts.operations.get(claim.key)
         if alert is None:
-            raise Malformed("this alert is not known any more")
+            raise Malformed("this alert is no longer known; it was forgotten")
         return claim, alert
 
 

@@ -60,7 +60,7 @@ class AlertViews:
         standing, sentinel = text_of(query, "status"), text_of(query, "sentinel")
         if standing not in ("", "active", *(one.value for one in AlertState)):
             known = ", ".join(one.value for one in AlertState)
-            raise Malformed(f"{standing!r} is not a status of alerts; there are active, {known}")
+            raise Malformed(f"{standing!r} is not a status of alerts; use active, {known}")
 
         async def pick(record: Record) -> list[dict[str, object]]:
             now = self._statuses.get(record.message.key, NOTHING_SAID).standing
@@ -77,7 +77,7 @@ class AlertViews:
         """A page of alerts with deliveries that are open, or were given up."""
         wanted = text_of(query, "state") or "dead"
         if wanted not in ("dead", "open", "all"):
-            raise Malformed(f"{wanted!r} is not a state of deliveries; there are open, dead and all")
+            raise Malformed(f"{wanted!r} is not a state of deliveries; use open, dead or all")
 
         async def pick(record: Record) -> list[dict[str, object]]:
             if wanted == "open" and record.state.terminal:

@@ -59,7 +59,7 @@ class DeviceViews:
         limit, after = number(query.get("limit"), 50, PAGE_LIMIT), text_of(query, "after")
         part, only = text_of(query, "name").lower(), text_of(query, "only")
         if only not in ("", "online", "offline", "device", "node"):
-            raise Malformed("only is one of online, offline, device and node")
+            raise Malformed("only must be online, offline, device or node")
         everything = [one for one in self._hub.accounts.list() if one.role in (Role.DEVICE, Role.NODE)]
         found = [one for one in everything if self._fits(one, part, only)]
         names = [one.name for one in found]

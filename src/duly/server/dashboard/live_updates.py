@@ -180,7 +180,7 @@ class LiveUpdates:
             mine.set_result(body)
         if body != shown.sent and page.shown.get(id_) is shown:
             shown.sent = body
-            await self._send(page, b'{"id":%d,"is":%b}' % (id_, body))
+            await self._send(page, msgspec.json.encode({"id": id_, "is": msgspec.Raw(body)}))
 
     async def _made(self, visitor: DashboardVisitor, shown: _Shown) -> bytes:
         began = monotonic()

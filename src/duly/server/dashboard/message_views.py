@@ -86,7 +86,7 @@ def filter_of(query: Mapping[str, str]) -> MessageFilter:
         states = frozenset(state for state in State if state.word == word)
         if not states:
             known = ", ".join(state.word for state in State)
-            raise Malformed(f"{word!r} is not a state; there are open, trouble, {known}")
+            raise Malformed(f"{word!r} is not a state; use open, trouble, {known}")
     return MessageFilter(
         scope=text_of(query, "scope") or None,
         recipient=text_of(query, "to") or None,

@@ -141,5 +141,5 @@ class OverviewViews:
         """The columns of the charts, for the last minutes, hours or days."""
         span = text_of(query, "span") or "minutes"
         if span not in SPANS:
-            raise Malformed(f"{span!r} is not a span of a chart; there are {', '.join(SPANS)}")
+            raise Malformed(f"{span!r} is not a span of a chart; use one of {', '.join(SPANS)}")
         return self._hub.metrics.telemetry.chart(SPANS[span])

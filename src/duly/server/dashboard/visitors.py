@@ -31,7 +31,7 @@ class DashboardRole(IntEnum):
         for role in cls:
             if role.word == word:
                 return role
-        raise Malformed(f"{word[:40]!r} is not a role; there are {', '.join(role.word for role in cls)}")
+        raise Malformed(f"{word[:40]!r} is not a role; use one of {', '.join(role.word for role in cls)}")
 
 
 class DashboardVisitor(Struct, frozen=True):

@@ -23,9 +23,10 @@ from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
 from duly.storage.postgres.flush import ConcurrentChange, flush
+from duly.storage.postgres.flush_connection import FlushConnection
 from duly.storage.postgres.row_cache import RowCache
 from duly.storage.postgres.verified_flush import NotCached, VerifiedFlush
-from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
+from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg
 from duly.storage.sql import rows
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sql.polled import PolledLedger
@@ -65,12 +66,10 @@ class PostgresLedger(PolledLedger):
         super().__init__(clock, hot=hot)
         self._url = url
         self._pool: Any = None
-        self._flusher: Any = None
-        self._process: tuple[int, Any] = (0, None)
-        """the server process of the flush connection"""
         self._cache = RowCache()
         self._watch = StatementWatch(url)
         self._doubts = DoubtfulCommits(url, CONNECTING)
+        self._flusher = FlushConnection(url, CONNECTING, self._watch, self._doubts)
         self._sessions = asyncio.Semaphore(SESSIONS)
 
     @classmethod
@@ -104,10 +103,8 @@ class PostgresLedger(PolledLedger):
     async def close(self) -> None:
         """Finish the submitted commits, then close every connection."""
         await self._finish()
-        if self._flusher is not None:
-            line, self._flusher = self._flusher, None
-            with suppress(*GONE):
-                await line.close(timeout=RELEASE_SECONDS)
+        with suppress(*GONE):
+            await self._flusher.close(RELEASE_SECONDS)
         self._watch.close()
         if self._pool is not None:
             await self._close_pool()
@@ -123,10 +120,7 @@ class PostgresLedger(PolledLedger):
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
     def _start(self, batches: list[CommitBatch]) -> None:
-        self._spawn(self._flush(batches))
-
-    def _spawn(self, work: Any) -> None:
-        self._tasks.do("a job of the ledger", work)
+        self._tasks.do("a flush of the ledger", self._flush(batches))
 
     async def _flush(self, batches: list[CommitBatch]) -> None:
         try:
@@ -164,7 +158,7 @@ class PostgresLedger(PolledLedger):
         except NotCached:
             return None
         with translated_postgres():
-            line = await self._flush_connection()
+            line = await self._flusher.get()
         with translated_postgres(committing=True):
             try:
                 with self._watch.over(line):
@@ -173,9 +167,7 @@ class PostgresLedger(PolledLedger):
                 return None
             except BaseException as error:
                 refused = isinstance(error, asyncpg.PostgresError | ValueError)
-                if line.is_closed() or not refused:
-                    self._doubts.add(self._process)
-                self._drop_flusher()
+                self._flusher.drop(in_doubt=line.is_closed() or not refused)
                 raise
         return work.results if stored else None
 
@@ -183,7 +175,7 @@ class PostgresLedger(PolledLedger):
         """Carry out groups on rows that are read and locked."""
         for _ in range(ATTEMPTS):
             with translated_postgres():
-                line = await self._flush_connection()
+                line = await self._flusher.get()
                 transaction = line.transaction(isolation="read_committed")
                 try:
                     with self._watch.over(line):
@@ -193,34 +185,18 @@ class PostgresLedger(PolledLedger):
                     await transaction.rollback()
                     continue
                 except BaseException:
-                    self._drop_flusher()
+                    self._flusher.drop()
                     raise
             with translated_postgres(committing=True):
                 try:
                     with self._watch.over(line):
                         await transaction.commit()
                 except BaseException:
-                    self._doubts.add(self._process)
-                    self._drop_flusher()
+                    self._flusher.drop(in_doubt=True)
                     raise
             self._cache.learn(held)
             return flushed
         raise LedgerUnavailable(OVERTAKEN)
-
-    async def _flush_connection(self) -> Any:
-        if self._doubts:
-            await self._doubts.settle()
-        if self._flusher is None or self._flusher.is_closed():
-            self._flusher = await asyncpg.connect(self._url, **CONNECTING)
-            with self._watch.over(self._flusher):
-                self._process = await process_of(self._flusher)
-        return self._flusher
-
-    def _drop_flusher(self) -> None:
-        """Drop the flush connection; the server rolls back its open transaction."""
-        if self._flusher is not None:
-            self._flusher.terminate()
-            self._flusher = None
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction for the caller, on a connection from the pool."""
@@ -412,7 +388,7 @@ def translated_postgres(*, committing: bool = False) -> Iterator[None]:
         asyncpg.InsufficientPrivilegeError,
     ) as error:
         raise LedgerError(
-            f"PostgreSQL does not let us in ({error}); check the user, password and database"
+            f"PostgreSQL refuses the login ({error}); check the user, password and database"
         ) from error
     except asyncpg.InsufficientResourcesError as error:
         raise LedgerUnavailable(

@@ -141,7 +141,7 @@ class DoubtfulCommits:
                     self._processes.discard(process)
         except TimeoutError:
             raise LedgerUnavailable(
-                "a process of PostgreSQL that may still commit something of ours does not end; "
+                "a PostgreSQL process that may still commit a write of this program has not ended, and "
                 "nothing is read before it has. Try again"
             ) from None
         finally:

@@ -34,7 +34,7 @@ class PolledLedger(SqlLedger):
         self._closed = True
         if self._poll_timer is not None:
             self._poll_timer.cancel()
-        self._wake_all()
+        self._waiters.wake_all()
         await self._tasks.finish()
 
     @contextmanager
@@ -45,7 +45,7 @@ class PolledLedger(SqlLedger):
             yield news
 
     def _schedule_poll(self) -> None:
-        if self._poll_timer is None and self._waiters and not self._closed:
+        if self._poll_timer is None and self._waiters.by_key and not self._closed:
             self._poll_timer = asyncio.get_running_loop().call_later(
                 self.poll_seconds, lambda: self._tasks.do("a look for news", self._poll())
             )
@@ -54,8 +54,8 @@ class PolledLedger(SqlLedger):
         """Wake the callers whose message another process has ended."""
         try:
             with suppress(LedgerUnavailable, Stopped):
-                for key in await self._settled(list(self._waiters)):
-                    self._wake(key)
+                for key in await self._settled(list(self._waiters.by_key)):
+                    self._waiters.wake(key)
         finally:
             self._poll_timer = None
             self._schedule_poll()

@@ -15,7 +15,6 @@ opened here once, before SQLite opens it, and closed after SQLite has closed it.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import logging
 import os
 import threading
@@ -26,12 +25,12 @@ from pathlib import Path
 from typing import Final
 
 import apsw
-from msgspec import Struct, json
 from msgspec.structs import replace
 
-from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
+from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable
 from duly.runtime.files import PRIVATE_FILE, close_to_others
 from duly.storage import sql
+from duly.storage.sqlite.lock_file import LockFile, LockNote
 from duly.storage.sqlite.write_ahead_log import WriteAheadLog
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
@@ -45,12 +44,9 @@ CHECKSUM_BYTES: Final = 8
 """How many bytes the checksum VFS needs at the end of each page."""
 HEADER: Final = 100
 WAL_HEADER: Final = 32
-NOTE_SIZE: Final = 200
 HUB_LEDGER: Final = "ledger.db"
 HUB_TRACES: Final = ("secret.key", "client_id", "archive", "backups")
 """The files that a hub creates beside its ledger, only after the ledger exists."""
-LOOKS: Final = (0.001, 0.005, 0.02)
-"""How many seconds to wait, try by try, for a process that only checks whether the file is locked."""
 RACY_NS: Final = 100_000_000
 """The resolution of a folder's modification time: a second change within it would not be seen."""
 CHECKPOINT_NOOP: Final = -1
@@ -61,20 +57,6 @@ _Inode = tuple[int, int]
 _held: set[_Inode] = set()
 """The databases that this process writes."""
 _holding: Final = threading.Lock()
-
-
-class LockNote(Struct, frozen=True, omit_defaults=True):
-    """The content of `<ledger>.lock`: which process holds the ledger, and what a later start must find."""
-
-    pid: int
-    made: bool = False
-    """the ledger exists, with its schema"""
-    salt: str = ""
-    """the salt of the write-ahead log that was last written; empty: all of it is in the database"""
-    frames: int = 0
-    """how many frames of that log are on the disk"""
-    converting: bool = False
-    """the file is being rewritten with checksums: some pages may have none yet"""
 
 
 @cache
@@ -110,17 +92,13 @@ class LedgerFile:
         self._wal = self.path.with_name(self.path.name + "-wal")
         self.log = WriteAheadLog(self._wal)
         self._shm = self.path.with_name(self.path.name + "-shm")
-        self._lock_path = self.path.with_name(self.path.name + ".lock")
-        self._lock: int | None = None
+        self._lock = LockFile(self.path)
         self._fd: int | None = None
         self._inode: _Inode | None = None
-        self._note = LockNote(0)
         self._folder = str(self.path.parent)
         self._seen: tuple[int, int, int] | None = None
         """the folder, and when a file in it was last created, renamed or removed"""
         self._places: list[tuple[Path, _Inode]] = []
-        self._frames = 0
-        self._lead = b""
         self.problem: LedgerError | None = None
         """the reason why this file must not be used any more"""
 
@@ -134,109 +112,56 @@ class LedgerFile:
         """Lock the file for this process; the operating system releases the lock when the process ends."""
         with _holding:
             self._refuse_own()
-            self._lock = os.open(self._lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-            self._flock(self._lock)
-            self._note = _read_note(self._lock)
+            self._lock.open()
             self._refuse_missing()
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
-            self._flock(self._fd)
+            self._lock.lock(self._fd)
             self._inode = _inode(os.fstat(self._fd))
             _held.add(self._inode)
-        self._write_note(replace(self._note, pid=os.getpid()))
+        self._lock.write(replace(self._lock.note, pid=os.getpid()))
 
     def close_to_others(self) -> None:
         """Make the file and those beside it readable by their owner alone. The file was inspected before: a
         file that is not a ledger keeps its mode."""
-        close_to_others((self.path, self._wal, self._shm, self._lock_path))
+        close_to_others((self.path, self._wal, self._shm, self._lock.path))
 
     def read_note(self) -> None:
         """Read the note, in a process that only reads. The note of a file that another process holds is
         ignored: that process is writing the log, and has inspected the file."""
-        if _inode_at(self.path) in _held:
-            return
-        try:
-            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return  # a copy without a note, or a note that this process may not read
-        try:
-            if not _is_held(fd):
-                self._note = _read_note(fd)
-                self._refuse_missing()
-        finally:
-            os.close(fd)
-
-    def is_held(self) -> bool:
-        """Return whether a process holds the file: then the end of its log may be just being written."""
-        try:
-            fd = os.open(self._lock_path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
-        try:
-            return _is_held(fd) or _read_note(fd) != self._note
-        finally:
-            os.close(fd)
+        if _inode_at(self.path) not in _held and self._lock.peek():
+            self._refuse_missing()
 
     def _refuse_own(self) -> None:
         # Checked first: opening and closing the file once more would release SQLite's locks.
         if _inode_at(self.path) in _held:
-            raise self._in_use(str(os.getpid()))
-
-    def _flock(self, fd: int) -> None:
-        for wait in (*LOOKS, None):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
-            except OSError:
-                if wait is None:
-                    assert self._lock is not None
-                    raise self._in_use(str(_read_note(self._lock).pid or "unknown")) from None
-                time.sleep(wait)
-
-    def _in_use(self, owner: str) -> LedgerInUse:
-        return LedgerInUse(
-            f"{self.path} is being written by another process (pid {owner}); stop that one, send through it, "
-            "open the ledger with ?mode=ro to read, or use postgresql:// to share a ledger"
-        )
+            raise self._lock.in_use(str(os.getpid()))
 
     def release(self) -> None:
         """Release the file, after every connection to it is closed."""
-        for fd in (self._fd, self._lock):
-            if fd is not None:
-                os.close(fd)
-        self._fd = self._lock = None
+        if self._fd is not None:
+            os.close(self._fd)
+        self._fd = None
+        self._lock.close()
         with _holding:
             _held.discard(self._inode or (0, 0))
         self._inode = None
 
-    # ── the note ─────────────────────────────────────────────────────────────────────────────────
-
-    def _write_note(self, note: LockNote) -> None:
-        if self._lock is not None:
-            self._note = note
-            raw = json.encode(note)
-            os.pwrite(self._lock, raw.ljust(NOTE_SIZE), 0)
-
-    def _flush_note(self) -> None:
-        assert self._lock is not None
-        os.fsync(self._lock)
+    # ── what a later start must find ─────────────────────────────────────────────────────────────
 
     def made(self) -> None:
         """Record that a sound ledger exists, and where its files are."""
         stats = [(path, path.stat()) for path in (self.path, self._wal, self._shm) if path.exists()]
         self._places = [(path, _inode(found)) for path, found in stats]
-        if not self._note.made:
-            self._write_note(LockNote(os.getpid(), made=True))
-            self._flush_note()
+        if not self._lock.note.made:
+            self._lock.write(LockNote(os.getpid(), made=True))
+            self._lock.flush()
 
     def committed(self, frames: int) -> None:
         """Record how many frames of the write-ahead log are on the disk. Raises if the files were moved."""
         self.check_in_place()
-        if frames < self._frames or not self._note.salt:  # a restarted log has a new salt
-            self._write_note(LockNote(os.getpid(), True, _wal_salt(self._wal), 0))
-            self._lead = json.encode(self._note)[:-1]
-        self._frames = frames
-        if self._lock is not None:  # the same JSON as json.encode, in a tenth of the time
-            os.pwrite(self._lock, (b'%b,"frames":%d}' % (self._lead, frames)).ljust(NOTE_SIZE), 0)
+        if frames < self._lock.frames or not self._lock.note.salt:  # a restarted log has a new salt
+            self._lock.write(LockNote(os.getpid(), True, _wal_salt(self._wal), 0))
+        self._lock.write_frames(frames)
 
     def settled(self) -> None:
         """Record that the write-ahead log is empty: all of it is in the database.
@@ -244,10 +169,10 @@ class LedgerFile:
         The note is flushed: the log restarts now, and after a loss of power an older note would demand frames
         that are no longer in the log.
         """
-        if self.problem is None and self._note.salt:
-            self._write_note(LockNote(os.getpid(), self._note.made))
+        if self.problem is None and self._lock.note.salt:
+            self._lock.write(LockNote(os.getpid(), self._lock.note.made))
             with suppress(OSError):  # the disk fails: the next flush reports it
-                self._flush_note()
+                self._lock.flush()
 
     # ── in its place ─────────────────────────────────────────────────────────────────────────────
 
@@ -296,7 +221,7 @@ class LedgerFile:
     def _refuse_missing(self) -> None:
         """Raise if the ledger existed once and is missing now: it is not replaced by an empty one."""
         size = self.path.stat().st_size if self.path.exists() else 0
-        if size or not (self._note.made or _size(self._wal) or self._traces()):
+        if size or not (self._lock.note.made or _size(self._wal) or self._traces()):
             return
         there = "is empty" if self.path.exists() else "is gone"
         raise LedgerDamaged(
@@ -314,11 +239,10 @@ class LedgerFile:
 
     def _how_to_begin_anew(self) -> str:
         """Return the sentence that tells the user which files to remove first."""
-        if self._note.made or _size(self._wal):
-            return f"remove {self._lock_path.name} and {self._wal.name} as well"
-        return (
-            f"remove the empty file as well (beside it lies what a hub has left: {', '.join(self._traces())})"
-        )
+        if self._lock.note.made or _size(self._wal):
+            return f"remove {self._lock.path.name} and {self._wal.name} as well"
+        traces = ", ".join(self._traces())
+        return f"remove the empty file as well (beside it are files that a hub has left: {traces})"
 
     def add_checksums(self) -> None:
         """Rewrite a database of an older version with checksums. This also erases deleted data.
@@ -326,8 +250,8 @@ class LedgerFile:
         The database is rewritten twice: the VFS writes checksums only after it has seen a header that asks
         for them, and some pages may be written before that. After a crash the next start finishes the work.
         """
-        self._write_note(replace(self._note, converting=True))
-        self._flush_note()
+        self._lock.write(replace(self._lock.note, converting=True))
+        self._lock.flush()
         for reserve in (True, False):
             db = self.connect()
             try:
@@ -338,11 +262,11 @@ class LedgerFile:
                 db.execute("VACUUM")
             finally:
                 db.close()
-        self._write_note(replace(self._note, converting=False, salt="", frames=0))
+        self._lock.write(replace(self._lock.note, converting=False, salt="", frames=0))
 
     def finish(self) -> None:
         """Finish a rewrite that a crash interrupted."""
-        if self._note.converting and checksum_vfs() is not None:
+        if self._lock.note.converting and checksum_vfs() is not None:
             self.add_checksums()
 
     def inspect(self) -> None:
@@ -360,18 +284,18 @@ class LedgerFile:
                 ) from None
             if empty and (traces := self._traces()):
                 raise LedgerDamaged(
-                    f"there was a ledger at {self.path}, and now nothing is in the file, as after a crash "
-                    "whose log is gone. Put the log back or restore a backup; to begin anew, remove the file "
-                    f"as well (beside it lies what a hub has left: {', '.join(traces)})"
+                    f"there was a ledger at {self.path}, and now the file is empty, as after a crash whose "
+                    "log is gone. Put the log back or restore a backup; to begin anew, remove the file as "
+                    f"well (beside it are files that a hub has left: {', '.join(traces)})"
                 )
             if not empty and db.pragma("application_id") != APPLICATION_ID:
                 raise LedgerError(
-                    f"{self.path} is somebody else's database, not a duly ledger; choose another file"
+                    f"{self.path} is a database of another program, not a duly ledger; choose another file"
                 )
             sql.pending("sqlite", int(db.pragma("user_version")))
             self._inspect_wal(db)
             self._inspect_length(db)
-            if not empty and _sealed(db) and _reserved(db) != CHECKSUM_BYTES:
+            if not empty and _made_with_checksums(db) and _reserved(db) != CHECKSUM_BYTES:
                 raise self._damaged("its header does not say that its pages have checksums")
             if self.path.stat().st_size <= CHECKED_SIZE:
                 self._read_through(db)
@@ -404,23 +328,27 @@ class LedgerFile:
     def _inspect_wal(self, db: apsw.Connection) -> None:
         """Raise if the write-ahead log lacks frames that were flushed to it. SQLite treats a damaged log as a
         shorter one, and would silently drop the frames after the damage."""
-        salt, frames = self._note.salt, self._note.frames
+        salt, frames = self._lock.note.salt, self._lock.note.frames
         if not salt:
             return
         sound, _ = db.wal_checkpoint(mode=CHECKPOINT_NOOP)
         short = sound < frames and (sound <= 0 or _wal_salt(self._wal) == salt)
-        if short and (self._lock is not None or not self.is_held()):
+        if short and (self._lock.held_here or not self._lock.is_held()):
             raise self._damaged(
                 f"its log {self._wal.name} held {frames} pages, and {max(sound, 0)} of them are sound"
             )
 
     def _refuse_lost_log(self) -> None:
         """Raise if the write-ahead log is missing and held changes that are not in the database yet."""
-        if self._note.salt and not _size(self._wal) and (self._lock is not None or not self.is_held()):
+        if (
+            self._lock.note.salt
+            and not _size(self._wal)
+            and (self._lock.held_here or not self._lock.is_held())
+        ):
             raise LedgerDamaged(
                 f"{self._wal} is gone, and {self.path} was not closed properly: what was stored last may be "
                 "lost. Put it back or restore a backup; if another program has opened the ledger since and "
-                f"taken the log over (sqlite3 does), remove {self._lock_path.name} and start again"
+                f"taken the log over (sqlite3 does), remove {self._lock.path.name} and start again"
             )
 
     def _read_through(self, db: apsw.Connection) -> None:
@@ -466,9 +394,9 @@ class translated:  # noqa: N801 - reads as a word
                 raise LedgerDamaged(f"{self._path} is damaged ({error}); restore a backup") from error
             case apsw.IOError() if _is_checksum(error):
                 raise LedgerDamaged(
-                    f"{self._path} is damaged (a page does not have its checksum); restore a backup. If it "
-                    "is a copy that sqlite3 has made (.backup, VACUUM INTO), its checksums can be made anew: "
-                    "see 'Backups' in docs/ledger.md"
+                    f"{self._path} is damaged (a page does not match its checksum); restore a backup. If it "
+                    "is a copy that sqlite3 has made (.backup, VACUUM INTO), its checksums can be written "
+                    "again: see 'Backups' in docs/ledger.md"
                 ) from error
             case apsw.FullError():
                 raise LedgerUnavailable(
@@ -522,7 +450,7 @@ def has_checksums(db: apsw.Connection) -> bool:
     return _reserved(db) == CHECKSUM_BYTES
 
 
-def _sealed(db: apsw.Connection) -> bool:
+def _made_with_checksums(db: apsw.Connection) -> bool:
     """Return whether this ledger records that it was made with checksums."""
     try:
         return bool(db.execute("SELECT checksums FROM file").get)
@@ -539,28 +467,6 @@ def _wal_salt(path: Path) -> str:
             return file.read(WAL_HEADER)[16:24].hex()
     except OSError:
         return ""
-
-
-# ── the note and its lock ────────────────────────────────────────────────────────────────────────
-
-
-def _is_held(fd: int) -> bool:
-    """Return whether a process holds the ledger of this note."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    fcntl.flock(fd, fcntl.LOCK_UN)
-    return False
-
-
-def _read_note(fd: int) -> LockNote:
-    raw = os.pread(fd, 1_000, 0).rstrip(b"\0\n ")
-    if raw.isdigit():  # an older duly wrote its process id, and always had a ledger
-        return LockNote(int(raw), made=True)
-    with suppress(ValueError):
-        return json.decode(raw, type=LockNote)
-    return LockNote(0)
 
 
 def _inode_at(path: Path) -> _Inode | None:

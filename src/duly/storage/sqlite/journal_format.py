@@ -39,8 +39,8 @@ def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
         if body[:1] != bytes((VERSION,)):
             raise LedgerTooNew(
                 f"entry {n} of the ledger's journal has the format {body[0] if body else 'none'}, and this "
-                f"duly reads {VERSION}: another one has written it. Upgrade duly, or start and stop the one "
-                "that wrote it; nothing was changed"
+                f"duly reads {VERSION}: another version has written it. Upgrade duly, or start and stop the "
+                "version that wrote it; nothing was changed"
             )
         checked = checked_part(n, body)
         parts.append(checked[1:])
@@ -58,7 +58,7 @@ def checked_part(n: int, body: bytes) -> bytes:
     checked = body[_HEAD:]
     if not checked or crc32(checked).to_bytes(4, "big") != body[1:_HEAD]:
         raise LedgerDamaged(
-            f"entry {n} of the ledger's journal is damaged: it does not have its checksum. Restore a "
+            f"entry {n} of the ledger's journal is damaged: it does not match its checksum. Restore a "
             "backup; nothing was changed"
         )
     return checked

@@ -148,7 +148,7 @@ class SqliteLedger(SqlLedger):
             await loop.run_in_executor(self._reader, db.close)
         self._reader.shutdown(wait=False)
         self._file.release()
-        self._wake_all()
+        self._waiters.wake_all()
 
     # ── writing: callers share a flush ───────────────────────────────────────────────────────────
 

@@ -278,7 +278,7 @@ class SqliteWriter:
         if self._doubtful:
             raise LedgerUnavailable(
                 f"{self._path} cannot be used now (the disk has failed, and what was written before cannot "
-                "be brought to safety); nothing was stored"
+                "be flushed); nothing was stored"
             )
 
     def _checkpoint(self) -> None:

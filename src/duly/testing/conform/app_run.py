@@ -1,9 +1,9 @@
 """Plays scripts against an app.
 
-The app is a program that sends the command `conform` to the device `lock` again and again, each time with how
-the one before ended in `data`: `{"ended": {"id": …, "state": …, "code": …}}`.
+The app is a program that sends the command `conform` to the device `lock` again and again. The `data` of each
+command says how the previous one ended: `{"ended": {"id": …, "state": …, "code": …}}`.
 
-The law: what the app has understood is read from what it sends next, not asked.
+The law: what the app has understood is judged by what it sends next.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ COMMAND: Final = "conform"
 DEVICE: Final = "lock"
 NEXT_WITHIN: Final = 15.0
 PATIENCE: Final = 1.0
-"""By how much the times of scripts are multiplied: their own tests need less."""
+"""The factor for all times in scripts; the tests of the scripts make it smaller."""
 RESENDS: Final = 3
-"""How often a command is sent again that is not answered."""
+"""How often an unanswered command is sent again."""
 REFUSED: Final = "refused"
 _NONSENSE: Final = (
     '{"type":"ack","seq_id":"1_1","from":"lock","code":0,"state":"done"}',
@@ -39,7 +39,7 @@ _NONSENSE: Final = (
 
 
 class HubSays(Struct, frozen=True):
-    """Answer the command with a `server_ack`."""
+    """Answers the command with a `server_ack`."""
 
     code: int
     error: str = ""
@@ -47,7 +47,7 @@ class HubSays(Struct, frozen=True):
 
 
 class DeviceSays(Struct, frozen=True):
-    """Answer the command with an `ack`; a `stranger` answers another id. Without a code the device is at
+    """Answers the command with an `ack`; a `stranger` answers another id. Without a code the device is at
     work."""
 
     code: int | None = 0
@@ -56,26 +56,26 @@ class DeviceSays(Struct, frozen=True):
 
 
 class SentAgain(Struct, frozen=True):
-    """The command comes again, with the same id and content, within so many seconds."""
+    """Expects the command again, with the same id and content, within these seconds."""
 
     seconds: float
 
 
 class NothingNew(Struct, frozen=True):
-    """No other command comes for so many seconds: the app waits for the end of this one."""
+    """Expects no other command in these seconds: the app waits for the end of this one."""
 
     seconds: float
 
 
 class NotMore(Struct, frozen=True):
-    """For so many seconds the command comes no more often than so many times, and no other comes."""
+    """Expects the command at most `times` times in these seconds, and no other command."""
 
     seconds: float
     times: int
 
 
 class Reported(Struct, frozen=True):
-    """The next command comes, and says that this one ended so."""
+    """Expects the next command, which says that this one ended with this state and code."""
 
     state: str
     code: int
@@ -102,7 +102,7 @@ APP_SCRIPTS: Final = (
         "resends",
         (
             SentAgain(7.0),
-            NotMore(2.0, RESENDS - 1),  # some of them may have waited here, on a machine that has much to do
+            NotMore(2.0, RESENDS - 1),  # on a busy machine some of them may have been queued here
             *_DONE,
         ),
     ),
@@ -269,7 +269,7 @@ class AppRun:
     # ── what is heard ────────────────────────────────────────────────────────────────────────────
 
     async def _frame(self, seconds: float) -> Json | None:
-        """The next command, a repeat or not."""
+        """Return the next command, which may be a repeat."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (frame := await self._server.hear(max(0.0, until - loop.time()))) is not None:
@@ -293,13 +293,13 @@ class AppRun:
         self._known[str(id_)] = frame
 
     def _check_not_minted_again(self, frame: Json) -> None:
-        """After a restart an app may ask again for what it had under way, or had just learned the end of. Any
-        other id that comes again, or one with other content, was minted twice."""
+        """Check an id after a restart. The app may send again what was under way, or what had just ended. Any
+        other known id, or the same id with other content, was minted twice."""
         seq_id = str(frame["seq_id"])
         if frame != self._known[seq_id] or seq_id in self._reported_ids[:-1]:
             raise BrokenRule(
                 self._rule,
-                f"{seq_id} came after a restart, and was the id of an earlier command that has ended",
+                f"{seq_id} came after a restart, but it is the id of an earlier command that has ended",
             )
 
     def _check_repeat(self, frame: Json) -> None:
@@ -312,7 +312,7 @@ class AppRun:
             raise BrokenRule("reports-refusals", f"{seq_id} was refused for good, and came again")
 
     async def _next(self) -> Json:
-        """The next new command."""
+        """Return the next new command."""
         loop = asyncio.get_running_loop()
         until = loop.time() + NEXT_WITHIN
         while (frame := await self._frame(max(0.0, until - loop.time()))) is not None:
@@ -336,7 +336,7 @@ class AppRun:
         return False
 
     async def _nothing_new(self, current: Json, seconds: float) -> int:
-        """How often this command came again within this time, in which no other may come."""
+        """Return how often this command came again within this time; no other may come meanwhile."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         again = 0

@@ -53,7 +53,7 @@ class FdPeer:
         self._name = name
         self._is_hub = is_hub
         self._received: set[tuple[str, str]] = set()
-        """what was acknowledged as received"""
+        """the tasks that were acknowledged as received"""
         self._published: dict[str, tuple[str, str]] = {}
         """the tasks by their msg_id"""
         self._first_said: dict[tuple[str, str], str] = {}
@@ -109,7 +109,7 @@ class FdPeer:
         return msg_id
 
     async def answer(self, seconds: float) -> HeardAnswer | None:
-        """The next answer to a task."""
+        """Return the next answer to a task."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (message := await self._server.hear(max(0.0, until - loop.time()))) is not None:
@@ -153,7 +153,7 @@ class FdPeer:
                 return HeardAnswer(sender, id_, code if isinstance(code, int) and code else 3, why, fields)
 
     def _addressed(self, user: str, msg_id: str) -> tuple[str, str]:
-        """The node that an answer is addressed to, and the id of the task."""
+        """Return the node that an answer is addressed to, and the id of its task."""
         if not self._is_hub:
             return user, msg_id
         if user == HUB and (known := self._published.get(msg_id)) is not None:
@@ -161,7 +161,7 @@ class FdPeer:
         if user != HUB or any(one.startswith(msg_id) for one in self._published):
             why = f"an answer goes to nodes/hub/… with the whole msg_id of its task, not {msg_id!r}"
             raise BrokenRule("answers", why)
-        return "", msg_id  # to something that it could not read
+        return "", msg_id  # an answer to a message that the client could not read
 
     def _note_push(self, message: MqttMessage) -> None:
         try:
@@ -186,7 +186,7 @@ class FdPeer:
         self._server.publish(self._topic(self._name, FdKind.ACK), msgspec.json.encode({"msg_id": seq_id}))
 
     def send_nonsense(self) -> None:
-        """Publish what cannot be read."""
+        """Publish messages that cannot be decoded."""
         for text in _NONSENSE:
             self._server.publish(self._topic(self._name, FdKind.PENDING), text)
 
@@ -231,8 +231,11 @@ class FdPeer:
     async def _check_session(self, rule: str) -> None:
         client = await self._client()
         if client.clean:
-            why = f"{client.client_id} connects with a clean session: what comes while it is away is lost"
-            raise BrokenRule(rule, why)
+            raise BrokenRule(
+                rule,
+                f"{client.client_id} connects with a clean session: messages that arrive while it is away "
+                "are lost",
+            )
         pending = self._topic(self._name, FdKind.PENDING)
         if not any(qos for filter_, qos in client.filters.items() if matches(filter_, pending)):
             raise BrokenRule(rule, f"{client.client_id} subscribes to {pending} with QoS 0")
@@ -241,8 +244,8 @@ class FdPeer:
         if back.client_id != client.client_id:
             raise BrokenRule(
                 rule,
-                f"it was {client.client_id}, and connects again as {back.client_id}: "
-                "what came meanwhile is kept for a client that is no more",
+                f"it was {client.client_id}, and reconnects as {back.client_id}: the broker keeps messages "
+                "for the old client id",
             )
 
     async def _check_status(self, rule: str) -> None:
@@ -250,25 +253,25 @@ class FdPeer:
         self._server.cut()
         if await self._session(rule) != first:
             return
-        topic = self._topic(self._name, FdKind.STATUS)  # the will of the connection before comes late
+        topic = self._topic(self._name, FdKind.STATUS)  # the will of the previous connection arrives late
         will = {"time": 0, "online": False, "session": first}
         self._server.publish(topic, msgspec.json.encode(will), retained=True)
         if not await self._online_within(STATUS_WITHIN, topic):
             raise BrokenRule(
                 rule,
-                f"it has the `session` {first} again after a cut, and does not correct the will of the "
-                "connection before, which may come late",
+                f"it has the `session` {first} again after a cut, and does not correct a late will of the "
+                "previous connection",
             )
 
     async def _online_within(self, seconds: float, topic: str) -> bool:
-        """Whether its retained status says that it is there, within this time."""
+        """Return whether its retained status says within this time that it is online."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._server.until(lambda: self._is_online(topic))
         return self._is_online(topic)
 
     async def _session(self, rule: str) -> str:
-        """The session that the status and the will of this connection name."""
+        """Return the session that the status and the will of this connection name."""
         client, topic = await self._client(), self._topic(self._name, FdKind.STATUS)
         if not await self._online_within(STATUS_WITHIN, topic):
             raise BrokenRule(rule, f"there is no retained status with online:true at {topic}")

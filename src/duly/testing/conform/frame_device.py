@@ -32,7 +32,7 @@ class FrameDevicePeer:
         self._pushes = HeardPushes(self.deliver, self.answer, self._acknowledge, self._cut_and_connect)
 
     async def connected(self) -> None:
-        """Wait until the device is there."""
+        """Wait until the device is connected."""
         await self._server.connected()
 
     def deliver(self, task: ConformTask) -> None:
@@ -53,7 +53,7 @@ class FrameDevicePeer:
         self._server.send(frame | (OWN_FIELDS if task.own_fields else {}))
 
     async def answer(self, seconds: float) -> HeardAnswer | None:
-        """The next `ack`."""
+        """Return the next `ack`."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (frame := await self._server.hear(max(0.0, until - loop.time()))) is not None:
@@ -88,12 +88,12 @@ class FrameDevicePeer:
         self._server.send({"type": "server_ack", "seq_id": seq_id, "code": 0})
 
     def send_nonsense(self) -> None:
-        """Send what cannot be read."""
+        """Send frames that cannot be decoded."""
         for text in _NONSENSE:
             self._server.send_text(text)
 
     def check_kind(self, task: ConformTask, answers: Sequence[HeardAnswer]) -> None:
-        """Frames have one form only."""
+        """Check nothing: frames have one form only."""
 
     async def inspect(self, rule: str) -> None:
         """Prove `answers-pings` and `keeps-pushes`."""

@@ -1,4 +1,5 @@
-"""A WebSocket that plays a hub: it takes one client at a time, and says only what it is told to say."""
+"""A WebSocket server that plays a hub: it accepts one client at a time, and sends only what a script tells
+it."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from duly.testing.conform.rules import BrokenRule
 from duly.testing.conform.transcript import Transcript
 
 CONNECTED: Final = 30.0
-"""Seconds within which a client must be back."""
+"""Seconds within which a client must reconnect."""
 _INTRODUCTION: Final = 10.0
 
 Json = dict[str, object]
@@ -30,7 +31,7 @@ class FrameServer:
         '{"type":"ack","seq_id":"no-such-event","from":"tower","code":0,"state":"done"}',
         '{"type":"no_such_frame","data":{}}',
     )
-    """what a sentinel did not ask for, or cannot read"""
+    """frames that a sentinel does not expect or cannot decode"""
 
     def __init__(
         self, transcript: Transcript, name: str, welcome: Mapping[str, object] | None = None
@@ -46,13 +47,13 @@ class FrameServer:
         self._heard: asyncio.Queue[Json] = asyncio.Queue()
         self._pong = asyncio.Event()
         self.down = False
-        """whether connections are turned away, as if the hub were not there"""
+        """whether connections are refused, as if the hub were down"""
         self.auth: Json = {}
         """the first frame of the newest connection"""
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         app = web.Application()
         app.router.add_routes(self._routes())
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
@@ -65,7 +66,7 @@ class FrameServer:
         return [web.get("/v1/ws", self._serve)]
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self.cut()
         if self._runner is not None:
             await self._runner.cleanup()
@@ -139,7 +140,7 @@ class FrameServer:
         await self._tried.wait()
 
     async def connected(self) -> None:
-        """Wait until the client is here and was welcomed."""
+        """Wait until the client is connected and welcomed."""
         try:
             async with asyncio.timeout(CONNECTED):
                 await self._up.wait()
@@ -158,7 +159,7 @@ class FrameServer:
             self._write(self._socket, text)
 
     async def hear(self, seconds: float) -> Json | None:
-        """The next frame; None if there was none within this time."""
+        """Return the next frame; None if none arrives within this time."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._heard.get()
@@ -166,7 +167,7 @@ class FrameServer:
             return None
 
     def cut(self) -> None:
-        """Break the connection, without a word."""
+        """Break the connection without closing it properly."""
         if self._socket is not None and self._request is not None:
             self._transcript.note("!", "cut")
             self._up.clear()
@@ -175,7 +176,7 @@ class FrameServer:
                 self._request.transport.abort()
 
     async def answers_ping(self, seconds: float) -> bool:
-        """Whether a ping is answered within this time."""
+        """Return whether a ping is answered within this time."""
         self._pong.clear()
         if self._socket is None:
             return False
@@ -189,5 +190,5 @@ class FrameServer:
 
 
 def now_ms() -> int:
-    """The time in milliseconds since 1970."""
+    """Return the time in milliseconds since 1970."""
     return time.time_ns() // 1_000_000

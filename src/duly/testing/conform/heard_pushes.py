@@ -1,7 +1,7 @@
 """The pushes of a device: it must keep each of them until the hub has acknowledged it.
 
-The law: a device that works slowly has as long as it needs. What it does after an acknowledgement shows that
-it has read it; no pause does.
+The law: a slow device may take as long as it needs. That a device has read an acknowledgement is shown by
+what it does next, never by a pause.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from duly.testing.conform.receiver import COUNT, ConformTask, HeardAnswer
 from duly.testing.conform.rules import BrokenRule, NotChecked
 
 PUSHED_WITHIN: Final = 3.0
-"""Seconds within which a push comes once the command that asks for it was answered."""
+"""Seconds within which a push arrives after the command that asks for it was answered."""
 NOT_AGAIN: Final = 1.0
 
 
@@ -43,7 +43,7 @@ class HeardPushes:
         self._heard.put_nowait(seq_id)
 
     async def check(self, rule: str) -> None:
-        """Prove that a push comes again after a cut, and after its acknowledgement does not."""
+        """Prove that a push comes again after a cut, but not after its acknowledgement."""
         first = await self._ask()
         if first is None:
             raise NotChecked(
@@ -63,7 +63,7 @@ class HeardPushes:
             raise BrokenRule(rule, f"the push {first} was acknowledged, and came again")
 
     async def _ask(self) -> str | None:
-        """Ask for a push, and return its id; None if there was none."""
+        """Ask for a push, and return its id; None if none arrives."""
         while not self._heard.empty():
             self._heard.get_nowait()
         task = ConformTask(
@@ -80,7 +80,7 @@ class HeardPushes:
         return None if self._heard.empty() else self._heard.get_nowait()
 
     async def _comes(self, wanted: str, seconds: float) -> bool:
-        """Whether this push comes within this time."""
+        """Return whether this push arrives within this time."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while loop.time() < until:

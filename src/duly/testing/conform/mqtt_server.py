@@ -25,15 +25,15 @@ _WILL_RETAINED: Final = 0x20
 _PASSWORD: Final = 0x40
 _USERNAME: Final = 0x80
 _REFUSALS: Final = {
-    1: "it is not MQTT 3.1.1",
-    2: "a session that is kept needs a client id",
-    4: "it brings no name and password",
+    1: "it does not speak MQTT 3.1.1",
+    2: "a persistent session needs a client id",
+    4: "it sends no username and password",
 }
 """Why a connection is refused, by the code of the CONNACK."""
 
 
 class MqttMessage(Struct, frozen=True):
-    """A message that a client has published, or that its will is."""
+    """A message that a client has published, or its will."""
 
     topic: str
     payload: bytes
@@ -52,7 +52,7 @@ class MqttClient:
         self.will: MqttMessage | None = None
         self.writer: asyncio.StreamWriter | None = None
         self.waiting: deque[MqttMessage] = deque()
-        """what came while it was away"""
+        """the messages that arrived while it was away"""
         self.unacknowledged: dict[int, MqttMessage] = {}
         self._number = 0
 
@@ -67,7 +67,7 @@ class MqttClient:
         self._publish(self._number, message, again=False)
 
     def resume(self) -> None:
-        """Send what was not acknowledged, and what came meanwhile."""
+        """Send what was not acknowledged, and what arrived meanwhile."""
         for number, message in list(self.unacknowledged.items()):
             self._publish(number, message, again=True)
         while self.waiting and self.writer is not None:
@@ -96,18 +96,18 @@ class MqttServer:
         self._tried = False
         """whether a client was refused"""
         self._unnamed = 0
-        """how many clients have come without a client id"""
+        """how many clients have connected without a client id"""
         self.down = False
-        """whether connections are turned away, as if the broker were not there"""
+        """whether connections are refused, as if the broker were down"""
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         self._server = await asyncio.start_server(self._serve, host, port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         if self._server is not None:
             self._server.close()
         self.cut()
@@ -159,7 +159,7 @@ class MqttServer:
             self._tried = True
             self._news.set()
             return None
-        if not client_id:  # of a client without a session, such as mosquitto_pub, which brokers give a name
+        if not client_id:  # a client without a session, such as mosquitto_pub: the broker names it
             self._unnamed += 1
             client_id = f"unnamed-{self._unnamed}"
         client = self.clients.get(client_id)
@@ -247,12 +247,12 @@ class MqttServer:
     # ── for scripts ──────────────────────────────────────────────────────────────────────────────
 
     def publish(self, topic: str, payload: bytes, *, retained: bool = False) -> None:
-        """Publish a message to whom it may concern."""
+        """Publish a message to its subscribers."""
         self._transcript.note(">", f"{topic} {payload.decode(errors='replace')}")
         self._hand_out(MqttMessage(topic, payload, retained))
 
     async def hear(self, seconds: float) -> MqttMessage | None:
-        """The next message of a client; None if there was none within this time."""
+        """Return the next message of a client; None if none arrives within this time."""
         try:
             async with asyncio.timeout(seconds):
                 return await self._heard.get()
@@ -272,7 +272,7 @@ class MqttServer:
         return self._subscriber(topic)
 
     async def until(self, true: Callable[[], bool]) -> None:
-        """Wait until something is so; it is looked at whenever a client says something."""
+        """Wait until a condition holds; it is checked whenever a client sends something."""
         while not true():
             self._news.clear()
             await self._news.wait()
@@ -284,7 +284,7 @@ class MqttServer:
         return None
 
     def cut(self) -> None:
-        """Break every connection, without a word."""
+        """Break every connection without closing it properly."""
         self._transcript.note("!", "cut")
         for client in list(self.clients.values()):
             writer = client.writer
@@ -294,7 +294,7 @@ class MqttServer:
 
 
 def _refusal(protocol: str, level: int, flags: int, client_id: str) -> int | None:
-    """The code with which a connection is refused."""
+    """Return the code with which a connection is refused."""
     if (protocol, level) != ("MQTT", 4):
         return 1
     if not client_id and not flags & _CLEAN:
@@ -321,7 +321,7 @@ def _text(body: bytes, at: int) -> tuple[str, int]:
 
 
 def matches(filter_: str, topic: str) -> bool:
-    """Whether a topic is among those that a filter names.
+    """Return whether a filter matches a topic.
 
     >>> matches("nodes/+/ack", "nodes/a/ack"), matches("nodes/#", "nodes/a/ack"), matches("a", "b")
     (True, True, False)

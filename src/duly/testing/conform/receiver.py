@@ -1,7 +1,7 @@
 """Plays scripts against a receiver: a device or a node that runs the command `count`.
 
-The law: what the receiver has run is told by its own counter. Every run of `count` adds one to it and is
-answered with the sum, so a command that ran twice shows in the next answer, whatever the client says of it.
+The law: the receiver's own counter tells what has run. Every run of `count` adds one to it and answers with
+the sum, so a command that ran twice shows in the next answer, whatever the client claims.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ OWN_FIELDS: Final[dict[str, object]] = {"house": {"door": [1, None]}, "tracepare
 """Further fields that a command may carry."""
 ANSWER_WITHIN: Final = 10.0
 QUIET: Final = 0.3
-"""Seconds in which what must not happen would have happened."""
+"""Seconds to wait for something that must not happen."""
 MEMORY: Final = 100
 """Commands that a small device remembers."""
 MORE_THAN_MEMORY: Final = 30
 PROBE: Final = "conform"
-"""The sender of the commands by which effects are counted."""
+"""The sender of the commands that count effects."""
 
 
 class ConformTask(Struct, frozen=True):
-    """A command as a hub, or a task as a node sends it. Times are ms."""
+    """A command as a hub sends it, or a task as a node sends it. Times are in ms."""
 
     sender: str
     id: str
@@ -64,7 +64,7 @@ class ConformTask(Struct, frozen=True):
     old_names: bool = False
     plain_json: bool = False
     order: dict[str, object] | None = None
-    """what its `order` says, if it is in no lane"""
+    """its `order`, if it is in no lane"""
     own_fields: bool = False
     """it has fields that the protocol does not know"""
     bare: bool = False
@@ -87,16 +87,16 @@ class HeardAnswer(Struct, frozen=True):
 
     @property
     def count(self) -> int | None:
-        """How many commands had run, by the receiver's own account."""
+        """How many commands had run, by the receiver's own counter."""
         found = self.data.get(COUNT) if isinstance(self.data, dict) else None
         return found if isinstance(found, int) and not isinstance(found, bool) else None
 
 
 class ReceiverPeer(Protocol):
-    """The side of the hub, or of other nodes, on one transport."""
+    """Plays the hub, or other nodes, on one transport."""
 
     async def connected(self) -> None:
-        """Wait until the receiver is there."""
+        """Wait until the receiver is connected."""
         ...
 
     def deliver(self, task: ConformTask) -> None:
@@ -104,7 +104,7 @@ class ReceiverPeer(Protocol):
         ...
 
     async def answer(self, seconds: float) -> HeardAnswer | None:
-        """The next answer; None if there was none within this time."""
+        """Return the next answer; None if none arrives within this time."""
         ...
 
     def cut(self) -> None:
@@ -112,7 +112,7 @@ class ReceiverPeer(Protocol):
         ...
 
     def send_nonsense(self) -> None:
-        """Send what cannot be read."""
+        """Send messages that cannot be decoded."""
         ...
 
     async def inspect(self, rule: str) -> None:
@@ -139,10 +139,10 @@ class ReceiverRun:
         self._ids = ids
         self._memory = memory
         self._answer_time = 0.0
-        """seconds in which the last command by which effects are counted was answered"""
+        """seconds that the receiver took to answer the last command that counts effects"""
         self._tasks: dict[str, ConformTask] = {}
         self._reserved: set[str] = set()
-        """the names of tasks that have an id and were not delivered yet"""
+        """the names of tasks that have an id and are not delivered yet"""
         self._answers: dict[tuple[str, str], list[HeardAnswer]] = {}
         self._marks: dict[str, int] = {}
         """how many answers a command had when it was last delivered"""
@@ -244,7 +244,7 @@ class ReceiverRun:
         )
 
     def _lane_numbers(self, lane: str) -> list[int]:
-        """The numbers that a hub knows of a lane, those that are only reserved among them."""
+        """The numbers of a lane that a hub knows, including those that are only reserved."""
         return [number_of(task.id) for task in self._tasks.values() if task.lane in (lane, None)]
 
     async def _answered(self, step: ExpectAnswer) -> None:
@@ -319,7 +319,7 @@ class ReceiverRun:
 
     async def _kill(self, step: Kill) -> None:
         if self._subject is None:
-            raise NotChecked("it needs --run, to kill the program and start it again")
+            raise NotChecked("this rule needs --run, so that the program can be killed and restarted")
         self._torn = True
         if step.at:
             task = self._tasks[step.at]
@@ -337,7 +337,7 @@ class ReceiverRun:
         """Run one more command, and return how many have run."""
         task = ConformTask(PROBE, self._ids.mint(PROBE), exp=now_ms() + 3_600_000)
         began = asyncio.get_running_loop().time()
-        for _ in range(3):  # a hub repeats what was lost
+        for _ in range(3):  # a hub sends again what was lost
             self._peer.deliver(task)
             if await self._hear(lambda: bool(self._finals(task)), ANSWER_WITHIN / 2):
                 break
@@ -354,7 +354,7 @@ class ReceiverRun:
         return answers[0].count
 
     async def _hear(self, enough: Enough, seconds: float) -> bool:
-        """Take in answers until there are enough; False if there are not within this time."""
+        """Read answers until there are enough; return False if there are not within this time."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while not enough():
@@ -366,21 +366,21 @@ class ReceiverRun:
 
 
 def _expiry(step: DeliverTask) -> int:
-    """When the command of a step expires; 0: it does not say."""
+    """Return when the command of a step expires; 0 if it does not say."""
     if step.days_old or step.undated:
         return 0
     return now_ms() + (-600_000 if step.expired else 3_600_000)
 
 
 class Enough(Protocol):
-    """Whether what has been heard is enough."""
+    """Return whether enough answers have arrived."""
 
     def __call__(self) -> bool: ...
 
 
 class SeqIdCounter:
-    """Mints the ids of all senders of a run: their counters go up, whatever the age of an id. With `timeless`
-    they are ids that say nothing of their time, as nodes may use them."""
+    """Mints the ids of all senders of a run: counters increase, whatever the age of an id. With `timeless`,
+    ids carry no time, as those of nodes may."""
 
     def __init__(self, *, timeless: bool = False) -> None:
         self._timeless = timeless
@@ -388,7 +388,7 @@ class SeqIdCounter:
         self._ms = 0
 
     def mint(self, sender: str, age: int = 0) -> str:
-        """A new id, minted so many seconds ago."""
+        """Return a new id whose time is `age` seconds ago."""
         n = self._n[sender] = self._n.get(sender, -1) + 1
         self._ms = max(self._ms + 1, now_ms())
         if self._timeless:
@@ -397,5 +397,5 @@ class SeqIdCounter:
 
 
 def number_of(id_: str) -> int:
-    """The counter in an id."""
+    """Return the counter in an id."""
     return int(re.split("[_-]", id_)[-1])

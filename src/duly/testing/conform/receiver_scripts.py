@@ -26,13 +26,13 @@ from duly.testing.conform.steps import (
 
 
 def _killed_at_the_answer(*names: str) -> Iterator[Step]:
-    """Kill the program in the moment in which it answers, and ask again."""
+    """Return steps that kill the program at the moment in which it answers, and ask again."""
     for name in names:
         yield from (DeliverTask(name), Kill(at=name), DeliverTask(name), ExpectAnswer(name, same=True))
 
 
 def _killed_at_work(*moments: Pause | AtWork) -> Iterator[Step]:
-    """Kill the program at these moments after a command was sent, and ask again twice."""
+    """Return steps that kill the program at these moments after a command was sent, and ask again twice."""
     for number, moment in enumerate(moments):
         name = f"command {number}"
         yield from (
@@ -188,7 +188,7 @@ DEVICE_SCRIPTS: Final = (
 NODE_SCRIPTS: Final = (
     *(script for script in _BOTH if script.rule != "refuses-conflicts"),
     *_OVER_MQTT,
-    Script(  # a hub passes no conflict on to a device, but a node's sender hears what the node says of it
+    Script(  # a hub does not pass a conflict on to a device, but the sender of a node gets the node's answer
         "refuses-conflicts",
         (
             DeliverTask("a"),

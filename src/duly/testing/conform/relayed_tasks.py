@@ -55,7 +55,7 @@ class RelayedTasks:
         self.published.append(task)
 
     async def check_resends(self, rule: str) -> None:
-        """A task that is not answered comes again, as it was."""
+        """Prove that an unanswered task is sent again, unchanged."""
         first = await self._relayed()
         again = await self._next(SENT_AGAIN_WITHIN)
         if again is None:
@@ -74,7 +74,8 @@ class RelayedTasks:
         await self._ended(rule, "done", first)
 
     async def check_first_end(self, rule: str) -> None:
-        """An answer to another task ends nothing, a result may come without `ack`, and the first stands."""
+        """Prove that an answer to another task ends nothing, that a result may come without `ack`, and that
+        the first result stands."""
         task = await self._relayed()
         self._say(FdKind.COMPLETE, {"msg_id": "no-such-task"}, value={"count": 7})
         if await self._outcome(QUIET) is not None:
@@ -89,7 +90,7 @@ class RelayedTasks:
         await self._ended(rule, "failed", task)
 
     async def _relayed(self) -> dict[str, object]:
-        """A task that the node has sent because it was asked to."""
+        """Return a task that the node has sent because it was asked to."""
         self._asked = ConformTask("asker", f"relay-{now_ms()}", RELAY, {"to": PEER}, now_ms() + 120_000)
         self.published.clear()
         self._deliver(self._asked)
@@ -110,7 +111,7 @@ class RelayedTasks:
         self._server.publish(f"nodes/{self._node}/{kind}", message)
 
     async def _outcome(self, seconds: float) -> HeardAnswer | None:
-        """The end of what the node was asked to do."""
+        """Return how the task that the node was asked to relay has ended."""
         asked = self._asked
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds

@@ -1,7 +1,7 @@
 """The frames dialect over HTTP: a `POST /v1/messages` has a frame or an array, and is answered when the
 script answers.
 
-The law: a frame that the script does not answer leaves its request open, as a network does that has lost the
+The law: a frame that the script does not answer leaves its request open, as if the network had lost the
 answer. The client's own time-out ends it.
 """
 
@@ -22,7 +22,7 @@ _STATUS: Final = {0: 202, 1: 503, 2: 400, 3: 403, 4: 503, 5: 409}
 
 
 class RequestServer(FrameServer):
-    """A hub that its client reaches by requests: there is no connection, and nothing is said unasked."""
+    """A hub that its client reaches by requests: there is no lasting connection, and the hub only answers."""
 
     strange_answers: Sequence[str] = (
         "<html><body><h1>502 Bad Gateway</h1></body></html>",
@@ -65,7 +65,7 @@ class RequestServer(FrameServer):
         return _response(answers[0], _STATUS.get(code, 400) if isinstance(code, int) else 400)
 
     def _hand_over(self, frame: Json) -> asyncio.Future[Json]:
-        """Give a frame to the script; its answer comes later."""
+        """Pass a frame to the script; its answer comes later."""
         future: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         seq_id = frame.get("seq_id")
         if isinstance(seq_id, str):
@@ -90,11 +90,11 @@ class RequestServer(FrameServer):
                 future.set_result(dict(frame))
 
     def send_text(self, text: str) -> None:
-        """Answer the next request with this text, and do not look at what it says."""
+        """Answer the next request with this text, whatever the request contains."""
         self._strange.append(text)
 
     def cut(self) -> None:
-        """Break every open request, without a word."""
+        """Break every open request without an answer."""
         self._transcript.note("!", "cut")
         self._up.clear()
         self._open.clear()

@@ -22,8 +22,8 @@ class Noun(StrEnum):
 
 
 class ConformRule(Struct, frozen=True):
-    """A rule: its name, and the sentence that says what a client must do. `restarts`: it can be proved only
-    if the client's program can be killed and started again. `over`: it is a rule of one transport."""
+    """A rule: its name, and the sentence that says what a client must do. With `restarts` it can be proved
+    only if the client's program can be killed and restarted; with `over` it is a rule of one transport."""
 
     name: str
     sentence: str

@@ -57,7 +57,7 @@ class ConformReport(Struct, frozen=True):
 
 
 class Progress(Protocol):
-    """Is told which rule is being proved."""
+    """A callback that is told which rule is being proved."""
 
     def __call__(self, rule: str, done: int, total: int) -> None: ...
 
@@ -68,11 +68,11 @@ class PlayedServer(Protocol):
     port: int
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen."""
+        """Start to listen."""
         ...
 
     async def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         ...
 
     async def first_client(self) -> None:
@@ -115,7 +115,7 @@ class ConformRun:
 
     @property
     def url(self) -> str:
-        """Where the client under test has to connect to."""
+        """The address that the client under test connects to."""
         return f"{self._scheme}://{self._host}:{self._server.port or self._port}"
 
     @property
@@ -198,7 +198,7 @@ class ConformRun:
             if found.get(result.rule) is None or result.result == "broken":
                 found[result.rule] = result
             if result.rule == "connects" and result.result == "broken":
-                break  # nothing more can be heard of it
+                break  # no further answer can arrive
         wanted = {script.rule for script in self._scripts} | found.keys()
         rules = [rule.name for rule in RULES[self._noun] if rule.name in wanted]
         return [found.get(name) or self._judged(name, "not checked") for name in rules]
@@ -245,19 +245,19 @@ _SCHEMES: Final = {
 
 
 def _chosen(noun: Noun, only: Iterable[str], transport: str) -> list[AnyScript]:
-    """The scripts of a noun on a transport, or those of some of its rules."""
+    """Return the scripts of a noun on a transport, or those of some of its rules."""
     rules = [rule.name for rule in RULES[noun] if rule.over in ("", transport)]
     wanted = set(only) or set(rules)
     if unknown := wanted - set(rules):
         named = ", ".join(sorted(unknown))
         raise Malformed(
-            f"there is no rule {named} for a {noun} over {transport}; there are {', '.join(rules)}"
+            f"there is no rule {named} for a {noun} over {transport}; choose from {', '.join(rules)}"
         )
     return [script for script in _SCRIPTS[noun] if script.rule in wanted]
 
 
 def _address(noun: Noun, url: str) -> tuple[str, int, str]:
-    """Host and port to listen on, and the scheme of what is spoken there."""
+    """Return the host and port to listen on, and the scheme."""
     parts = urlsplit(url)
     try:
         port = parts.port

@@ -1,8 +1,8 @@
 """Plays scripts against a sentinel.
 
-The sentinel is a program that reports an event every 0.3 s, of the device `RUN-N`: RUN tells its starts
-apart, N counts from 0. As often it signals `repeated` of `RUN-same` and `busy-N` of `RUN-busy`, which it must
-hold back.
+The sentinel is a program that reports an event of the device `RUN-N` every 0.3 s: RUN is different after
+every start, and N counts from 0. Just as often it signals `repeated` of `RUN-same` and `busy-N` of
+`RUN-busy`, which it must hold back.
 
 The law: what a sentinel has sent once must come again until it is acknowledged, and none of its numbers is
 missing.
@@ -26,53 +26,54 @@ EVENT: Final = "alert_event"
 _DIGITS: Final = 16
 NEXT_WITHIN: Final = 20.0
 DEBOUNCE_MS: Final = 25_000
-"""Two events of the same cause are at least so far apart: half a minute, less what clocks and timers add."""
+"""The least time between two events of the same cause: half a minute, with a tolerance for clocks and
+timers."""
 PER_HOUR: Final = 10
 PATIENCE: Final = 1.0
-"""By how much the times of scripts are multiplied: their own tests need less."""
+"""The factor for all times in scripts; the tests of the scripts make it smaller."""
 
 
 class TakeEvent(Struct, frozen=True):
-    """Wait for a new event and answer it with this code; None: it is not answered."""
+    """Waits for a new event and answers it with this code; with None it is not answered."""
 
     name: str
     code: int | None = 0
 
 
 class EventAgain(Struct, frozen=True):
-    """An event comes again, with the same id and content; it is answered with this code."""
+    """Expects an event again, with the same id and content, and answers it with this code."""
 
     name: str
     code: int = 0
 
 
 class EventSettled(Struct, frozen=True):
-    """An event does not come again, for so many seconds."""
+    """Expects that an event does not come again in these seconds."""
 
     name: str
     seconds: float
 
 
 class HubAway(Struct, frozen=True):
-    """The hub is not there for so many seconds."""
+    """Takes the hub away for these seconds."""
 
     seconds: float
 
 
 class Contiguous(Struct, frozen=True):
-    """After so many more events, no number of any run is missing, and all came in order."""
+    """Expects that after `more` events no number of any run is missing, and all came in order."""
 
     more: int
 
 
 class Debounced(Struct, frozen=True):
-    """For so many seconds events are taken; then no two of the device `RUN-same` are close together."""
+    """Takes events for these seconds, and expects no two of the device `RUN-same` close together."""
 
     seconds: float
 
 
 class Limited(Struct, frozen=True):
-    """For so many seconds events are taken; then there are few of the device `RUN-busy`."""
+    """Takes events for these seconds, and expects few of the device `RUN-busy`."""
 
     seconds: float
 
@@ -110,7 +111,7 @@ SENTINEL_SCRIPTS: Final = (
         (
             TakeEvent("a"),
             TakeEvent("b", 5),
-            TakeEvent("c"),  # by now it has read the acknowledgements
+            TakeEvent("c"),  # by now the sentinel has read the acknowledgements
             Pause(0.3),
             Cut(),
             EventSettled("a", 2.0),
@@ -188,7 +189,7 @@ class SentinelRun:
 
     async def _kill(self) -> None:
         if self._subject is None:
-            raise NotChecked("it needs --run, to kill the program and start it again")
+            raise NotChecked("this rule needs --run, so that the program can be killed and restarted")
         self._subject.kill()
         await self._subject.gone()
         self._server.cut()
@@ -198,7 +199,7 @@ class SentinelRun:
     # ── what is heard ────────────────────────────────────────────────────────────────────────────
 
     async def _hear(self, seconds: float) -> tuple[str, bool] | None:
-        """The id of the next event, and whether it is new; what is no event is answered."""
+        """Return the id of the next event, and whether it is new; other frames are answered."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (frame := await self._server.hear(max(0.0, until - loop.time()))) is not None:
@@ -231,7 +232,7 @@ class SentinelRun:
         return seq_id, True
 
     async def _new(self) -> str:
-        """The next new event; older ones are acknowledged."""
+        """Return the next new event; older ones are acknowledged."""
         loop = asyncio.get_running_loop()
         until = loop.time() + NEXT_WITHIN
         while (heard := await self._hear(max(0.0, until - loop.time()))) is not None:
@@ -266,7 +267,7 @@ class SentinelRun:
     async def _held_back(
         self, device: str, reason: str, seconds: float, fault: Callable[[list[int]], str]
     ) -> None:
-        """Take events for so many seconds, and judge when those of this device and reason happened (ms)."""
+        """Take events for this many seconds, and judge the times (ms) of those of this device and reason."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         while (heard := await self._hear(max(0.0, until - loop.time()))) is not None:
@@ -280,7 +281,7 @@ class SentinelRun:
             raise NotChecked(f"it signals nothing of the device RUN-{device}")
 
     def _times_of(self, device: str, reason: str) -> dict[str, list[int]]:
-        """When the events of a device and reason happened, in each run of the program."""
+        """Return the times of the events of a device and reason, for each run of the program."""
         runs: dict[str, list[int]] = {}
         for data in self._known.values():
             run, _, name = str(data.get("device_address", "")).rpartition("-")

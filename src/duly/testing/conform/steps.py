@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class DeliverTask(Struct, frozen=True):
-    """Send a command, or under a name that was used before the same command again. Its `count` makes it run.
+    """Sends a command; a name that was used before sends the same command again. Its type is `count`.
 
     `like` gives it the id of another command; `age` is how many seconds ago its id was minted."""
 
@@ -23,7 +23,7 @@ class DeliverTask(Struct, frozen=True):
     lane: str = ""
     receiver: str = ""
     days_old: int = 0
-    """of a task: it has no `exp`, and its `time` is so many days ago"""
+    """of a task: it has no `exp`, and its `time` is this many days ago"""
     undated: bool = False
     """of a task: it has no `exp`, and its `time` is now"""
     unordered: bool = False
@@ -37,14 +37,15 @@ class DeliverTask(Struct, frozen=True):
 
 
 class Reserve(Struct, frozen=True):
-    """Mint ids for these commands, in this order; they may be delivered in another one."""
+    """Mints ids for these commands in this order; they may be delivered in another order."""
 
     names: tuple[str, ...]
 
 
 class ExpectAnswer(Struct, frozen=True):
-    """Wait for an answer to the last delivery of a command: `done`, `not done`, or either; `same`: the answer
-    that it got before. Without one the rule `answers` is broken; with `proves` it is the script's own."""
+    """Waits for an answer to the last delivery of a command: `done`, `not done`, or either; with `same`, the
+    answer that it got before. Without an answer the rule `answers` is broken; with `proves`, the script's own
+    rule."""
 
     name: str
     how: str = "done"
@@ -53,64 +54,64 @@ class ExpectAnswer(Struct, frozen=True):
 
 
 class NotDone(Struct, frozen=True):
-    """A command that was delivered is not answered as done; `silent`: it is not answered at all."""
+    """Expects that a delivered command is not answered as done; with `silent`, that it is not answered at
+    all."""
 
     name: str
     silent: bool = False
 
 
 class CountEffects(Struct, frozen=True):
-    """So many commands have run since the script began."""
+    """Expects that this many commands have run since the script began."""
 
     count: int
     or_fewer: bool = False
 
 
 class InOrder(Struct, frozen=True):
-    """Of these commands, those that ran did so in this order."""
+    """Expects that those of these commands that ran did so in this order."""
 
     names: tuple[str, ...]
 
 
 class InKind(Struct, frozen=True):
-    """The answers to a command are written as the command was."""
+    """Expects that the answers to a command have the form of the command."""
 
     name: str
 
 
 class Flood(Struct, frozen=True):
-    """Deliver other commands, each after the one before was answered, until the client has forgotten what
-    came before."""
+    """Delivers other commands, one after the other, until the client has forgotten what came before."""
 
 
 class Cut(Struct, frozen=True):
-    """Break the connection, and wait for the next one."""
+    """Breaks the connection, and waits for the next one."""
 
 
 class Kill(Struct, frozen=True):
-    """Kill the program and start it again; `at` the moment in which a command is answered."""
+    """Kills the program and starts it again; `at` names a command: it is killed when that is answered."""
 
     at: str = ""
 
 
 class Pause(Struct, frozen=True):
-    """Let time pass."""
+    """Lets time pass."""
 
     seconds: float
 
 
 class AtWork(Struct, frozen=True):
-    """Wait for this share of the time in which the client answered its last command."""
+    """Waits for this share of the time that the client took to answer its last command."""
 
     share: float
 
 
 class Nonsense(Struct, frozen=True):
-    """Send what cannot be read or is not expected."""
+    """Sends messages that cannot be decoded or are not expected."""
 
 
 class Inspect(Struct, frozen=True):
-    """Look at how the client behaves on its transport, for the script's own rule."""
+    """Checks how the client behaves on its transport, for the script's own rule."""
 
 
 Step: TypeAlias = (

@@ -17,7 +17,7 @@ from duly.testing.conform.transcript import Transcript
 
 
 class RestartedClient(Protocol):
-    """The client under test, as far as a run starts and kills it."""
+    """The client under test, which a run starts and kills."""
 
     @property
     def ended(self) -> int | None:
@@ -29,7 +29,7 @@ class RestartedClient(Protocol):
         ...
 
     def kill(self) -> None:
-        """End it without a chance to store anything."""
+        """Kill it, so that it cannot store anything more."""
         ...
 
     async def gone(self) -> None:

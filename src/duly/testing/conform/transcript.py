@@ -13,8 +13,8 @@ _LONGEST: Final = 400
 
 
 class Entry(Struct, frozen=True):
-    """Something that was said: when (seconds since the start), which way (`>` to the client, `<` from it, `!`
-    an event), and what."""
+    """An entry: when (seconds since the start), which way (`>` to the client, `<` from it, `!` an event), and
+    what."""
 
     at: float
     way: str
@@ -25,17 +25,17 @@ class Entry(Struct, frozen=True):
 
 
 class Transcript:
-    """Everything that was said in a run, in order."""
+    """The entries of a run, in order."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
         self.entries: list[Entry] = []
 
     def note(self, way: str, text: str) -> None:
-        """Record something that was said."""
+        """Record a message or an event."""
         short = text if len(text) <= _LONGEST else f"{text[:_LONGEST]}… ({len(text)} characters)"
         self.entries.append(Entry(round(time.monotonic() - self._began, 3), way, short))
 
     def last(self, since: int) -> tuple[str, ...]:
-        """The newest entries after this many, as lines."""
+        """Return the newest entries after this many, as lines."""
         return tuple(str(entry) for entry in self.entries[since:][-SHOWN:])

@@ -55,11 +55,11 @@ class Faults(Struct, frozen=True):
         found = _NAME.fullmatch(name)
         without = frozenset(found["without"].split("-")[1:]) if found else frozenset({"?"})
         if found is None or not without <= set(KINDS):
-            raise Malformed(f"{name!r} names no run; copy the name that the failing test has printed")
+            raise Malformed(f"{name!r} is not the name of a run; copy the name that the failing test printed")
         return cls(int(found["draw"]), without, int(found["most"]) if found["most"] else None)
 
     def plan(self) -> SimPlan:
-        """How often each thing goes wrong."""
+        """Return how often each kind of fault happens."""
         rng = Random(f"faults {self.draw}")
         drawn = {
             "drop": rng.choice([0, 0.05, 0.2, 0.4]),
@@ -77,7 +77,7 @@ class Faults(Struct, frozen=True):
         )  # fmt: skip
 
     def milder(self) -> list[Faults]:
-        """The same run with one kind of faults less."""
+        """Return the same run without one kind of faults."""
         if not self.draw:
             return []
         return [replace(self, without=self.without | {kind}) for kind in KINDS if kind not in self.without]

@@ -34,15 +34,15 @@ class History:
         self.events: list[ObservedEvent] = []
 
     def effects(self, name: str | None = None) -> list[ObservedEvent]:
-        """The effects, all of them or those of one name."""
+        """Return the effects, all of them or those of one name."""
         return [event for event in self.events if event.what == "effect" and name in (None, event.name)]
 
     def wanted(self) -> list[str]:
-        """The keys that a process wanted to take effect."""
+        """Return the keys that a process wanted to take effect."""
         return list(dict.fromkeys(event.key for event in self.events if event.what == "wants"))
 
     def told(self, key: str) -> list[object]:
-        """The outcomes that were reported of a key, in order."""
+        """Return the outcomes that were reported of a key, in order."""
         return [event.value for event in self.events if event.what == "told" and event.key == key]
 
 
@@ -76,11 +76,11 @@ def everyone_was_told(history: History) -> Iterator[str]:
     for key in history.wanted():
         told = history.told(key)
         if not told:
-            yield f"it was never told how {key} ended"
+            yield f"no outcome of {key} was ever reported"
         elif any(outcome != told[0] for outcome in told):
-            yield f"{key} was told to have ended as {told[0]!r}, then as {told[-1]!r}"
+            yield f"{key} was reported as {told[0]!r}, then as {told[-1]!r}"
         elif told[0] == "done" and key not in happened:
-            yield f"{key} was told to be done, and nothing happened"
+            yield f"{key} was reported as done, and nothing happened"
 
 
 CHECKERS: tuple[Checker, ...] = (at_most_once, in_order, everyone_was_told)

@@ -55,7 +55,7 @@ def with_place(problem: BaseException) -> str:
 
 
 class CallFailed(Exception):
-    """The other process was called, and its handler raised."""
+    """Raised when the handler of a called process raised."""
 
 
 class Process:
@@ -126,8 +126,8 @@ class Process:
         return await self._inbox.get()
 
     async def call(self, to: str, payload: object, timeout: float = 1.0) -> Any:
-        """Ask another process, and return its answer. Raises `TimeoutError` if none comes in time: the
-        question or the answer was lost or is late. Raises `CallFailed` if its handler raised."""
+        """Call another process, and return its answer. Raises `TimeoutError` if no answer arrives in time:
+        the call or the answer was lost or is late. Raises `CallFailed` if its handler raised."""
         number = self._host.number()
         answer = self._calls[number] = asyncio.get_running_loop().create_future()
         self._transmit(to, ("question", number, payload))
@@ -138,7 +138,7 @@ class Process:
             del self._calls[number]
 
     async def serve(self, handler: Handler) -> Never:
-        """Answer the questions of others with what `handler` returns, for ever; many at the same time."""
+        """Answer calls of other processes with what `handler` returns, for ever; many at the same time."""
         self._handler = handler
         for question in self._unserved:
             self._host.spawn(self._answer(*question))
@@ -191,7 +191,7 @@ class Process:
         return deepcopy(self._host.saved.get(key, default))
 
     async def point(self) -> None:
-        """Let the process die here, if the run has a crash here."""
+        """Mark a point at which the process may crash."""
         await self._host.moment("at a point,")
 
     @property
@@ -263,7 +263,7 @@ class ProgramProcess(SimProcess):
             task.cancel()
 
     def adopt(self, client: C, role: Role | None) -> C:
-        """Make this the client of the process, and start the hub if it is the first one that needs it."""
+        """Make this the client of the process, and start the hub if this is its first client."""
         if self._client is not None:
             raise ProgramError(f"the process {self.name} has a client already; a process is one client")
         self._client = client
@@ -272,7 +272,7 @@ class ProgramProcess(SimProcess):
         return client
 
     def number(self) -> int:
-        """A number for a question; it is not used again."""
+        """Return a number for a call; it is not used again."""
         self._numbers += 1
         return self._numbers
 

@@ -29,7 +29,7 @@ CRASHES: Final = 100
 LINES: Final = 60
 """The most lines of a trace that are shown."""
 FEWEST: Final = 40
-"""Up to so many faults are tried one by one for the fewest that fail."""
+"""Up to this many faults are tried one by one, to find the fewest that fail."""
 
 
 class PromiseBroken(AssertionError):
@@ -106,7 +106,7 @@ def run_once(faults: Faults, programs: Mapping[str, Program], check: Sequence[Ch
 
 @contextmanager
 def _repeatable(draw: int) -> Iterator[None]:
-    """Programs that use `random` are given the same numbers in every replay."""
+    """Seed `random`, so that programs get the same numbers in every replay."""
     before = random.getstate()
     random.seed(f"programs {draw}")
     try:
@@ -161,7 +161,7 @@ def _broken(report: RunReport, done: int, command: str) -> PromiseBroken:
 def _checkers(check: Checker | Sequence[Checker]) -> Sequence[Checker]:
     given = [check] if callable(check) else check
     if not all(callable(checker) for checker in given):
-        raise ProgramError(f"check={check!r} is no checker; pass functions: check=[testing.at_most_once]")
+        raise ProgramError(f"check={check!r} is not a checker; pass functions: check=[testing.at_most_once]")
     return given
 
 
@@ -171,13 +171,13 @@ def _check(programs: Mapping[str, Program], without: frozenset[str], runs: int) 
     for name, program in programs.items():
         if not asyncio.iscoroutinefunction(program):
             raise ProgramError(
-                f"{name}= is no option of simulate() (those are check, runs, without), and as a program it "
-                "would have to be an async function of its process"
+                f"{name}= is neither an option of simulate() (those are check, runs, without) nor a program, "
+                "which is an async function of its process"
             )
     if "hub" in programs:
         raise ProgramError("a process cannot be called 'hub': that is the hub's name")
     if unknown := without - set(KINDS):
-        raise Malformed(f"without={', '.join(sorted(unknown))} is not known; there is {', '.join(KINDS)}")
+        raise Malformed(f"without={', '.join(sorted(unknown))} is not known; use {', '.join(KINDS)}")
     if runs < 0:
         raise Malformed("runs is the number of random runs, 0 or more")
     try:

@@ -51,15 +51,15 @@ class ProgramAccounts(OpenAccounts):
         return frozenset(name for name, its in self._roles.items() if its is role)
 
     def granted(self, app: str) -> frozenset[str]:
-        """All devices: every app may command every device."""
+        """Return all devices: every app may command every device."""
         return self._of(Role.DEVICE)
 
     def apps_of(self, device: str) -> frozenset[str]:
-        """All apps: every app may command every device."""
+        """Return all apps: every app may command every device."""
         return self._of(Role.APP)
 
     def role_of(self, name: str) -> Role | None:
-        """The role that the generated program gave the account."""
+        """Return the role that the program gave the account."""
         return self._roles.get(name)
 
 
@@ -96,7 +96,7 @@ class ProgramHub(GatewayHub):
         Context().run(super().spawn, program)
 
     def principal(self, name: str) -> Principal:
-        """The client with the role that the generated program gave it."""
+        """Return the client with the role that its program gave it."""
         return Principal(name, self.world.roles.get(name, Role.APP))
 
 
@@ -115,13 +115,13 @@ class ProgramWorld(World):
 
     @property
     def faulty(self) -> bool:
-        """Whether something may go wrong now."""
+        """Whether faults may happen now."""
         most = self.chosen.most
         return self._faulty and (most is None or self.faults < most)
 
     @faulty.setter
     def faulty(self, on: bool) -> None:
-        """Let things go wrong, or end that."""
+        """Start or end the faults."""
         self._faulty = on
 
     def _open_loop(self) -> VirtualLoop:
@@ -150,8 +150,8 @@ class ProgramWorld(World):
         await self._end()
 
     async def _end(self) -> None:
-        """End every process, and what its program has left behind."""
-        # What comes of ending them is neither a bug nor a part of the trace.
+        """End every process, and everything that its program has started."""
+        # What happens while they end is neither a bug nor part of the trace.
         seen, lines, faults = list(self.bugs), list(self.log.lines), self.faults
         self.gone |= set(self.nodes)
         for node in self.nodes.values():
@@ -171,7 +171,7 @@ class ProgramWorld(World):
         self._spawn(self._start(process))
 
     def connect(self, name: str, role: Role) -> None:
-        """Note what a process is to the hub; the first one starts the hub."""
+        """Note the role of a process at the hub; the first one starts the hub."""
         self.roles[name] = role
         if "hub" not in self.nodes:
             Context().run(self._add, ProgramHub(self, "hub", 0))
@@ -179,7 +179,7 @@ class ProgramWorld(World):
     # ── faults ───────────────────────────────────────────────────────────────────────────────────
 
     def fault(self, node: SimProcess, moment: str) -> str:
-        """Draw a fault of a commit."""
+        """Draw whether a commit fails or crashes its process."""
         self.moments += 1
         if self.moments == self.chosen.crash_at:
             self.log.note(node.name, f"crash {moment} commit {self.moments}")
@@ -198,9 +198,10 @@ class ProgramWorld(World):
             self.loop.call_later(lasts, self.network.mend, other, name)
 
     def carry(self, source: str, target: str, packet: tuple[str, int, object]) -> None:
-        """Carry a packet from process to process: or lose, repeat or delay it."""
+        """Carry a packet from one process to another; it may be lost, repeated or delayed."""
         if target not in self._programs:
-            raise ProgramError(f"there is no process {target!r}; this run has {', '.join(self._programs)}")
+            known = ", ".join(self._programs)
+            raise ProgramError(f"there is no process {target!r}; the processes of this run are {known}")
         kind, _, payload = packet
         text = f"→ {target}: {kind} {payload!r}"[:SHOWN]
         if (source, target) in self.network.cut:
@@ -218,7 +219,7 @@ class ProgramWorld(World):
         self.log.note(source, text + fate)
 
     def _deliver_later(self, source: str, target: str, packet: tuple[str, int, object]) -> str:
-        """Deliver a packet after a while; returns what the trace says about it."""
+        """Deliver a packet after a while; return what the trace says about it."""
         wait = 0.001 + self.rng.random() * (self.plan.slow if self.faulty else PROMPT)
         late = wait > PROMPT + 0.001
         self.faults += late

@@ -57,7 +57,7 @@ class SimPublish(Struct, frozen=True):
     payload: bytes
     retained: bool = False
     expires: float | None = None
-    """when the broker throws it away, by the loop's time"""
+    """when the broker drops it, by the loop's time"""
 
 
 class SimSession:
@@ -96,7 +96,7 @@ class SimBroker:
         self.subscribes_within = 0.0
         """seconds that the first subscription to a filter takes"""
         self.on_connections: Callable[[str, bool], None] = lambda _client, _connected: None
-        """called for every client that has connected, and for one whose last connection has ended"""
+        """called when a client has connected, and when its last connection has ended"""
 
     def accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
         """Accept a connection."""
@@ -153,7 +153,7 @@ class SimBroker:
             connection.wire.break_()
 
     def opened(self, connection: SimConnection, client_id: str, *, clean: bool) -> bool:
-        """Open a session; returns whether it existed. Another connection of the same client id is closed."""
+        """Open a session; return whether it existed. Another connection of the same client id is closed."""
         known = self._sessions.get(client_id)
         if known is not None and known.connection is not None:
             known.connection.wire.break_()
@@ -308,7 +308,7 @@ class SimConnection:
             self.wire.break_()
 
     def _behind(self, body: bytes, at: int) -> int:
-        """Where the properties that begin at `at` end; MQTT 3.1.1 has none."""
+        """Return where the properties that begin at `at` end; MQTT 3.1.1 has none."""
         return properties.skip(body, at, len(body)) if self._five else at
 
     def _answer(self, kind: int, number: bytes, codes: bytes) -> None:
@@ -316,7 +316,7 @@ class SimConnection:
         self.say(bytes((kind, len(body))) + body)
 
     def _publish(self, body: bytes, *, retain: bool) -> None:
-        """Take a message of the client; with MQTT 5 it may say for how many seconds it is of use."""
+        """Receive a message of the client; with MQTT 5 it may name the seconds after which it expires."""
         topic, at = _text(body, 0)
         self.say(packets.acknowledge([packets.number(body, at, at + 2)]))
         at, expires = at + 2, None
@@ -390,12 +390,12 @@ class SimSocket(asyncio.Transport):
 
 
 def version_of(plan: SimPlan, client: str) -> int:
-    """Which version of MQTT a client speaks in the world of this plan."""
+    """Return the version of MQTT that a client speaks in the world of this plan."""
     return Random(f"mqtt version {plan.seed} {client}").choice((3, 5))
 
 
 def _publish_qos0(topic: bytes, body: bytes, retained: bool) -> bytes:
-    """A PUBLISH packet at QoS 0, which has no packet number."""
+    """Return a PUBLISH packet at QoS 0, which has no packet number."""
     full = packets.publish(topic, 1, body, retain=retained)
     ((first, start, end),), _, _ = packets.split(full)
     rest = full[start : start + len(topic)] + full[start + len(topic) + 2 : end]

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 DIRECT, IN_GROUP = "one_chat", "group_chat"
 GROUP: Final = "#everybody"
 AGAIN_WITHIN: Final = 20.0
-"""Seconds within which an unacknowledged line is sent again for the first time: five, and what a hub may
-need to recover from a disk that fails."""
+"""Seconds within which an unacknowledged line is sent again for the first time: five, plus the time that a
+hub may need to recover from a disk failure."""
 
 
 class _OpenChatAccounts(Accounts):
@@ -56,7 +56,7 @@ class _OpenChatAccounts(Accounts):
         self._names = frozenset(names)
 
     def role_of(self, name: str) -> Role | None:
-        """A person for every name of the world; none for an unknown name."""
+        """Return the role of a user for every name of the world, and none for an unknown name."""
         return Role.USER if name in self._names else None
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
@@ -72,7 +72,7 @@ class _OpenChatAccounts(Accounts):
         return ()
 
     async def confirm(self, principal: Principal) -> None:
-        """Does nothing, since no account is removed."""
+        """Do nothing, since no account is removed."""
         pass
 
 
@@ -91,7 +91,7 @@ class ChatHub(GatewayHub):
     """A hub with the production chat."""
 
     async def begin(self) -> None:
-        """Starts the chat service with one group of which every person is a member."""
+        """Start the chat service with one group of which every person is a member."""
         self.wires = []
         self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
@@ -113,7 +113,7 @@ class ChatHub(GatewayHub):
         return Principal(name, Role.USER)
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:
-        """Handles a frame; now and then it loses an acknowledgement of a reader."""
+        """Handle a frame; now and then an acknowledgement of a reader is lost."""
         world = self.world
         assert isinstance(world, ChatWorld)
         frame = frames.decode(raw)
@@ -125,14 +125,14 @@ class ChatHub(GatewayHub):
         super().hear(session, name, raw)
 
     def lost(self, session: Session, name: str) -> None:
-        """Forgets what was shown over the connection."""
+        """Forget what was shown over the connection."""
         world = self.world
         assert isinstance(world, ChatWorld)
         world.talks.pop(session, None)
         super().lost(session, name)
 
     def die(self) -> None:
-        """Ends the chat service at once, with all connections."""
+        """End the chat service at once, with all connections."""
         super().die()
         world = self.world
         assert isinstance(world, ChatWorld)
@@ -175,7 +175,7 @@ class Person(SimProcess):
     """A person with the production chat client."""
 
     async def begin(self) -> None:
-        """Connects the chat client and reads what it is shown."""
+        """Connect the chat client and read what it is shown."""
         self.chat = chat = _SimChat(self)
         await chat.__aenter__()
         if self.chat is chat:
@@ -183,7 +183,7 @@ class Person(SimProcess):
             self.spawn(self._listen())
 
     def die(self) -> None:
-        """Ends the chat client without a goodbye."""
+        """End the chat client without closing its connection."""
         end_client(self.chat)
 
     async def _listen(self) -> None:
@@ -191,7 +191,7 @@ class Person(SimProcess):
             self.world.log.saw(self, line.conv, line.n, line.sender, line.id)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
-        """Sends a line to another person or to the group."""
+        """Send a line to another person or to the group."""
         to = GROUP if kind == IN_GROUP else recipient
         try:
             sent = await self.chat.send(to, "wanted", expires=lasts / SECOND if lasts else None)
@@ -231,7 +231,7 @@ class ChatWorld(GatewayWorld):
         """(person, conversation, number) of lines that were not sent again"""
 
     def pushed(self, client: str, session: object, frame: bytes) -> None:
-        """Notes which line a reader was shown, and judges a repeat of it a little later."""
+        """Note which line a reader was shown, and judge a little later whether it was repeated."""
         shown = frames.decode(frame)
         if shown.conv is None or shown.n is None or shown.type in ("server_ack", "receipt"):
             return
@@ -257,16 +257,16 @@ class ChatWorld(GatewayWorld):
             self.forgotten.append((talk.who, conv, talk.acked + 1))
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
-        """Counts a line that was stored in its conversation as the effect of its message."""
+        """Count a line that was stored in its conversation as the effect of its message."""
         super().committed(node, disk, write, result)
         if isinstance(write, w.AppendEntry) and write.ends:
             want = self.log.wanted[write.key]
             now = asyncio.get_running_loop().time()
-            # A line that is stored in its conversation is the effect.
+            # The effect of a message is the line stored in its conversation.
             self.log.effect_at(now, want.message.recipient, node.incarnation, want.message)
 
     def views(self) -> dict[str, dict[str, list[SeenMessage]]]:
-        """The lines that each person was shown, by conversation."""
+        """Return the lines that each person was shown, by conversation."""
         found: dict[str, dict[str, list[SeenMessage]]] = {name: {} for name in self.nodes if name != "hub"}
         for stream in self.settled_disks["hub"].streams:
             conv = stream.removeprefix("chat/")
@@ -282,7 +282,7 @@ def lines_sent_again(world: World) -> Iterator[Finding]:
     """A line that is not acknowledged is sent again, even if no client connects and no line is written."""
     assert isinstance(world, ChatWorld)
     for who, conv, n in world.forgotten:
-        yield f"{who} has not acknowledged {conv} {n}, and was not told it again", b""
+        yield f"{who} has not acknowledged {conv} {n}, which was not sent again", b""
 
 
 CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, lines_sent_again)

@@ -22,7 +22,7 @@ from duly.testing.loops import LoopClock
 from duly.testing.sim.world import WantedMessage, World
 
 CLOCKS_DIFFER: Final = 120 * SECOND
-"""More than the difference of clocks in a world, except for those that are wrong by days."""
+"""An upper limit of the differences between the clocks of a world, except those that are wrong by days."""
 
 Finding: TypeAlias = tuple[str, bytes]
 """A sentence, and the key of the message that it is about; empty if it is about none."""
@@ -255,7 +255,8 @@ def _in_replay(want: WantedMessage) -> bool:
 
 
 def _level(name: str) -> str:
-    """The name under which commits are compared: hubs on one ledger know what the others have handed over."""
+    """Return the name under which commits are compared: hubs on one ledger know what the others have handed
+    over."""
     return "hub" if name.startswith("hub") else name
 
 
@@ -340,7 +341,7 @@ CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
 
 
 def _hub(world: World) -> Disk:
-    """The disk of the hub; an empty one where there is no hub."""
+    """Return the disk of the hub, or an empty one if there is no hub."""
     return world.settled_disks.get("hub") or Disk()
 
 
@@ -349,7 +350,7 @@ def _ledger_effects(world: World) -> list[bytes]:
 
 
 def _effects_in_order(world: World) -> Iterator[tuple[float, str, Message]]:
-    """All effects, outside and committed, in the order in which they happened."""
+    """Yield all effects, outside and committed, in the order in which they happened."""
     outside = [(effect.at, effect.receiver, effect.message.key) for effect in world.log.effects]
     inside = [(at, who, key) for at, who, what, key in world.log.lines if what == "EFFECT committed"]
     for at, who, key in sorted(outside + inside, key=lambda item: item[0]):
@@ -359,7 +360,7 @@ def _effects_in_order(world: World) -> Iterator[tuple[float, str, Message]]:
 
 
 def _died_after(world: World, name: str, key: bytes) -> bool:
-    """Whether the sender died after it had stored the end: then it finds the end in its own ledger."""
+    """Return whether the sender died after it had stored the end: then it finds the end in its own ledger."""
     ended = [
         at for at, who, what, about in world.log.lines
         if who == name and about == key and what.startswith("commits ") and State[what[8:].upper()].terminal
@@ -370,8 +371,8 @@ def _died_after(world: World, name: str, key: bytes) -> bool:
 
 
 def _may_supersede(other: WantedMessage, want: WantedMessage) -> bool:
-    """Whether a message is later and of the same sender; where only the latest counts, whether it is in
-    the same lane."""
+    """Return whether a message is a later one of the same sender and, where only the latest counts, in the
+    same lane."""
     if want.message.order is None or other.message.order is None or other is want:
         return False
     if (other.message.recipient, other.message.order.key) != (want.message.recipient, want.message.order.key):

@@ -59,7 +59,7 @@ POLICY: Final = ControlPolicy(
     resend=RetryPolicy.fixed(3 * SECOND, tries=6),
 )  # fmt: skip
 AHEAD: Final = FlowWindow(frames=2, bytes=1_000)
-"""So small that in most worlds something waits for it."""
+"""A window so small that in most worlds some frames wait for it."""
 PUSHED: Final = 40.0
 """The time until which devices push."""
 WANTED: Final = b'"wanted"'
@@ -68,8 +68,8 @@ WANTED: Final = b'"wanted"'
 class Wire:
     """A connection: one queue in each direction that keeps order, until it breaks.
 
-    What arrives at the client is handled in `context`: the tasks that come of it are the client's, and do not
-    die with the process that sent it.
+    What arrives at the client is handled in `context`: the tasks that it starts belong to the client, and do
+    not die with the process that sent it.
     """
 
     def __init__(self, world: World, client: str, context: Context | None = None) -> None:
@@ -159,7 +159,7 @@ class SimLink:
 
     @property
     def _alive(self) -> bool:
-        """Whether the process that made this link is still the one that runs."""
+        """Whether the process that made this link is still running."""
         return self._node.alive and self._node.incarnation == self._life
 
     async def ready(self) -> Frame:
@@ -243,15 +243,15 @@ class OpenAccounts(Accounts):
         self._people = frozenset(apps)
 
     def may(self, principal: Principal, device: str) -> bool:
-        """Always: permissions are tested in the world with guests."""
+        """Always true: permissions are tested in the world with guests."""
         return True
 
     def allows(self, sender: str, device: str) -> bool:
-        """Always: permissions are tested in the world with guests."""
+        """Always true: permissions are tested in the world with guests."""
         return True
 
     def granted(self, app: str) -> frozenset[str]:
-        """All devices of the world."""
+        """Return all devices of the world."""
         return self._devices
 
     def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
@@ -259,23 +259,23 @@ class OpenAccounts(Accounts):
         return ()
 
     def created_at(self, name: str) -> int:
-        """0: no account is ever made anew."""
+        """Always 0: no account is ever created again."""
         return 0
 
     def freed_at(self, name: str) -> int:
-        """0: no account takes over another one's name."""
+        """Always 0: no account takes over the name of another one."""
         return 0
 
     def apps_of(self, device: str) -> frozenset[str]:
-        """All apps of the world."""
+        """Return all apps of the world."""
         return self._people
 
     def is_sent_once(self, device: str) -> bool:
-        """Never: every device of the world recognises repeats."""
+        """Always false: every device of the world recognises repeats."""
         return False
 
     def role_of(self, name: str) -> Role | None:
-        """Device or app by the name's list; none for an unknown name."""
+        """Return device or app, by the list that contains the name; none for an unknown name."""
         return Role.DEVICE if name in self._devices else Role.APP if name in self._people else None
 
     def stored_role(self, name: str) -> Role | None:
@@ -287,7 +287,7 @@ class OpenAccounts(Accounts):
         return self.role_of(name)
 
     def key_of(self, name: str) -> str:
-        """Empty: no device of the world signs."""
+        """Always empty: no device of the world signs."""
         return ""
 
 
@@ -318,11 +318,11 @@ class GatewayHub(SimProcess):
     recorded: list[tuple[str, bytes]]
 
     async def begin(self) -> None:
-        """Starts the gateway on this process's ledger, and routes frames to it."""
+        """Start the gateway on this process's ledger, and route frames to it."""
         self.wires = []
         self.recorded = getattr(self, "recorded", [])
         self.greeting: dict[Session, asyncio.Event] = {}
-        """connections that are being greeted, and what tells that they were"""
+        """the connections that are being greeted, each with an event that is set when it was"""
         names = list(self.world.nodes)
         self.accounts = await self.open_accounts(
             [name for name in names if name.startswith("dev")], [n for n in names if n.startswith("app")]
@@ -341,11 +341,11 @@ class GatewayHub(SimProcess):
         return OpenAccounts(devices, apps)
 
     def notifier(self) -> Notifier | None:
-        """The notifier, where there are several hubs."""
+        """Return the notifier, if there are several hubs."""
         return None
 
     def die(self) -> None:
-        """Ends the gateway at once, and breaks every connection."""
+        """End the gateway at once, and break every connection."""
         super().die()
         if hasattr(self, "gateway"):
             self.gateway.tasks.kill()
@@ -353,7 +353,7 @@ class GatewayHub(SimProcess):
             wire.break_()
 
     def principal(self, name: str) -> Principal:
-        """The account of a client."""
+        """Return the account of a client."""
         return Principal(name, Role.DEVICE if name.startswith("dev") else Role.APP)
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
@@ -378,7 +378,7 @@ class GatewayHub(SimProcess):
         self.recorded.append((name, frame))
 
     def replay(self, count: int, prefix: str = "") -> None:
-        """Receive recorded frames again, with the credentials of their senders, whose names begin so."""
+        """Receive again the recorded frames of senders whose names begin so, with their credentials."""
         if not self.ready:
             return
         world, recorded = self.world, self.recorded
@@ -453,18 +453,18 @@ class GatewayApp(SimProcess):
     """An app with the production client."""
 
     async def begin(self) -> None:
-        """Connects the app."""
+        """Connect the app."""
         self.app = app = _SimApp(self)
         await app.__aenter__()
         if self.app is app:
             self.engine = app._engine
 
     def die(self) -> None:
-        """Ends the app without a goodbye."""
+        """End the app without closing its connection."""
         end_client(self.app)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
-        """Posts a command and notes it for the checkers."""
+        """Post a command, and note it for the checkers."""
         minted = self.app._ids.next(self.clock.now())
         lane: str | Literal[False] = False if order is None else order.key
         latest = order is not None and order.mode is Mode.LATEST
@@ -508,7 +508,7 @@ class GatewayDevice(SimProcess):
     """A device with the production client."""
 
     def client(self) -> Device:
-        """A new client for the next life of the process."""
+        """Return a new client for the next life of the process."""
         return SimDevice(self)
 
     async def connect(self, device: Device) -> None:
@@ -516,7 +516,7 @@ class GatewayDevice(SimProcess):
         await device.__aenter__()
 
     async def begin(self) -> None:
-        """Connects the device with one handler for each kind of effect."""
+        """Connect the device with one handler for each kind of effect."""
         self.device = device = self.client()
         device.on(LOCK, effect="at_most_once")(self._handle)
         device.on(LAMP, effect="at_least_once")(self._handle)
@@ -536,7 +536,7 @@ class GatewayDevice(SimProcess):
                     device.push("event_report", "told")
 
     def die(self) -> None:
-        """Ends the device without a goodbye."""
+        """End the device without closing its connection."""
         end_client(self.device)
 
     async def _handle(self, command: Command) -> object:
@@ -571,7 +571,7 @@ class GatewayWorld(World):
         self.tunnel.accepting(app)
 
     def is_cut_off(self, client: str) -> bool:
-        """Whether no frame gets through between a client and the hub."""
+        """Return whether the link between a client and the hub is cut."""
         return client in self.tunnel or super().is_cut_off(client)
 
     def _schedule_faults(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 GUEST: Final = "guest"
 DEVICE: Final = "dev0"
 COMMANDS: Final = 10
-"""Commands of the guest while it has its grant; as many follow when it has not."""
+"""The number of commands of the guest while it has its grant, and again when it has not."""
 
 
 class GuestAccounts(OpenAccounts):
@@ -54,15 +54,15 @@ class GuestAccounts(OpenAccounts):
         return sender != GUEST or self.shared.allows(sender, device)
 
     def stored_role(self, name: str) -> Role | None:
-        """The guest's role as the ledger has it; those of the others are fixed."""
+        """Return the guest's role as stored in the ledger; the roles of the others are fixed."""
         return self.shared.stored_role(name) if name == GUEST else super().stored_role(name)
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
-        """Return what a commit checks of the guest's grant; nothing for the others."""
+        """Return the checks of the guest's grant at a commit; none for other accounts."""
         return self.shared.proof(principal, device) if principal.name == GUEST else ()
 
     async def find_grant(self, principal: Principal, device: str) -> bool:
-        """Looks the guest's grant up in the ledger; other accounts always have one."""
+        """Look the guest's grant up in the ledger; other accounts always have one."""
         return principal.name != GUEST or await self.shared.find_grant(principal, device)
 
 
@@ -90,7 +90,7 @@ class GuestVisit:
         later(5 + draw() * (BUSY - 10), self._revoke)
 
     def revoked(self) -> None:
-        """Called when the revocation is committed: at the next moment no other hub knows of it."""
+        """Called when the revocation is committed, a moment before other hubs learn of it."""
         for _ in range(COMMANDS):
             self._world.loop.call_later(self._rng.random() ** 2, self._command)
 

@@ -1,5 +1,5 @@
-"""Worlds whose processes keep their ledgers in SQLite: the machines of the kernel, the production journal,
-rows in memory, tables and recovery, and disks that lose what was not flushed."""
+"""Worlds whose processes keep their ledgers in SQLite files. The machines of the kernel run on the production
+journal, row cache, tables and recovery, and on disks that lose what was not flushed."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from duly.testing.sim.sector_disk import SectorDisk
 from duly.testing.sim.world import World
 
 WRITES_A_FLUSH: Final = 6
-"""About so many writes make a flush: any of them may be the last."""
+"""The usual number of writes in a flush: each of them may be the last one before a crash."""
 MEMORY: Final = Path("/dev/shm")
 TORN: Final = 0.2
-"""How often a start with a journal is tried with a torn row first."""
+"""How often a start with a journal is first tried with a torn row."""
 
 
 class JournalProcess(SimProcess):
@@ -64,7 +64,7 @@ class JournalProcess(SimProcess):
         )  # fmt: skip
 
     async def begin(self) -> None:
-        """Checks what the crash left on the disk, opens the ledger, and starts the machine."""
+        """Check what the crash left on the disk, open the ledger, and start the machine."""
         ledger = self.ledger
         assert isinstance(ledger, JournalLedger)
         if self.world.faulty and self.world.rng.random() < TORN:
@@ -75,7 +75,7 @@ class JournalProcess(SimProcess):
         await super().begin()
 
     def _note_what_is_missing(self) -> None:
-        """Note which messages this process has acknowledged as stored, and does not find."""
+        """Note the messages that this process has acknowledged as stored, and does not find."""
         found = contents(self.files).messages
         promised = self.world.log.promised.get(self.name, {})
         self.world.lost += [(self.name, key) for key in promised if key not in found]
@@ -86,16 +86,16 @@ class JournalProcess(SimProcess):
                 await super()._prune()
 
     def examine(self) -> None:
-        """Reads what the files hold, journal included, for the checkers."""
+        """Read what the files hold, journal included, for the checkers."""
         self.left = 0
         try:
             self.disk = contents(self.files)
             self.left = left_in_journal(self.files)
-        except apsw.Error as problem:  # what is in the journal does not fit what is in the tables
+        except apsw.Error as problem:  # the journal does not match the tables
             self.world.bugs.append(problem)
 
     def erase(self) -> None:
-        """Deletes the files as well."""
+        """Delete the files as well."""
         super().erase()
         self.files.erase()
 
@@ -122,14 +122,14 @@ class JournalWorld(World):
     def __init__(self, plan: SimPlan) -> None:
         super().__init__(plan)
         self.damaged: list[str] = []
-        """processes that took their ledger for damaged, though the disk has only lost power"""
+        """processes that found their ledger damaged, though the disk had only lost power"""
         self.lost: list[tuple[str, bytes]] = []
         """messages that a process has acknowledged as stored, and did not find when it started again"""
         self.torn: int = 0
         """how often a torn row of the journal was taken for a sound one"""
 
     def run(self) -> None:
-        """Runs the world in a folder of its own, which is deleted at the end."""
+        """Run the world in a folder of its own, which is deleted at the end."""
         self.root = Path(mkdtemp(prefix="duly-sim-", dir=MEMORY if MEMORY.is_dir() else None))
         try:
             with _quiet_about_disks():
@@ -140,7 +140,7 @@ class JournalWorld(World):
             rmtree(self.root)
 
     def fault(self, node: SimProcess, moment: str) -> str:
-        """Draws whether the disk fails, or its process crashes, at this moment."""
+        """Draw whether the disk fails, or its process crashes, at this moment."""
         if not self.faulty:
             return ""
         draw, many = self.rng.random(), 1 if moment == "after" else WRITES_A_FLUSH
@@ -164,7 +164,7 @@ class JournalWorld(World):
 
 @contextmanager
 def _quiet_about_disks() -> Iterator[None]:
-    """Do not show errors of disks that SQLite goes on with: apsw shows them as what cannot be raised."""
+    """Hide disk errors that SQLite recovers from: apsw reports them as exceptions that cannot be raised."""
     shown, unraisable = sys.excepthook, sys.unraisablehook
 
     def show(kind: type[BaseException], problem: BaseException, trace: TracebackType | None) -> None:

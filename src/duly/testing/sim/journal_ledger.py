@@ -44,7 +44,7 @@ T = TypeVar("T")
 Job = tuple[Callable[[], None], Callable[[Exception | None], None]]
 
 PAGES: Final = 24
-"""Pages in the write-ahead log after which it is moved into the database: few, so that it often is."""
+"""Pages in the write-ahead log before a checkpoint: few, so that checkpoints are frequent."""
 
 
 class _AtOnce(Executor):
@@ -81,12 +81,12 @@ class SimWriter(SqliteWriter):
         return PAGES
 
     def put(self, job: Callable[[], None], done: Callable[[Exception | None], None]) -> None:
-        """Have a job carried out after those before it."""
+        """Queue a job; jobs run in order."""
         self._jobs.append((job, done))
         self._go_on()
 
     def flush(self, bodies: Sequence[bytes], done: Callable[[Exception | None], None]) -> None:
-        """Append to the journal, at once if nothing is before it and the disk is quick."""
+        """Append to the journal, at once if no job waits and the disk is fast."""
         if self._busy or self._disk.takes() > MOMENT:
             self.put(lambda: self.add_to_journal(bodies), done)
         elif not self._disk.dead:
@@ -138,7 +138,7 @@ class InlineSession(SqliteSession):
         self.close: Callable[[], None] = lambda: None
 
     def converse(self, writer: SqliteWriter) -> None:
-        """Begin; the calls come as they come."""
+        """Begin the transaction."""
         assert isinstance(writer, SimWriter)
         self._open(writer)
         if self._over:
@@ -156,7 +156,7 @@ class InlineSession(SqliteSession):
         return await future
 
     def end(self, how: str) -> None:
-        """End the transaction; only the first word counts."""
+        """End the transaction; only the first call counts."""
         if not self._over:
             self._over = True
             if self._writer is not None:
@@ -165,7 +165,7 @@ class InlineSession(SqliteSession):
 
 
 class _FewRows(CachedRows):
-    """Rows in memory, so few that they are often forgotten and read again."""
+    """A row cache that is so small that rows are often dropped and read again."""
 
     rows_kept = 6
     tail = 2
@@ -182,8 +182,8 @@ class _SimFlushes(Flushes):
 
 
 class UnsettledFlush:
-    """The newest flush of a process, from when it is carried out until it is known to be on the disk. It may
-    be there without anyone knowing: the next life of the process finds it."""
+    """The newest flush of a process, from its start until it is known to be on the disk. It may be on the
+    disk before that is known: the next life of the process finds it."""
 
     def __init__(self, watch: Callable[[Disk, w.Write, w.Result], None]) -> None:
         self._watch = watch
@@ -192,20 +192,20 @@ class UnsettledFlush:
         self._results: list[w.Results] = []
 
     def begin(self, n: int, bodies: Sequence[bytes], results: list[w.Results]) -> None:
-        """A flush is carried out, after the row of this number."""
+        """Note that a flush starts, after the row with this number."""
         self._n, self._body, self._results = n + len(bodies), bodies[-1] if bodies else b"", results
         if not bodies:
             self.settle()
 
     def settle(self) -> None:
-        """It is on the disk."""
+        """Note that the flush is on the disk."""
         results, self._results = self._results, []
         for each in results:
             for operation, result in zip(each.operations, each.values, strict=True):
                 self._watch(_NOWHERE, operation, result)
 
     def find(self, files: SectorDisk) -> None:
-        """Look whether it is on the disk after all; then it is settled."""
+        """Settle the flush if it is on the disk after all."""
         if self._results and _last_row(files.path) == (self._n, self._body):
             self.settle()
         self._results = []
@@ -238,7 +238,7 @@ class JournalLedger(SqliteLedger):
         """Open the file, and bring its tables up to date."""
         try:
             self._open()
-        except apsw.Error as problem:  # it died while it was opened
+        except apsw.Error as problem:  # the process died while the ledger was opened
             raise LedgerUnavailable(str(problem)) from problem
 
     def _open_writer(self, file: LedgerFile) -> None:
@@ -257,7 +257,7 @@ class JournalLedger(SqliteLedger):
 
     @dead.setter
     def dead(self, _: bool) -> None:
-        """Let it die with its process: connections are closed, and what was not flushed may be lost."""
+        """End the ledger with its process: connections are closed, and what was not flushed may be lost."""
         self._files.die()
         if self._flushes is not None:
             if self._flushes._timer is not None:
@@ -283,7 +283,7 @@ def contents(files: SectorDisk) -> Disk:
     db = LedgerFile(files.path).connect(readonly=True)
     try:
         if sql.pending("sqlite", int(db.pragma("user_version"))):
-            return disk  # a crash came while it was made
+            return disk  # the process died while the ledger was created
         overlay = JournalOverlay(db)
         with overlay.current():
             _read(db, disk)
@@ -315,7 +315,8 @@ def _read(db: apsw.Connection, disk: Disk) -> None:
 
 
 def _is_made(path: Path) -> bool:
-    """Whether there is a ledger. While it is being made, SQLite has no write-ahead log, and rolls back."""
+    """Return whether there is a ledger. While it is being created, SQLite has no write-ahead log, and rolls
+    back."""
     return path.exists() and path.stat().st_size > 0 and not path.with_name(path.name + "-journal").exists()
 
 
@@ -349,7 +350,7 @@ def left_in_journal(files: SectorDisk) -> int:
 
 
 def accepts_torn_row(files: SectorDisk, rng: Random) -> bool:
-    """Tear the last row of the journal in a copy of the files, and say whether a start takes it for sound."""
+    """Tear the last row of the journal in a copy of the files, and return whether a start accepts it."""
     found = files.path
     if not _is_made(found):
         return False

@@ -4,7 +4,7 @@ broker between them.
 The broker is the hub's own: it dies with the hub, remembers sessions, and drops what an account may not
 publish. Devices die with it, and some do not come back. Attackers answer and command in the names of others,
 publish garbage, and subscribe in the hub's session. Long after the calm every app sends a last command to
-every device: whatever was said to the hub, it must still listen. Later, all connections break and the broker
+every device: whatever the hub has received, it must still work. Later, all connections break and the broker
 has forgotten the hub's session, so devices report while the hub subscribes.
 """
 
@@ -59,7 +59,7 @@ from duly.wire.frames import DeviceCode, Frame
 from duly.wire.task_ids import SECRET_SIZE, TaskIds
 
 STRANGER: Final = "dev9"
-"""A device of its own that no app commands: the attacker's account."""
+"""The attacker's account: a device that no app commands."""
 ATTACKS: Final = 8
 """Attacks in a world with conflicts."""
 LATE: Final = 160.0
@@ -92,7 +92,7 @@ class MqttHub(GatewayHub):
     """its broker accepts all connections"""
 
     async def begin(self) -> None:
-        """Starts the gateway with its MQTT devices and connects it to the simulated broker."""
+        """Start the gateway with its MQTT devices, and connect it to the simulated broker."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         self.supervisor = tasks = Supervisor()
@@ -129,14 +129,14 @@ class MqttHub(GatewayHub):
         tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
 
     def _admit_all(self) -> None:
-        """Accept other connections when the hub has subscribed."""
+        """Accept other connections once the hub has subscribed."""
         self.admits_all = self.admits_all or all(link.connections for link in self.links)
 
     def _heard(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         self.devices.arrived(topic, payload, old, old, self.world.overheard(topic, payload, old, ack))
 
     def die(self) -> None:
-        """Ends the hub at once; the embedded broker, its child, starts anew with it."""
+        """End the hub at once; the embedded broker, its child, starts anew with it."""
         self.serves_broker = self.admits_all = False
         super().die()
         self.supervisor.kill()
@@ -167,11 +167,11 @@ class BrokeredDevice(GatewayDevice):
         return _MqttDevice(self)
 
     async def connect(self, device: Device) -> None:
-        """Starts the device, which connects to the broker by itself."""
+        """Start the device, which connects to the broker by itself."""
         await device.start()
 
     def die(self) -> None:
-        """Ends the device and its connection to the broker at once."""
+        """End the device and its connection to the broker at once."""
         end_client(self.device)
         link = getattr(self.device, "_link", None)
         if isinstance(link, MqttDeviceLink):
@@ -208,7 +208,7 @@ class MqttLog(WorldLog):
         """when the hub last heard something on each topic"""
 
     def submitted(self, sender: SimProcess, message: Message, minted: SeqId) -> None:
-        """Notes the command, and lets the world attack it."""
+        """Note the command, and let the world attack it."""
         super().submitted(sender, message, minted)
         if asyncio.get_running_loop().time() >= LATE:
             self.last.add(message.key)
@@ -250,7 +250,7 @@ class MqttWorld(GatewayWorld):
             hub.devices.connections(client, connected)
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
-        """Notes when a device's presence was stored, and as what."""
+        """Note when a device's presence was stored, and as what."""
         super().committed(node, disk, write, result)
         if isinstance(write, w.AppendEntry) and write.stream.startswith("push/") and is_presence(write.body):
             online = frames.load(frames.decode(write.body).data)["online"]
@@ -294,7 +294,7 @@ class MqttWorld(GatewayWorld):
         return lambda: None
 
     def _reporting(self, topic: str, payload: bytes) -> SimProcess | None:
-        """The device that reports by this that it is online, if it may die now."""
+        """Return the device that reports by this message that it is online, if it may die now."""
         name, _, kind = topic.removeprefix(f"{fd.PREFIX}/").partition("/")
         device = self.nodes.get(name)
         if kind != FdKind.STATUS or device is None or not device.alive or not self.faulty:
@@ -325,7 +325,7 @@ class MqttWorld(GatewayWorld):
             self.loop.call_later(self.malice.random() * 0.3, attack, message)
 
     def _task(self, message: Message) -> str:
-        """A guess at the msg_id of a command: its tag cannot be known."""
+        """Return a guess at the msg_id of a command, whose tag cannot be known."""
         return f"{message.scope}:{message.id}:{'A' * 24}"
 
     def _forge_answer(self, message: Message) -> None:
@@ -348,7 +348,7 @@ class MqttWorld(GatewayWorld):
         self.broker.publish_as(STRANGER, topic, fd.encode(task))
 
     def _plant(self, message: Message) -> None:
-        """Subscribe in the hub's sessions, as a client could that once had its client id."""
+        """Subscribe in the hub's sessions, as a client that once had the hub's client id could."""
         topic = fd.topic_of(fd.PREFIX, message.recipient, FdKind.PENDING)
         self.log.note(STRANGER, f"subscribes the hub to {topic}")
         for session in self.broker.sessions_of(HUB):
@@ -402,7 +402,7 @@ def _may_publish(client: str, topic: str) -> bool:
 
 
 def hub_still_answers(world: World) -> Iterator[Finding]:
-    """[P5] Whatever was said to the hub before, after the calm every command is done."""
+    """[P5] Whatever the hub has received before, after the calm every command is done."""
     assert isinstance(world, MqttWorld)
     for key in sorted(world.mqtt_log.last):
         told = world.log.outcomes.get(key)

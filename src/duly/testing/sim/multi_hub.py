@@ -68,13 +68,13 @@ class LossyNotifier(LocalNotifier):
                 loop.call_later(world.rng.random() * min(world.network.slow, 0.5), notifier.receive, note)
 
     def receive(self, note: bytes | str) -> None:
-        """Hands a notification on only while its hub lives."""
+        """Pass a notification on only while its hub lives."""
         if self._node.alive and self._node.ledger.worker == self._me:
             super().receive(note)
 
 
 class DeviceStay(Struct):
-    """A time in which a device was connected to a hub."""
+    """A period in which a device was connected to a hub."""
 
     device: str
     hub: MultiHub
@@ -83,7 +83,7 @@ class DeviceStay(Struct):
     until: float = float("inf")
 
     def lasts(self) -> bool:
-        """Whether it has not ended, by its hub's own leave or by its hub's death."""
+        """Whether the period goes on: the device has not left, and its hub has not died."""
         hub, there = self.hub, self.hub.incarnation == self.incarnation
         return there and hub.ready and self.since < self.until == float("inf")
 
@@ -118,7 +118,7 @@ class MultiHubLog(WorldLog):
         self.requests: list[OutcomeRequest] = []
 
     def replied(self, node: SimProcess, message: Message, verdict: Verdict) -> None:
-        """Notes a refusal as "offline" with its time, to compare it with where the device was."""
+        """Note a refusal as "offline" with its time, to compare it with where the device was."""
         super().replied(node, message, verdict)
         if verdict.cause == "offline" and isinstance(node, MultiHub):
             self.offline.append((asyncio.get_running_loop().time(), node, message))
@@ -134,7 +134,7 @@ class MultiHub(GatewayHub):
         self._hung: list[tuple[float, float]] = []
 
     async def begin(self) -> None:
-        """Starts a hub that shares its ledger, and polls it."""
+        """Start a hub that shares its ledger, and polls it."""
         self.ledger.sole = False
         await super().begin()
         self.spawn(self._poll())
@@ -163,7 +163,7 @@ class MultiHub(GatewayHub):
                     await self.gateway.review()
 
     async def welcome(self, session: Session, name: str, cursors: dict[str, int] | None) -> None:
-        """Greets a client, and notes from when on a device is at this hub."""
+        """Greet a client, and note since when a device is at this hub."""
         stays = self.world.hubs_log.stays
         if name.startswith("dev"):
             stays[session] = stay = DeviceStay(name, self, self.incarnation, float("inf"))
@@ -173,7 +173,7 @@ class MultiHub(GatewayHub):
             stay.until = max(stay.since, stay.until)
 
     def lost(self, session: Session, name: str) -> None:
-        """Notes when a device's connection ended; the hub notices it later now and then."""
+        """Note when a device's connection ended; now and then the hub notices it later."""
         loop, world = asyncio.get_running_loop(), self.world
         if session in world.hubs_log.stays:
             world.hubs_log.stays[session].until = loop.time()
@@ -181,13 +181,13 @@ class MultiHub(GatewayHub):
         loop.call_later(world.rng.random() ** 2 * NOTICED if late else 0, super().lost, session, name)
 
     def record(self, name: str, frame: bytes) -> None:
-        """Records the frame; some commands are repeated at a random hub by a request that waits."""
+        """Record the frame; some commands are repeated at a random hub by a request that waits."""
         super().record(name, frame)
         self.world.ask(name, frame)
 
     def has(self, device: str) -> bool:
-        """Whether a device is connected here, as far as this hub can know: one that left while it was being
-        greeted is noticed afterwards."""
+        """Return whether a device is connected here, as far as this hub can know: if it left while it was
+        being greeted, the hub notices that afterwards."""
         now = asyncio.get_running_loop().time()
         return any(
             stay.device == device and stay.hub is self
@@ -196,8 +196,8 @@ class MultiHub(GatewayHub):
         )  # fmt: skip
 
     def hang(self, seconds: float) -> None:
-        """Store nothing for a while, as if the machine stood still, and then go on. Some of the clients
-        notice that and leave."""
+        """Hang: store nothing for a while, as if the machine stood still, and then go on. Some clients notice
+        that and leave."""
         if not self.ready:
             return
         loop, world = asyncio.get_running_loop(), self.world
@@ -210,7 +210,7 @@ class MultiHub(GatewayHub):
                 loop.call_later(world.rng.random() * seconds, wire.break_)
 
     def well(self, since: float, until: float) -> bool:
-        """Whether the hub did not hang in this time, nor shortly before."""
+        """Return whether the hub did not hang in this time, nor shortly before."""
         return not any(begun < until and since < ended + RECOVERY for begun, ended in self._hung)
 
 
@@ -250,12 +250,12 @@ class MultiHubWorld(GatewayWorld):
         return [node for node in self.nodes.values() if isinstance(node, MultiHub)]
 
     def hub_for(self, client: str, tries: int) -> GatewayHub:
-        """The next hub in turn for each try."""
+        """Return the next hub in turn for each try."""
         hubs = self.hubs()
         return hubs[(int(client[3:]) + client.startswith("dev") + tries) % len(hubs)]
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
-        """Notes who holds a delivery and which hub a device is registered at."""
+        """Note which hub holds a delivery, and which hub a device is registered at."""
         log = self.hubs_log
         if isinstance(write, w.Take) and result is True and self._is_seizure(node, write):
             log.seized.append(write.ref.key)
@@ -273,7 +273,8 @@ class MultiHubWorld(GatewayWorld):
         super().committed(self.nodes["hub"] if isinstance(node, MultiHub) else node, disk, write, result)
 
     def _is_seizure(self, node: SimProcess, take: w.Take) -> bool:
-        """Whether a hub begins an attempt that is another's: that one lives, and this one has no device."""
+        """Return whether a hub begins an attempt that belongs to another, living hub, though it does not have
+        the device."""
         now = self.loop.time()
         if not isinstance(node, MultiHub) or node.has(take.ref.recipient):
             return False

@@ -21,14 +21,14 @@ class SimCommand(Struct, frozen=True):
 
 
 class SimAccept(Struct, frozen=True):
-    """The verdict on a message, on its way back."""
+    """The verdict on a message, on its way back to the sender."""
 
     message: Message
     verdict: Verdict
 
 
 class SimOutcome(Struct, frozen=True):
-    """How a message ended, on its way back."""
+    """How a message ended, on its way back to the sender."""
 
     key: bytes
     state: State

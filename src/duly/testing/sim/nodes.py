@@ -51,11 +51,11 @@ class SimProcess:
         self.incarnation = 0
         self.alive = False
         self.ready = False
-        """whether it has started and may be used"""
+        """whether the process has started and may be used"""
         self.tasks: set[asyncio.Task[None]] = set()
 
     def machine(self, worker: str) -> Machine:
-        """The machine that this process runs."""
+        """Return the machine that this process runs."""
         raise NotImplementedError
 
     def perform(self, effect: Effect) -> None:
@@ -91,10 +91,10 @@ class SimProcess:
         )  # fmt: skip
 
     def examine(self) -> None:
-        """Read what is on the disk, where `disk` does not say it at any time."""
+        """Read what is on the disk, if `disk` does not always show it."""
 
     def erase(self) -> None:
-        """Lose what is on the disk."""
+        """Delete what is on the disk."""
         self.disk = Disk()
 
     async def begin(self) -> None:
@@ -113,7 +113,7 @@ class SimProcess:
             self.perform(effect)
 
     def crash(self) -> None:
-        """Die: nothing runs on, and nothing more is written."""
+        """Die: everything stops, and nothing more is written."""
         if not self.alive:
             return
         self.world.log.note(self.name, "dies")
@@ -175,16 +175,16 @@ class SimSender(SimProcess):
     """An app: mints ids, sends messages through the hub, and learns how they ended."""
 
     def machine(self, worker: str) -> Machine:
-        """An outbox that resends with growing pauses."""
+        """Return an outbox that resends with growing pauses."""
         resend = RetryPolicy.exponential(3 * SECOND, 30 * SECOND)
         return Outbox(OutboxPolicy("hub", resend, patience=HOUR), worker, minted=MINTED)
 
     async def started(self) -> None:
-        """Goes on minting ids after the last one that was stored."""
+        """Continue minting ids after the last one that was stored."""
         self.ids = await minted_ids(self.ledger)
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
-        """Mints an id, notes the message for the checkers, and hands it to the outbox."""
+        """Mint an id, note the message for the checkers, and hand it to the outbox."""
         now = self.clock.now()
         minted = self.ids.next(now)
         if order is not None:
@@ -202,7 +202,7 @@ class SimSender(SimProcess):
         await self.take(Arrived(message))
 
     def perform(self, effect: Effect) -> None:
-        """Sends a message to the hub, or notes how one ended."""
+        """Send a message to the hub, or note how one ended."""
         match effect:
             case Transmit(message=message):
                 self.world.network.send(self.name, "hub", SimCommand(message))
@@ -212,7 +212,7 @@ class SimSender(SimProcess):
                 pass
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        """What the hub says about a message."""
+        """Return the event for what the hub says about a message."""
         return self.answer_of(packet)
 
 
@@ -220,7 +220,7 @@ class SimHub(SimProcess):
     """A hub: stores and orders messages, passes them on, and passes the answers back."""
 
     def machine(self, worker: str) -> Machine:
-        """An inbox that passes messages on to devices, with six resends."""
+        """Return an inbox that passes messages on to devices, with six resends."""
         resend = RetryPolicy.fixed(3 * SECOND, tries=6)
         return Inbox(
             OutboxPolicy("device", resend, patience=30 * SECOND), worker,
@@ -228,7 +228,7 @@ class SimHub(SimProcess):
         )  # fmt: skip
 
     def perform(self, effect: Effect) -> None:
-        """Sends a message to its device, or a reply or an outcome to its sender."""
+        """Send a message to its device, or a reply or an outcome to its sender."""
         network = self.world.network
         match effect:
             case Transmit(message=message, after=after):
@@ -243,7 +243,7 @@ class SimHub(SimProcess):
                 network.send("hub", names_in(key)[0], SimOutcome(key, state, answer))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        """A command of a sender, or what a device says about one."""
+        """Return the event for a command of a sender, or for what a device says about one."""
         if isinstance(packet, SimCommand):
             return Arrived(packet.message, source)
         return self.answer_of(packet)
@@ -253,7 +253,7 @@ class SimReceiver(SimProcess):
     """A device: runs handlers whose effects cannot be undone."""
 
     def machine(self, worker: str) -> Machine:
-        """An inbox that runs one message at a time."""
+        """Return an inbox that runs one message at a time."""
         policy = OutboxPolicy(
             "run", resend=None, patience=FOREVER,
             retry=RetryPolicy.exponential(SECOND, 5 * SECOND, tries=3),
@@ -264,7 +264,7 @@ class SimReceiver(SimProcess):
         )  # fmt: skip
 
     def perform(self, effect: Effect) -> None:
-        """Runs the handler, or sends a reply or an outcome to the hub."""
+        """Run the handler, or send a reply or an outcome to the hub."""
         match effect:
             case Transmit(message=message, attempt=attempt):
                 self.spawn(self._handle(message, attempt))
@@ -290,7 +290,7 @@ class SimReceiver(SimProcess):
         await self.take(done)
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        """A command of the hub; nothing else concerns a device."""
+        """Return the event for a command of the hub; a device ignores everything else."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 

@@ -70,7 +70,7 @@ class SimPeer(SimProcess):
     world: NodesWorld
 
     async def begin(self) -> None:
-        """Starts the node and connects it to the simulated broker."""
+        """Start the node, and connect it to the simulated broker."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         self.peer = peer = _SimNode(self)
@@ -90,7 +90,7 @@ class SimPeer(SimProcess):
         """Called after the node has started or restarted."""
 
     def die(self) -> None:
-        """Ends the node and its connection to the broker at once."""
+        """End the node and its connection to the broker at once."""
         peer = getattr(self, "peer", None)
         if peer is not None:
             end_node(peer)
@@ -103,7 +103,7 @@ class AskingPeer(SimPeer):
     """A node that sends tasks."""
 
     async def submit(self, recipient: str, kind: str, order: Order | None, lasts: int) -> None:
-        """Begins a task and waits for its end."""
+        """Begin a task, and wait for its end."""
         until = self.clock.now() + lasts if lasts else 0
         try:
             sent = self.peer._outgoing.begin(recipient, kind, "wanted", lasts / SECOND if lasts else LASTS)
@@ -114,7 +114,7 @@ class AskingPeer(SimPeer):
         self.spawn(self._watch(sent))
 
     async def resumed(self, peer: _SimNode) -> None:
-        """Waits again for every task that had not ended before the crash."""
+        """Wait again for every task that had not ended before the crash."""
         for record in list(self.disk.messages.values()):
             if not record.state.terminal:
                 self.spawn(self._watch(await peer.find(record.message.id)))
@@ -149,12 +149,12 @@ def _state_of(problem: Expired | Unknown | TaskFailed) -> State:
 
 
 class DoingPeer(SimPeer):
-    """A node that carries tasks out."""
+    """A node that runs tasks."""
 
     serves = True
 
     def prepare(self, peer: _SimNode) -> None:
-        """Registers one handler for each kind of effect."""
+        """Register one handler for each kind of effect."""
         peer.task(ONCE, effect="at_most_once")(self._handle)
         peer.task(AGAIN, effect="at_least_once")(self._handle)
 

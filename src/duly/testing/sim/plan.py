@@ -36,7 +36,7 @@ class SimPlan(Struct, frozen=True):
     """recorded frames that are sent again: soon, much later, and beyond the horizon"""
     conflicts: int
     failing: float
-    """chance that a handler fails without effect"""
+    """the chance that a handler fails without an effect"""
     reinstalls: int
     """senders that lose their memory and count from the start"""
 

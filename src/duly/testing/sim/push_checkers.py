@@ -34,7 +34,7 @@ def pushes_kept(world: World) -> Iterator[Finding]:
         told = [entry.key for entry in hub.streams.get(f"push/{name}", ()) if not is_presence(entry.body)]
         for key in wanted:
             if key not in told:
-                yield f"{name} kept a push, and the hub never stored it", key
+                yield f"{name} stored a push, and the hub never stored it", key
         for n, key in enumerate(told):
             if key in told[:n]:
                 yield f"a push of {name} was stored twice", key
@@ -61,7 +61,8 @@ def presence_reported(world: World) -> Iterator[Finding]:
 
 
 def is_presence(body: bytes) -> bool:
-    """Whether an entry of a device's stream says that it came or went; else it is a push."""
+    """Return whether an entry of a device's stream reports that it connected or left; otherwise it is a
+    push."""
     return frames.decode(body).type == DEVICE_STATUS
 
 

@@ -68,7 +68,7 @@ _CHECKERS: Final = {
     "sentinels": SENTINEL_CHECKERS,
     "mqtt": MQTT_CHECKERS,
 }
-"""The checkers of worlds that make other promises, or more."""
+"""The checkers of worlds with other or further promises."""
 
 
 def checkers_of(world: str) -> tuple[str, ...]:
@@ -166,7 +166,7 @@ def _shrink(chosen: SimPlan, report: SimReport) -> SimReport:
 
 
 def _trace(world: World, key: bytes) -> tuple[str, ...]:
-    """The lines of the log about one message, and those about no message, such as crashes."""
+    """Return the lines of the log about one message, and those about no message, such as crashes."""
     return tuple(
         f"{at:9.3f}  {who:<5}  {what}" + (f"  [{names_in(about)[1]}]" if about else "")
         for at, who, what, about in world.log.lines

@@ -1,9 +1,9 @@
 """A simulated disk beneath SQLite: what was written and not flushed may be lost, sector by sector.
 
-SQLite reads and writes real files, through a VFS that remembers of every sector what it was when it was last
-flushed. When the power fails, each sector that was written since is either what was written or what it was.
-A flush may fail: then some sectors are never written, though they can be read and later flushes succeed, as
-on Linux. A write may fail, or be the last one before the process dies.
+SQLite reads and writes real files, through a VFS that remembers the content of every sector at the last
+flush. When the power fails, each sector that was written since has either its new or its old content. A flush
+may fail: then some sectors are never written, though they can be read and later flushes succeed, as on Linux.
+A write may fail, or be the last one before the process dies.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Final
 import apsw
 
 from duly.storage.sqlite.file import LedgerFile, checksum_vfs
+from duly.storage.sqlite.lock_file import LockFile
 from duly.storage.sqlite.write_ahead_log import WriteAheadLog
 
 SECTOR: Final = 512
@@ -43,7 +44,7 @@ class _Written:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self.flushed: dict[int, bytes] = {}
         self.stuck: set[int] = set()
-        """sectors that a flush has failed to write: no later flush writes them"""
+        """the sectors that a flush failed to write: no later flush writes them"""
         self.size = path.stat().st_size
         """when it was last flushed"""
 
@@ -56,16 +57,16 @@ class _Written:
                 self.flushed[sector] = os.pread(self._fd, SECTOR, sector * SECTOR).ljust(SECTOR, b"\0")
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Release the file."""
         os.close(self._fd)
 
     def flush(self) -> None:
-        """Put everything on the disk, but what got stuck."""
+        """Put everything on the disk, except the sectors that a flush failed to write."""
         self.flushed = {sector: self.flushed[sector] for sector in self.stuck}
         self.size = self.path.stat().st_size
 
     def fail(self, rng: Random) -> None:
-        """Put some of it on the disk; the rest never gets there."""
+        """Put some of it on the disk; the rest is never written."""
         for sector in sorted(self.flushed):
             if rng.random() < 0.5:
                 del self.flushed[sector]
@@ -89,8 +90,8 @@ class _Written:
 
 
 class SectorDisk:
-    """The files of one process. `fault(moment)` is asked at every write and flush, and says 'crash', 'fail'
-    or ''; `died` is called when a crash has been taken."""
+    """The files of one process. `fault(moment)` is called at every write and flush, and returns 'crash',
+    'fail' or ''; `died` is called after a crash."""
 
     def __init__(self, root: Path, seed: str, fault: Callable[[str], str], died: Callable[[], None]) -> None:
         self._root = root
@@ -102,7 +103,7 @@ class SectorDisk:
         self._left: dict[str, _Written] = {}
         """what the life before had not flushed of each file, if it ended without a loss of power"""
         self._noted = b""
-        """the note beside the file, as it was written back at some time"""
+        """the note beside the file, as it was last written back"""
         self.dead = True
         self._folder = root / "0"
         self._folder.mkdir(parents=True)
@@ -156,7 +157,7 @@ class SectorDisk:
         rmtree(before)
 
     def takes(self) -> float:
-        """How many seconds the next job takes: some take long, and much comes meanwhile."""
+        """Return how many seconds the next job takes: some are slow, so that others queue up."""
         return self._rng.uniform(0, SLOWEST) if self._rng.random() < SLOW else MOMENT
 
     def erase(self) -> None:
@@ -173,7 +174,7 @@ class SectorDisk:
         return self._files[path.name]
 
     def writing(self, path: Path, start: int, length: int, write: Callable[[], None]) -> None:
-        """Carry a write out."""
+        """Carry out a write."""
         if self.dead:
             return
         what = self._fault("write")
@@ -185,7 +186,7 @@ class SectorDisk:
             self._lose()
 
     def flushing(self, path: Path, flush: Callable[[], None]) -> None:
-        """Carry a flush out."""
+        """Carry out a flush."""
         if self.dead:
             return
         what = self._fault("flush")
@@ -219,30 +220,31 @@ class _SimFile(apsw.VFSFile):
         self._disk = _disks.get(str(self._path.parent))
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - SQLite's name
-        """Write, if the disk lets it."""
+        """Write, unless the disk fails."""
         if self._disk is not None:
             self._disk.writing(
                 self._path, offset, len(data), lambda: super(_SimFile, self).xWrite(data, offset)
             )
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
-        """Cut the file, if the disk lets it."""
+        """Truncate the file, unless the disk fails."""
         beyond = -newsize if self._disk is None or self._disk.dead else self._path.stat().st_size - newsize
         if self._disk is not None and beyond > 0:
             self._disk.writing(self._path, newsize, beyond, lambda: super(_SimFile, self).xTruncate(newsize))
 
     def xSync(self, flags: int) -> None:  # noqa: N802
-        """Flush, if the disk lets it; the real file need not be."""
+        """Flush, unless the disk fails; the real file need not be flushed."""
         if self._disk is not None:
             self._disk.flushing(self._path, lambda: None)
 
     def xUnlock(self, level: int) -> None:  # noqa: N802
-        """Let go; a connection that only reads cannot do everything that SQLite tries when it closes."""
+        """Close the file; a connection that only reads cannot do everything that SQLite tries at the
+        close."""
         with suppress(apsw.IOError):
             super().xUnlock(level)
 
     def xLock(self, level: int) -> None:  # noqa: N802
-        """Lock; a connection that only reads may not have all of it."""
+        """Lock the file; a connection that only reads may not take every lock."""
         try:
             super().xLock(level)
         except apsw.IOError:
@@ -286,17 +288,23 @@ class SectorLog(WriteAheadLog):
             disk.flushing(self.path, lambda: None)
 
 
+class SectorLockFile(LockFile):
+    """A lock file on a sector disk."""
+
+    def flush(self) -> None:
+        """Put the note on the disk."""
+        disk = _disks.get(str(self.path.parent))
+        if disk is not None:
+            disk.flush_note()
+
+
 class SectorFile(LedgerFile):
     """A ledger's file on a sector disk."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.log = SectorLog(self.log.path)
-
-    def _flush_note(self) -> None:
-        disk = _disks.get(str(self.path.parent))
-        if disk is not None:
-            disk.flush_note()
+        self._lock = SectorLockFile(self.path)
 
     def connect(self, *, readonly: bool = False) -> apsw.Connection:
         """Open a connection through the disk."""

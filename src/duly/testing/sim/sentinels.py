@@ -68,26 +68,27 @@ CHECK_SECONDS: Final = 2.0
 CUT_OFF: Final = 22.0
 """Seconds for which one sentinel is cut off in worlds with cuts."""
 NOTICED: Final = 3 + 4 + 2 * CHECK_SECONDS + 3
-"""Seconds after its last heartbeat within which a silent sentinel is reported: the promise, the grace, two
-checks, and what storing takes."""
+"""Seconds after its last heartbeat within which a silent sentinel is reported: the promised interval, the
+grace, two checks, and the time to store it."""
 START: Final = 1_700_000_000 * SECOND
 """The time at which a world begins, by a clock that is right."""
 TO_1970: Final = 1_699_999_000 * SECOND
-"""By how much a clock is wrong that starts in 1970. Where clocks are set, one sentinel has such a clock, and
-is offline at first."""
+"""The error of a clock that starts in 1970. In worlds in which clocks are set, one sentinel has such a clock,
+and is offline at first."""
 NEAR: Final = 300 * SECOND
-"""How much the time of an alert may be wrong: clocks in this world are, and they are set, by less."""
+"""The tolerated error of the time of an alert: clocks in this world are wrong by less, and are set by
+less."""
 DEVICES: Final = ("belt", "band")
 REASONS: Final = ("disconnect", "fall")
 SIGNALS: Final = 4
-"""Signals for every message that other worlds would send."""
+"""The number of signals for each message that other worlds would send."""
 
 
 class SentinelTower(GatewayHub):
     """A hub with the production alerts."""
 
     async def begin(self) -> None:
-        """Starts the alert service with one profile, and checks heartbeats."""
+        """Start the alert service with one profile, and check heartbeats."""
         self.wires = []
         self.greeting = {}
         self.recorded = getattr(self, "recorded", [])
@@ -160,14 +161,14 @@ class SimWatcher(SimProcess):
         return key_of(self.name, event)
 
     async def begin(self) -> None:
-        """Connects the sentinel."""
+        """Connect the sentinel."""
         self.sentinel = sentinel = _SimSentinel(self)
         await sentinel.__aenter__()
         if self.sentinel is sentinel:
             self.engine = sentinel._engine
 
     def die(self) -> None:
-        """Ends the sentinel and its connection without a goodbye."""
+        """End the sentinel without closing its connection."""
         super().die()
         break_link(self.sentinel)
 
@@ -198,7 +199,7 @@ class NoMonitoredDevices(SimProcess):
     """A receiver that does nothing: monitors report what devices do."""
 
     async def begin(self) -> None:
-        """Does nothing: this world has sentinels in place of devices."""
+        """Do nothing: this world has sentinels in place of devices."""
         return
 
 
@@ -267,7 +268,7 @@ class SentinelWorld(World):
                 sender.act()
 
     def committed(self, node: SimProcess, disk: Disk, write: w.Write, result: w.Result) -> None:
-        """Notes what sentinels store, what the tower accepts, and whom it reports as silent."""
+        """Note what sentinels store, what the tower accepts, and which sentinels it reports as silent."""
         super().committed(node, disk, write, result)
         match write, result:
             case w.Admit(message=message), Verdict() as verdict if verdict.fresh:
@@ -366,17 +367,18 @@ def no_signal_lost(world: World) -> Iterator[Finding]:
         # What counted down when the device was last there may have become the event of its absence.
         told = _told(world, name, device, since - POLICY.countdown)
         if any(fact.what == DISCONNECT for fact in facts[quiet + 1 :]) and DISCONNECT not in told:
-            yield f"{name} swallowed that {device} stays away", b""
+            yield f"{name} did not report that {device} stays away", b""
         fresh = _told(world, name, device, since - POLICY.countdown, critical=True)
         for fact in facts[quiet + 1 :]:
             if fact.critical and fact.what not in fresh:
                 before = _told(world, name, device, fact.at - POLICY.debounce, critical=True)
                 if fact.what not in before:
-                    yield f"{name} swallowed a critical {fact.what} of {device}", b""
+                    yield f"{name} did not report a critical {fact.what} of {device}", b""
 
 
 def _told(world: SentinelWorld, name: str, device: str, since: float, *, critical: bool = False) -> set[str]:
-    """The reasons of the events about a device that were stored since then and are in the tower's list."""
+    """Return the reasons of the events about a device that were stored since then and are in the tower's
+    list."""
     listed = world.settled_disks["hub"].messages
     found: set[str] = set()
     for key, at in world.stored_at.items():
@@ -395,7 +397,7 @@ def silence_taken_back(world: World) -> Iterator[Finding]:
     for name, body in hub.buckets.get(PROMISES, {}).items():
         promise = msgspec.json.decode(body, type=Promise)
         if promise.silent or promise.event:
-            yield f"{name} is there, and counts as silent", b""
+            yield f"{name} is connected, and counts as silent", b""
     if not hub.buckets.get(PROMISES) and not world.plan.faulty_disk:
         yield "no sentinel has ever been heard", b""
 

@@ -40,7 +40,7 @@ class SimLedger(MemoryLedger):
         self.hangs_until = 0.0
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:
-        """Commits; before and after it the disk may hang, fail or crash its process."""
+        """Commit; before and after that the disk may hang, fail or crash its process."""
         await asyncio.sleep(max(0.0005, self.hangs_until - asyncio.get_running_loop().time()))
         await self._moment("before")
         committed = await super().commit(groups)

@@ -64,7 +64,7 @@ class SimTower(SimProcess):
     """Takes messages from the network and delivers each to all recipients in `DOUBTS`."""
 
     def machine(self, worker: str) -> Machine:
-        """A fan-out with a limit for each recipient."""
+        """Return a fanout with a limit for each recipient."""
         return Fanout(
             POLICY,
             worker,
@@ -82,7 +82,7 @@ class SimTower(SimProcess):
         return DeliveryPlan((*at_once, later), traits=_traits(message))
 
     def perform(self, effect: Effect) -> None:
-        """Starts an attempt, or sends a reply or an outcome to the sentinel."""
+        """Start an attempt, or send a reply or an outcome to the sentinel."""
         network = self.world.network
         match effect:
             case Reply(origin=origin, message=message, verdict=verdict):
@@ -112,7 +112,7 @@ class SimTower(SimProcess):
         await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
 
     def event_of(self, source: str, packet: Packet) -> Event | None:
-        """An alert of a sentinel."""
+        """Return the event for an alert of a sentinel."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
 
@@ -130,7 +130,7 @@ class NoTowerDevices(SimProcess):
     """A receiver that does nothing, since there are no devices in these worlds."""
 
     async def begin(self) -> None:
-        """Does nothing: recipients take the place of devices."""
+        """Do nothing: recipients take the place of devices."""
         return
 
 
@@ -161,7 +161,7 @@ def notified_once(world: World) -> Iterator[Finding]:
             case DoubtPolicy.REPEAT if len(items) > 2:
                 yield f"{recipient} was told {len(items)} times", key
             case DoubtPolicy.REPEAT if any(not item.repeat for item in items[1:]):
-                yield f"{recipient} was told again without a word that it is a repeat", key
+                yield f"{recipient} was told again, and the repeat was not marked", key
             case DoubtPolicy.RESEND if len({item.ref for item in items}) > 1:
                 yield f"{recipient} was told under two keys", key
             case _:
@@ -178,7 +178,7 @@ def delivery_states_true(world: World) -> Iterator[Finding]:
     for ref, delivery in world.settled_disks["hub"].deliveries.items():
         there = (ref.key, ref.recipient) in arrived
         if delivery.state is State.DONE and not there:
-            yield f"noted as done, and {ref.recipient} was not told", ref.key
+            yield f"stored as done, and {ref.recipient} was not told", ref.key
         if delivery.state in (State.FAILED, State.EXPIRED, State.CANCELLED) and there:
             yield f"noted as {delivery.state.word}, and {ref.recipient} was told", ref.key
 

@@ -1,5 +1,5 @@
-"""An app that loses its connection for longer than its patience, in the moment in which its command is
-accepted: what the hub says of that is lost."""
+"""An app that loses its connection for longer than its patience, at the moment in which its command is
+accepted: the hub's answer is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from duly.testing.sim.world import World
 TUNNELS: Final = 0.2
 """The share of worlds with faults in which there is such an app."""
 SECONDS: Final = 75.0
-"""How long it is without a connection, also after the calm."""
+"""How long the app is without a connection, also after the calm."""
 
 
 class Tunnel:

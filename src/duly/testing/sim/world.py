@@ -30,7 +30,7 @@ from duly.testing.sim.plan import SimPlan
 BUSY: Final = 40.0
 CALM: Final = 60.0
 SETTLED: Final = 280.0
-"""Long after the last resend and deadline; before the first id is forgotten after the calm."""
+"""A time long after the last resend and deadline, and before the first id is forgotten after the calm."""
 WRONG: Final = 300.0
 WRONG_FOR: Final = 36.0
 WRONG_BY: Final = 2 * DAY
@@ -89,7 +89,7 @@ class WorldLog:
         """messages that a process has acknowledged as stored"""
         self.reinstalled: dict[str, float] = {}
         self.freed: set[bytes] = set()
-        """messages that were refused, so that their ids are free and another copy may still be accepted"""
+        """messages that were refused: their ids are free, and another copy may still be accepted"""
         self.abandoned: set[bytes] = set()
         """messages that a reinstalled sender has forgotten"""
         self.commits: list[tuple[str, w.Write, w.Result]] = []
@@ -233,7 +233,7 @@ class World:
         try:
             await node.start()
         except LedgerError:
-            node.crash()  # it cannot use its disk: it is started again
+            node.crash()  # the process cannot use its disk: it is started again
 
     def _spawn(self, program: Coroutine[object, None, None]) -> None:
         task = self.loop.create_task(program)
@@ -247,14 +247,14 @@ class World:
             self.bugs.append(problem)
 
     def hub_for(self, client: str, tries: int) -> SimProcess:
-        """Where a client goes that has lost its connection so often."""
+        """Return the hub to which a client connects after this many lost connections."""
         return self.nodes["hub"]
 
     def accepting(self, app: str) -> None:
         """Called before an app is told that a hub has stored its command; a world may use the moment."""
 
     def is_cut_off(self, client: str) -> bool:
-        """Whether no frame gets through between a client and the hub."""
+        """Return whether the link between a client and the hub is cut."""
         return ("hub", client) in self.network.cut
 
     def _deliver(self, source: str, target: str, packet: Packet) -> None:
@@ -351,8 +351,7 @@ class World:
         node.clock.step(by)
 
     async def _wrong_for_a_while(self, hubs: list[SimProcess]) -> None:
-        """Set the clocks of hubs to another day, and right again after half a minute, in which ids are
-        forgotten."""
+        """Set the clocks of hubs to another day, and back after half a minute, in which ids are forgotten."""
         for hub in hubs:
             self._set_clock(hub, WRONG_BY)
         await asyncio.sleep(WRONG_FOR)

@@ -33,8 +33,8 @@ class PageCursors:
         """A cursor for this place in a list, for this reader of it."""
         nonce = secrets.token_bytes(_NONCE)
         padded = len(place).to_bytes(2, "big") + place.ljust(LONGEST, b"\0")
-        sealed = nonce + self._cipher.encrypt(nonce, padded, reader.encode(errors="surrogatepass"))
-        return base64.urlsafe_b64encode(sealed).decode().rstrip("=")
+        encrypted = nonce + self._cipher.encrypt(nonce, padded, reader.encode(errors="surrogatepass"))
+        return base64.urlsafe_b64encode(encrypted).decode().rstrip("=")
 
     def decrypt(self, reader: str, cursor: str) -> bytes:
         """The place that a cursor stands for."""

@@ -149,5 +149,5 @@ def _seconds(options: dict[str, str], name: str, usual: int, most: int) -> int:
     """The option of this name, which is a number of seconds."""
     text = options.get(name, str(usual))
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= most):
-        raise Malformed(f"{name} is a number of seconds from 1 to {most}")
+        raise Malformed(f"{name} must be a number of seconds from 1 to {most}")
     return int(text)

@@ -408,7 +408,8 @@ def _topic(topic: str) -> bytes:
     """Return a topic in its packet form; cached, since most messages go to the same few."""
     if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or any(c in topic for c in "+#\0"):
         raise Malformed(
-            f"{topic!r} is no topic to publish to: not empty, no + # or NUL, at most {TEXT_LIMIT} bytes"
+            f"{topic!r} cannot be published to: a topic is not empty, has no + # or NUL, and at most "
+            f"{TEXT_LIMIT} bytes"
         )
     return text(topic)
 
@@ -418,7 +419,8 @@ def _wanted(topics: Iterable[str], qos: int) -> dict[str, int]:
     for topic in wanted:
         if not topic or len(topic.encode(errors="replace")) > TEXT_LIMIT or "\0" in topic:
             raise Malformed(
-                f"{topic!r} is no topic to listen to: not empty, no NUL, at most {TEXT_LIMIT} bytes"
+                f"{topic!r} cannot be subscribed to: a topic filter is not empty, has no NUL, and at most "
+                f"{TEXT_LIMIT} bytes"
             )
     return wanted
 

@@ -136,7 +136,7 @@ class MqttSession(asyncio.Protocol):
         except TimeoutError:
             raise ConnectionLost(f"{a!r} did not answer within {CONNECT_WITHIN:g} s") from None
         except ssl.SSLError as problem:
-            raise ConnectionRefused(f"no trust between us and {a!r}: {problem}") from None
+            raise ConnectionRefused(f"TLS with {a!r} failed, check the certificates: {problem}") from None
         except OSError as problem:
             raise ConnectionLost(f"cannot reach {a!r}: {_why(problem)}") from None
         self._watch_socket()
@@ -156,7 +156,9 @@ class MqttSession(asyncio.Protocol):
         if code:
             raise ConnectionRefused(f"{a!r} refuses us: {reason_codes.words(code, said)}")
         if limits.get(properties.MAXIMUM_QOS, 1) == 0:
-            raise ConnectionRefused(f"{a!r} confirms no messages (it takes QoS 0 only)")
+            raise ConnectionRefused(
+                f"{a!r} accepts only QoS 0, so it does not confirm messages; use another broker"
+            )
         return bool(body[0])
 
     @property
@@ -306,7 +308,7 @@ class MqttSession(asyncio.Protocol):
             )
         refused = [self._refused(f, code) for f, code in zip(filters, granted, strict=True) if code >= 0x80]
         if refused:
-            raise ConnectionRefused(f"{self._address!r} does not let us listen to {', '.join(refused)}")
+            raise ConnectionRefused(f"{self._address!r} refuses the subscription to {', '.join(refused)}")
 
     def _codes(self, answer: bytes) -> bytes:
         """The codes in a SUBACK, one for each filter."""

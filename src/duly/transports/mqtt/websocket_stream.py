@@ -72,7 +72,7 @@ class WebSocketStream(asyncio.Transport):
             text = f"{address!r} opens no WebSocket: HTTP status {problem.status}"
             if problem.status >= 500:  # a proxy before a broker that is away
                 raise ConnectionLost(text) from None
-            raise ConnectionRefused(f"{text}; look at the path, which is /mqtt with most brokers") from None
+            raise ConnectionRefused(f"{text}; check the path, which is /mqtt with most brokers") from None
         except aiohttp.ClientConnectorCertificateError as problem:
             raise ssl.SSLError(1, str(problem.certificate_error)) from None
         except aiohttp.ClientConnectorError as problem:

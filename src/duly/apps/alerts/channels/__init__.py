@@ -128,5 +128,5 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         raise Malformed("this address has an invalid host or port; write scheme://host…") from None
     if not parts.scheme or ":" not in url:
-        raise Malformed("an address begins with its scheme: https://…, mailto://…, file:…, ntfy://…")
+        raise Malformed("an address must begin with its scheme: https://…, mailto://…, file:…, ntfy://…")
     return parts

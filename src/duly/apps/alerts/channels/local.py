@@ -73,7 +73,7 @@ class FileChannel(Channel):
     def __init__(self, data: Path | None, name: str, doubt: DoubtPolicy) -> None:
         check_file_name(name)
         if data is None:
-            raise Declined("there is no data folder to write a file in")
+            raise Declined("this hub has no data folder, so it cannot write files; use another channel")
         self.doubt = doubt
         self._folder = data / FOLDER
         self._name = name

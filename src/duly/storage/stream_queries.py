@@ -1,0 +1,37 @@
+"""The queries of a ledger about its streams, and about the positions of their readers."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+
+from duly.storage.records import StreamEntry, StreamPosition, StreamRange
+
+
+class StreamQueries(ABC):
+    """The queries about numbered streams and their cursors."""
+
+    @abstractmethod
+    async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
+        """Return up to `limit` entries of a stream with numbers above `after`."""
+
+    @abstractmethod
+    async def extent(self, stream: str) -> StreamRange:
+        """Return which entries a stream holds."""
+
+    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
+        """Return the last number of each of these streams; streams without entries are left out."""
+        return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
+
+    @abstractmethod
+    async def cursor(self, stream: str, reader: str) -> int:
+        """Return the position of a reader in a stream; 0 if it never reported one."""
+
+    @abstractmethod
+    async def cursors(self, stream: str) -> dict[str, int]:
+        """Return the positions of all readers of a stream."""
+
+    @abstractmethod
+    async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
+        """Return the stream's last number and the reader's position for many (stream, reader), with one
+        query."""
