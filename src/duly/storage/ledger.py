@@ -14,7 +14,7 @@ import asyncio
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from copy import copy
 from types import TracebackType
@@ -46,6 +46,7 @@ from duly.core.operations import (
 )
 from duly.core.trusted_time import CONFIRM, Floor, TrustedClock
 from duly.core.units import MS
+from duly.errors import LedgerError
 from duly.runtime.clock import Clock, SystemClock
 from duly.storage.interpreter import MessageRow
 from duly.storage.queries import LedgerQueries
@@ -134,6 +135,8 @@ class Ledger(LedgerQueries):
         self._hot: TimeWindow[_RecentMessage] = TimeWindow(hot)
         self._waiters: dict[bytes, list[asyncio.Future[None]]] = {}
         self._witness = TrustedClock(self.clock.now(), _steady(self.clock), self.confirm)
+        self.on_read_error: Callable[[LedgerError], object] = _not_reported
+        """gets the error of each read that fails for a reason that does not pass by itself, such as damage"""
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -199,6 +202,18 @@ class Ledger(LedgerQueries):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a transaction for the caller. Keep it short: in SQLite no other caller can write until it
         ends."""
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────────────
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Report the error of a read that only the operator can solve."""
+        try:
+            yield
+        except LedgerError as problem:
+            if not problem.retry:
+                self.on_read_error(problem)
+            raise
 
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
@@ -405,6 +420,10 @@ def _admission(message: Message, horizon: Horizon, now: int, listed: bool = Fals
     if refusal is not None:
         return Recall(message, refusal, now)
     return Admit(message, horizons.remember_until(message, horizon), now, listed=listed)
+
+
+def _not_reported(_: LedgerError) -> None:
+    """Ignore a failure; its caller gets the error."""
 
 
 def _steady(clock: Clock) -> int:

@@ -208,7 +208,8 @@ class SqliteLedger(SqlLedger):
                 with overlay.current():
                     return question(db)
 
-        return await asyncio.get_running_loop().run_in_executor(self._reader, run)
+        with self._reading():
+            return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
     async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
         self._open_db()

@@ -207,7 +207,8 @@ class SharedSqliteLedger(PolledLedger):
             with translated(self.path), self._reader.used() as db:
                 return look(db)
 
-        return await asyncio.wrap_future(self._reader.submit(work))
+        with self._reading():
+            return await asyncio.wrap_future(self._reader.submit(work))
 
     async def _read(self, name: str, *args: Any) -> list[Row]:
         statement = self._queries[name]
