@@ -94,8 +94,8 @@ async def test_commands_get_code_4_while_their_table_is_gone_and_go_on_when_it_i
                     await asyncio.sleep(0.05)
                 seq_id = await phone.command("lock")
                 await lock.obey()
-                while (said := await phone.hear_of(seq_id))["type"] != "ack":
-                    assert said["code"] == 0
+                while (heard := await phone.hear_of(seq_id))["type"] != "ack":
+                    assert heard["code"] == 0
     finally:
         await cluster.stop()
 
@@ -110,14 +110,9 @@ async def test_errors_of_own_queries_are_those_of_the_ledger(postgres_server: Po
             with pytest.raises(LedgerError, match="UndefinedTableError") as found:
                 await ledger.items([("bucket", "name")])
         assert seen == [found.value]
-        async with ledger.transaction() as tx:
-            with pytest.raises(asyncpg.UndefinedTableError):  # a caller's own SQL keeps its errors
+        with pytest.raises(asyncpg.UndefinedTableError):  # a caller's own SQL keeps its errors
+            async with ledger.transaction() as tx:
                 await tx.fetch("SELECT 1 FROM no_such_table")
-            with pytest.raises(Exception, match="rolled back"):
-                tx.check()  # type: ignore[attr-defined]
-            raise asyncio.CancelledError
-    except asyncio.CancelledError:
-        pass
     finally:
         await ledger.close()
 

@@ -203,18 +203,6 @@ class Ledger(LedgerQueries):
         """Open a transaction for the caller. Keep it short: in SQLite no other caller can write until it
         ends."""
 
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """Report the error of a read that only the operator can solve."""
-        try:
-            yield
-        except LedgerError as problem:
-            if not problem.retry:
-                self.on_read_error(problem)
-            raise
-
     # ── waiting ──────────────────────────────────────────────────────────────────────────────────
 
     async def wait(self, key: bytes, seconds: float | None = None) -> Record | None:
@@ -420,6 +408,17 @@ def _admission(message: Message, horizon: Horizon, now: int, listed: bool = Fals
     if refusal is not None:
         return Recall(message, refusal, now)
     return Admit(message, horizons.remember_until(message, horizon), now, listed=listed)
+
+
+@contextmanager
+def reading(ledger: Ledger) -> Iterator[None]:
+    """Report the error of a read that only the operator can solve."""
+    try:
+        yield
+    except LedgerError as problem:
+        if not problem.retry:
+            ledger.on_read_error(problem)
+        raise
 
 
 def _not_reported(_: LedgerError) -> None:

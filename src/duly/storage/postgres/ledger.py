@@ -21,7 +21,7 @@ from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, Malformed
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
+from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction, reading
 from duly.storage.postgres.flush import ConcurrentChange, flush
 from duly.storage.postgres.row_cache import RowCache
 from duly.storage.postgres.verified_flush import NotCached, VerifiedFlush
@@ -286,7 +286,7 @@ class PostgresLedger(PolledLedger):
     async def _read(self, name: str, *args: Any) -> list[Any]:
         async with self._connection() as connection:
             try:
-                with self._reading(), self._asking_the_pool(), self._watch.over(connection):
+                with reading(self), self._asking_the_pool(), self._watch.over(connection):
                     found: list[Any] = await connection.fetch(self._queries[name], *args)
             except (asyncpg.DataError, asyncpg.InterfaceError) as error:
                 raise Malformed(f"PostgreSQL cannot look for this: {error}") from error
