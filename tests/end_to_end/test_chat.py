@@ -304,3 +304,11 @@ async def test_a_line_has_a_size_limit(chat_hub: HubWithPeople) -> None:
         answer = await ann.chat("bob", "x" * 70_000)
         assert (answer["code"], answer["error"]) == (2, "too_large")
     assert (await chat_hub.hub.ledger.extent("chat/ann+bob")).last == 0
+
+
+async def test_an_optional_field_of_a_question_may_be_null(chat_hub: HubWithPeople) -> None:
+    async with chat_hub.enter("ann") as ann:
+        await ann.chat("bob", "hello")
+        await ann.say("history", seq_id="q1", data={"conv": "ann+bob", "before": None, "limit": None})
+        said = await ann.hear_of("q1")
+        assert (said["code"], [line["n"] for line in said["data"]["lines"]]) == (0, [1])

@@ -4,6 +4,10 @@ again and commands go through. What cannot come back makes `GET /v1/health` say 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from duly.broker.embedded import EmbeddedBroker
 from duly.clients.device import Command, Device
+from duly.errors import PortTaken
 from duly.identity.accounts import Role
 from duly.server.hub import Hub
 from duly.settings import Settings
@@ -197,3 +203,38 @@ async def test_health_says_that_an_outside_broker_does_not_answer(tmp_path: Path
     finally:
         await hub.stop()
         broker.close()
+
+
+async def test_health_is_503_while_the_hubs_own_broker_is_dead(tmp_path: Path) -> None:
+    """It is a child of the hub, so clients are better off at another hub until it is back."""
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0))
+    await hub.start()
+    try:
+        assert (await curl(f"{hub.url}/v1/health")).json == {"ok": True}
+        assert hub.mqtt is not None
+        broker = hub.mqtt.broker
+        assert broker is not None
+        with await take_the_port_of(broker):
+            said = await curl(f"{hub.url}/v1/health")
+            assert (said.status, said.json["parts"]) == (503, ["embedded broker"])
+            assert (await curl(f"{hub.url}/readyz")).status == 503
+            assert (await curl(f"{hub.url}/healthz")).status == 200, "a restart would not help"
+        await healthy(hub)
+        assert (await curl(f"{hub.url}/v1/health")).json == {"ok": True}
+    finally:
+        await hub.stop()
+
+
+async def take_the_port_of(broker: EmbeddedBroker) -> socket.socket:
+    """Kill a broker and hold its port, so that it cannot come back."""
+    over = time.monotonic() + STEP
+    while True:
+        assert time.monotonic() < over, "the broker is always faster"
+        if broker.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(broker.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):
+            taken = socket.create_server(("127.0.0.1", broker.port))
+            await until(lambda: isinstance(broker.problem, PortTaken), "it is not told")
+            return taken
+        await asyncio.sleep(0.005)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from duly.core.operations import PutItem
-from duly.errors import LedgerUnavailable
+from duly.errors import LedgerUnavailable, Malformed, Stopped
 from duly.storage.item_loader import ItemLoader
 from duly.storage.memory import MemoryLedger
+from tests.guard import GUARD
 
 
 class SlowItems(MemoryLedger):
@@ -92,3 +93,51 @@ async def test_a_read_that_finds_the_ledger_away_answers_who_asked_meanwhile() -
     ended = await asyncio.gather(first, second, return_exceptions=True)
     assert [type(end) for end in ended] == [LedgerUnavailable] * 2
     assert ledger.questions == [1], "the second waited for a read of its own"
+
+
+async def test_an_error_of_any_kind_reaches_every_caller() -> None:
+    ledger = SlowItems()
+    loader = ItemLoader(ledger)
+
+    async def broken(places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        raise ZeroDivisionError
+
+    ledger.items = broken  # type: ignore[method-assign]  # a ledger with a bug
+    async with asyncio.timeout(GUARD):
+        ended = await asyncio.gather(*(loader.get(("s", "a")) for _ in range(3)), return_exceptions=True)
+    assert [type(end) for end in ended] == [ZeroDivisionError] * 3
+
+
+async def test_a_request_that_cannot_be_read_fails_its_own_caller_alone() -> None:
+    ledger = SlowItems()
+    await ledger.write(PutItem("s", "a", b"1"))
+    loader = ItemLoader(ledger)
+    read = ledger.items
+
+    async def picky(places: Sequence[tuple[str, str]]) -> list[bytes | None]:
+        if ("s", "bad\0") in places:
+            raise Malformed("a name with NUL")
+        return await read(places)
+
+    ledger.items = picky  # type: ignore[method-assign]  # PostgreSQL cannot look for such a name
+    names = ("a", "bad\0", "a", "b")
+    async with asyncio.timeout(GUARD):
+        ended = await asyncio.gather(*(loader.get(("s", name)) for name in names), return_exceptions=True)
+    assert ended[0] == ended[2] == [b"1"]
+    assert ended[3] == [None]
+    assert isinstance(ended[1], Malformed)
+
+
+async def test_a_reader_that_is_ended_answers_everyone() -> None:
+    ledger = SlowItems()
+    loader = ItemLoader(ledger)
+    first = asyncio.create_task(loader.get(("s", "a")))
+    while not ledger.questions:
+        await asyncio.sleep(0)
+    second = asyncio.create_task(loader.get(("s", "b")))
+    await asyncio.sleep(0)
+    assert loader._reading is not None
+    loader._reading.cancel()
+    async with asyncio.timeout(GUARD):
+        ended = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(end) for end in ended] == [Stopped] * 2

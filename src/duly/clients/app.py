@@ -22,6 +22,7 @@ from msgspec import Struct
 from duly.clients import media
 from duly.clients.base import OutboxClient, fail, settle
 from duly.clients.local_ledger import MINTED
+from duly.clients.news_feed import NewsFeed
 from duly.clients.websocket_link import Access
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, key_of, names_in
@@ -189,7 +190,7 @@ class App(OutboxClient):
         self._commands: dict[bytes, SentCommand] = {}
         self._unsettled: OrderedDict[bytes, SentCommand | None] = OrderedDict()
         """commands that ended as unknown here so far; None if an earlier process of this app sent it"""
-        self._pushes: asyncio.Queue[Push | Gap] = asyncio.Queue(maxsize=PUSHES_KEPT)
+        self._pushes: NewsFeed[Push | Gap] = NewsFeed(PUSHES_KEPT)
         self._cursors: dict[str, int] = {}
         self.online: set[str] = set()
         """the devices that are online, according to the hub"""
@@ -202,7 +203,11 @@ class App(OutboxClient):
         self._cursors = await self._load_cursors()
         return await super()._build_engine()
 
+    def _open_news(self) -> None:
+        self._pushes.open()
+
     def _abandon(self) -> None:
+        self._pushes.close()
         for command in (*self._commands.values(), *self._unsettled.values()):
             if command is not None:
                 command.abandon(Stopped("the app was closed before the command ended"))
@@ -242,6 +247,7 @@ class App(OutboxClient):
         beside `data` in the frame, for firmware that expects its own fields there. The same `id` is the same
         command.
         """
+        self._check_running()
         now = self._ledger.clock.now()
         seq_id = id or str(self._ids.next(now))
         frame = frames.FullFrame(
@@ -280,15 +286,16 @@ class App(OutboxClient):
     ) -> Path:
         """Fetch a file that a device serves, and check its SHA-256. Waits up to two minutes for a device, hub
         or network that is down; after that, calling it again continues where this call stopped."""
+        self._check_running()
         return await media.download(self, device, name, Path(to), progress)
 
     # ── pushes ───────────────────────────────────────────────────────────────────────────────────
 
     async def pushes(self) -> AsyncIterator[Push | Gap]:
         """Yield the pushes of devices, each once, in each device's order, including those missed while
-        offline."""
-        while True:
-            yield await self._pushes.get()
+        offline, until the app is stopped."""
+        async for news in self._pushes.read():
+            yield news
 
     # ── answers of the outbox ────────────────────────────────────────────────────────────────────
 
@@ -392,9 +399,7 @@ class App(OutboxClient):
         self._save_cursors(self._cursors)
 
     def _tell(self, news: Push | Gap) -> None:
-        if self._pushes.full():
-            self._pushes.get_nowait()  # they are not read: keep the newest
-        self._pushes.put_nowait(news)
+        self._pushes.add(news)
 
 
 def _question(seq_id: str) -> bytes:

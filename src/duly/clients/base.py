@@ -2,7 +2,8 @@
 
 The laws. A client stops its parts in the reverse order of their start, even if the start failed halfway.
 Everything it has accepted is stored before it stops, and every caller that still waits for an answer gets
-`Stopped`. A failed background job is logged.
+`Stopped`. A failed background job is logged. A client that does not run answers every call with `Stopped`,
+which says what to do.
 
 `Lifecycle` is `start`, `ready`, `stop` and `async with`; `Client` adds the connection to a hub and the local
 ledger (`Device`, `Sentinel`); `OutboxClient` adds an outbox for the client's messages (`App`, `Chat`).
@@ -141,6 +142,7 @@ class Client(Lifecycle):
     works_offline: ClassVar[bool] = True
     """Whether the engine starts before the hub has answered; otherwise it starts in `ready`."""
 
+    # They exist since the first start; see `_check_running`.
     _ledger: Ledger
     _engine: Engine
     _link: HubLink
@@ -167,6 +169,8 @@ class Client(Lifecycle):
         self.tasks = Supervisor()
         async with AsyncExitStack() as stack:
             stack.callback(self._abandon)
+            stack.callback(self._not_begun)
+            self._open_news()
             self._ledger = await self._open_ledger()
             stack.push_async_callback(self._ledger.close)
             stack.push_async_callback(self._end_tasks)
@@ -189,7 +193,8 @@ class Client(Lifecycle):
     async def stop(self) -> None:
         """Store what was accepted, and disconnect. Every caller that still waits for an answer gets
         `Stopped`. Stopping twice is harmless."""
-        running, self._running, self._begun = self._running, None, False
+        running, self._running = self._running, None
+        self._not_begun()
         if running is not None:
             await running.aclose()
 
@@ -210,12 +215,28 @@ class Client(Lifecycle):
         await self._engine.start()
         self.tasks.spawn("engine", self._engine.live, tries=ENGINE_TRIES)
 
+    def _not_begun(self) -> None:
+        self._begun = False
+
+    def _check_running(self) -> None:
+        """Raise `Stopped` unless the client runs. Every public method that needs the ledger, the engine or
+        the connection begins with this."""
+        if self._begun:
+            return
+        name = type(self).__name__
+        if self._running is None:
+            raise Stopped(f"this {name} is not running; use 'async with', or call start() and ready() first")
+        raise Stopped(f"this {name} has not reached its hub yet; call ready() first")
+
     async def _end_tasks(self) -> None:
         await self.tasks.finish()
         await self.tasks.stop()
 
+    def _open_news(self) -> None:
+        """Let readers wait for news."""
+
     def _abandon(self) -> None:
-        """Fail every caller that still waits for an answer; everything else has stopped."""
+        """Fail every caller that still waits for an answer, and end the news; everything else has stopped."""
 
     async def _open_ledger(self) -> Ledger:
         return await open_store(self._store)

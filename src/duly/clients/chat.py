@@ -21,6 +21,7 @@ from duly.clients.chat_positions import ChatPositions
 from duly.clients.chat_requests import ChatRequests
 from duly.clients.chat_types import Line, News, Presence, Receipt, Receipts, SentLine, Typing, line_of
 from duly.clients.local_ledger import MINTED
+from duly.clients.news_feed import NewsFeed
 from duly.clients.websocket_link import Access, hubs
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, key_of
@@ -69,7 +70,7 @@ class Chat(OutboxClient, ChatRequests):
         self._unsure: dict[str, list[bytes]] = {}
         """lines that the local ledger may or may not have stored, by recipient"""
         self._asked: dict[str, tuple[bytes, asyncio.Future[Frame]]] = {}
-        self._news: asyncio.Queue[News] = asyncio.Queue()
+        self._news: NewsFeed[News] = NewsFeed()
         self._at = ChatPositions(self._acknowledge, lambda: self._save_cursors(self._at.read_to))
         self._questions = 0
 
@@ -94,7 +95,7 @@ class Chat(OutboxClient, ChatRequests):
     def denied(self) -> str:
         """Why the hub refuses this login now (logged out, or the account was removed); empty if it does not.
         Lines sent meanwhile go out only if the hub accepts the login again."""
-        return str(self._link.denial or "")
+        return "" if self._running is None else str(self._link.denial or "")
 
     # ── lifecycle ────────────────────────────────────────────────────────────────────────────────
 
@@ -117,7 +118,11 @@ class Chat(OutboxClient, ChatRequests):
         self._at.cancel()
         await super().stop()
 
+    def _open_news(self) -> None:
+        self._news.open()
+
     def _abandon(self) -> None:
+        self._news.close()
         closed = Stopped("the chat was closed before the hub answered")
         for sending in self._sending.values():
             fail(sending, closed)
@@ -129,6 +134,7 @@ class Chat(OutboxClient, ChatRequests):
     async def _submit_line(
         self, kind: str, to: str | None, data: object, expires: float | None = None, id: str | None = None
     ) -> SentLine:
+        self._check_running()
         recipient = to or CHANNEL
         async with self._turns.setdefault(recipient, asyncio.Lock()):
             if earlier := self._earlier.pop(recipient, None):
@@ -165,16 +171,19 @@ class Chat(OutboxClient, ChatRequests):
 
     def read(self, conv: str, n: int) -> None:
         """Tell the others that everything up to `n` was read."""
+        self._check_running()
         self._link.send(frames.encode(Frame("read", conv=conv, n=n)))
 
     def typing(self, conv: str) -> None:
         """Tell the others that you are typing."""
+        self._check_running()
         self._link.send(frames.encode(Frame("typing", conv=conv)))
 
     # ── questions ────────────────────────────────────────────────────────────────────────────────
 
     async def _ask(self, kind: str, data: object, as_: type[T]) -> T:
         """Ask the hub. Questions need no outbox: they are asked again on the next connection."""
+        self._check_running()
         self._questions += 1
         seq_id = f"q{self._questions}"
         frame = frames.encode(Frame(kind, seq_id, data=frames.dump(data)))
@@ -192,16 +201,16 @@ class Chat(OutboxClient, ChatRequests):
     # ── receiving ────────────────────────────────────────────────────────────────────────────────
 
     async def news(self) -> AsyncIterator[News]:
-        """Yield everything as it arrives: lines, receipts, typing, friends going online and offline. A line
-        is acknowledged when the next item is asked for."""
-        while True:
-            news = await self._news.get()
+        """Yield everything as it arrives: lines, receipts, typing, friends going online and offline; until
+        the chat is stopped. A line is acknowledged when the next item is asked for."""
+        async for news in self._news.read():
             yield news
             if isinstance(news, Line):
                 self._at.read(news.conv, news.n)
 
     async def lines(self) -> AsyncIterator[Line]:
-        """Yield lines, each once, in each conversation's order, including those missed while offline."""
+        """Yield lines, each once, in each conversation's order, including those missed while offline; until
+        the chat is stopped."""
         async for news in self.news():
             if isinstance(news, Line):
                 yield news
@@ -227,14 +236,14 @@ class Chat(OutboxClient, ChatRequests):
                 self._server_ack(frame.seq_id, frame)
             case "receipt" if frame.conv is not None and frame.n is not None:
                 state = frames.load(frame.data)["state"]
-                self._news.put_nowait(Receipt(frame.conv, frame.n, frame.from_ or "", state))
+                self._news.add(Receipt(frame.conv, frame.n, frame.from_ or "", state))
             case "typing" if frame.conv is not None:
-                self._news.put_nowait(Typing(frame.conv, frame.from_ or ""))
+                self._news.add(Typing(frame.conv, frame.from_ or ""))
             case "presence":
-                self._news.put_nowait(Presence(frame.from_ or "", frames.load(frame.data)))
+                self._news.add(Presence(frame.from_ or "", frames.load(frame.data)))
             case _ if frame.conv is not None and frame.n is not None:
                 if self._at.arrived(frame.conv, frame.n):
-                    self._news.put_nowait(line_of(frame))
+                    self._news.add(line_of(frame))
 
     def _server_ack(self, seq_id: str, frame: Frame) -> None:
         if seq_id in self._asked:

@@ -181,6 +181,7 @@ class Device(Client):
         The push is kept until the hub has stored it, across disconnects and, with `store=`, restarts. Await
         the returned object to wait for that. Raises `RateLimited` if too many are waiting.
         """
+        self._check_running()
         return self._pushes.push(type, data)
 
     def _send(self, frame: bytes) -> None:

@@ -134,7 +134,11 @@ class Sentinel(Client):
         engine.on_down = lambda problem: self._alerts.say("trouble", detail=str(problem))
         return engine
 
+    def _open_news(self) -> None:
+        self._alerts.news.open()
+
     def _abandon(self) -> None:
+        self._less.set()  # wakes `drained`
         self._alerts.abandon(
             Stopped("the sentinel was closed; the event is stored and goes on at its next start")
         )
@@ -176,6 +180,7 @@ class Sentinel(Client):
     def reconnect(self, device: str) -> None:
         """Report that a device is reachable again. During the countdown of its disconnect this ends it
         without an alarm."""
+        self._check_running()
         self._tell(DeviceBack(_name("device", device), self._now()))
 
     def trigger(
@@ -190,6 +195,7 @@ class Sentinel(Client):
     ) -> Alert:
         """Report an event of a device. `countdown` is in seconds, and the policy's if not given; `severity`
         is `info`, `warning` or `critical`."""
+        self._check_running()
         if _name("reason", reason) == SUMMARY:
             raise Malformed(f"{SUMMARY!r} is a reason that the sentinel uses itself; choose another")
         about, where = _json("meta", meta), _json("location", location)
@@ -207,6 +213,7 @@ class Sentinel(Client):
     def cancel(self, device: str, event: str = "") -> None:
         """Cancel a device's events, or one of them: unsent events are never sent, and events sent within the
         last hour are followed by a correction."""
+        self._check_running()
         self._tell(CancelRequest(self._now(), _name("device", device), event))
 
     def update(
@@ -218,6 +225,7 @@ class Sentinel(Client):
         location: object = None,
     ) -> None:
         """Add newer information to an event: it is sent with the event, or after it."""
+        self._check_running()
         if not event:
             raise Malformed("the event is not stored yet, or it was held back; await alert.stored() first")
         change = EventChange(
@@ -232,6 +240,7 @@ class Sentinel(Client):
     def stand_down(self) -> asyncio.Future[None]:
         """Withdraw the promise of a heartbeat: from now on no recipient is notified when this sentinel falls
         silent. The future is done when the tower has it; it need not be awaited."""
+        self._check_running()
         if not self._link.connected:
             raise ConnectionLost(NOT_TOLD)
         self._tell(StopHeartbeat())
@@ -243,6 +252,7 @@ class Sentinel(Client):
 
     async def drained(self) -> None:
         """Wait until every reported event has ended."""
+        self._check_running()
         handled = asyncio.Event()
         self._engine.offer(MachineEvent(None), handled.set)
         await handled.wait()
@@ -253,6 +263,7 @@ class Sentinel(Client):
     @property
     def waiting(self) -> int:
         """How many events, updates and corrections the tower does not have yet."""
+        self._check_running()
         return len(self._monitor)
 
     # ── the engine ───────────────────────────────────────────────────────────────────────────────

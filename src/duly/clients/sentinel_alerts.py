@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Final, Protocol
 
 from msgspec import Struct
 
 from duly.clients.base import fail, settle
+from duly.clients.news_feed import NewsFeed
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
 from duly.core.monitor.machine import event_in
@@ -82,36 +82,6 @@ class SentinelCounts(Struct):
         """Signals that were not reported, by reason; reasons without signals are left out."""
         by_reason = {"debounce": self.debounced, "limit": self.limited, "cooldown": self.cooling}
         return {reason: count for reason, count in by_reason.items() if count}
-
-
-class NewsFeed:
-    """The news of one sentinel for one reader; unread news are dropped when there are too many, oldest
-    first."""
-
-    def __init__(self) -> None:
-        self._news: deque[SentinelNews] = deque(maxlen=NEWS)
-        self._fresh = asyncio.Event()
-        self._closed = False
-
-    def add(self, news: SentinelNews) -> None:
-        """Append a piece of news."""
-        self._news.append(news)
-        self._fresh.set()
-
-    def close(self) -> None:
-        """End the feed, once everything in it is read."""
-        self._closed = True
-        self._fresh.set()
-
-    async def read(self) -> AsyncIterator[SentinelNews]:
-        """Yield the news as they come, until the feed is closed."""
-        while True:
-            while self._news:
-                yield self._news.popleft()
-            if self._closed:
-                return
-            self._fresh.clear()
-            await self._fresh.wait()
 
 
 class AlertOwner(Protocol):
@@ -206,7 +176,7 @@ class SentinelAlerts:
         """critical events that could not be stored, and whether the tower was reachable"""
         self._taken: set[str] = set()
         """those of them that the tower has"""
-        self.news = NewsFeed()
+        self.news: NewsFeed[SentinelNews] = NewsFeed(NEWS)
         self.counts = SentinelCounts()
 
     @property

@@ -48,6 +48,13 @@ async def cancel(*tasks: asyncio.Task[None]) -> None:
         _, going = await asyncio.wait(going, timeout=CANCEL_AGAIN)
 
 
+def is_cancelled() -> bool:
+    """Return whether the current task was asked to end. If not, a `CancelledError` that it meets is that of a
+    future it has awaited: an error like any other, which must not end the task silently."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def report(name: str) -> Callable[[asyncio.Task[object]], None]:
     """Log the failure of a small task that its owner keeps; a callback for its end."""
 

@@ -5,12 +5,15 @@ Load balancers, `duly doctor` and the dashboard show the same state.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from duly.errors import LedgerError
 
 if TYPE_CHECKING:
     from duly.server.hub import Hub
+
+BROKER: Final = "embedded broker"
+"""The name of the hub's own broker among the parts that do not run."""
 
 
 class HubHealth:
@@ -33,8 +36,11 @@ class HubHealth:
 
     @property
     def problems(self) -> dict[str, str]:
-        """The background tasks that do not run, with the reason."""
-        return self._hub.tasks.problems
+        """The parts that do not run, with the reason: background tasks, and the embedded broker, which is a
+        child of this hub: clients are better off at another one while it is dead or does not answer."""
+        mqtt = self._hub.mqtt
+        broken = None if mqtt is None or mqtt.broker is None else mqtt.problem
+        return self._hub.tasks.problems | ({} if broken is None else {BROKER: broken})
 
     @property
     def refuses_as_stale(self) -> bool:
@@ -43,10 +49,10 @@ class HubHealth:
 
     @property
     def degraded(self) -> list[str]:
-        """What does not work although this hub accepts requests: `mqtt` if its broker does not answer. All
-        hubs use the same broker, so a load balancer has no reason to send clients to another hub."""
+        """What does not work although this hub accepts requests: `mqtt` if an outside broker does not answer.
+        All hubs use the same broker, so a load balancer has no reason to send clients to another hub."""
         mqtt = self._hub.mqtt
-        return [] if mqtt is None or mqtt.state()["problem"] is None else ["mqtt"]
+        return [] if mqtt is None or mqtt.broker is not None or mqtt.problem is None else ["mqtt"]
 
     def limits_in_force(self) -> list[tuple[str, int]]:
         """Return the limits of one account: messages a minute by kind, waiting commands, megabytes a day."""

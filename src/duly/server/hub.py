@@ -27,7 +27,7 @@ from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
 from duly.core.account_limits import AccountLimits
 from duly.core.steps import TimesLowered
-from duly.errors import DulyError, LedgerError
+from duly.errors import DulyError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
 from duly.identity.login_guard import LoginGuard
@@ -125,6 +125,7 @@ class Hub:
         data_folder.prepare(self._folder)
         self.name = data_folder.hub_name(self._folder)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
+        self.ledger.on_read_error = partial(self.tasks.failed, "reading the ledger")
         shutdown.add("the ledger", self.ledger.close, LEDGER_SECONDS)
         listener.check_port()  # before a part is started that takes time, or a port of its own
         shutdown.add("background work", self.tasks.stop)
@@ -201,7 +202,7 @@ class Hub:
             data=self._folder, known=self._may_report, trail=trail, limits=limits,
         )  # fmt: skip
         self.applications = (self.gateway, self.chat, self.alerts)
-        self.router = Router(activity, self.applications)
+        self.router = Router(activity, self.applications, self.tasks)
         self._shutdown.add("the router", self.router.stop)
         for application in self.applications:
             await application.start()
@@ -247,11 +248,11 @@ class Hub:
         return 0 if who.role is Role.ADMIN else self.accounts.created_at(who.name)
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
-        """Greet a session that has logged in. If the ledger cannot be read, the client gets code 4, and the
+        """Greet a session that has logged in. If that is not possible, the client gets code 4, and the
         connection is closed."""
         try:
             await self.router.connected(session, who, cursors)
-        except LedgerError as problem:
+        except DulyError as problem:
             session.push(trouble(None, ServerCode.INTERNAL, "internal", str(problem), problem.wait))
             session.close(f"try again soon: {problem}")
 
@@ -269,6 +270,10 @@ class Hub:
     ) -> Coroutine[object, None, None] | None:
         """Handle frames as far as nothing has to be awaited; return the coroutine for the rest, if any."""
         return self.router.begin_all(sessions, who, raws)
+
+    def failed(self, name: str, problem: BaseException) -> None:
+        """Log and count a bug in this part of the hub."""
+        self.tasks.failed(name, problem)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         """Forget a session that has ended."""

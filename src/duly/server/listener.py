@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
@@ -63,17 +64,30 @@ class Listener:
             post.begin_fast_path,
         )
         self._closing.push_async_callback(fast_path.close)
+        port = settings.port
+        for address in self._addresses:
+            port = await self._accept(fast_path, address, port)
+        host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
+        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
+
+    @property
+    def _addresses(self) -> list[str]:
+        """The addresses to listen on. `::` means every address of the machine, so IPv4's as well: they get a
+        socket of their own, on which clients keep their IPv4 address in limits and logs."""
+        listen = self._settings.listen
+        return [listen, "0.0.0.0"] if is_any_ipv6(listen) and has_ipv4() else [listen]
+
+    async def _accept(self, fast_path: FastPath, address: str, port: int) -> int:
+        """Accept connections to this address; return the port."""
         try:
             listener = await asyncio.get_running_loop().create_server(
-                fast_path, settings.listen, settings.port, ssl=self._tls, backlog=1024,
+                fast_path, address, port, ssl=self._tls, backlog=1024,
                 ssl_handshake_timeout=connections.GUEST_SECONDS if self._tls else None,
             )  # fmt: skip
         except OSError as problem:
             raise self._cannot_listen(problem) from problem
         self._closing.callback(listener.close)
-        port = listener.sockets[0].getsockname()[1]
-        host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
-        self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
+        return int(listener.sockets[0].getsockname()[1])
 
     def _application(
         self, hub: Hub, gate: RequestGate, post: messages.MessagesEndpoint, administer: RequestHandler
@@ -117,10 +131,10 @@ class Listener:
 
     def check_port(self) -> None:
         """Raise `Malformed` if the port cannot be used."""
-        listen = self._settings.listen
-        family = socket.AF_INET6 if ":" in listen else socket.AF_INET
         try:
-            socket.create_server((listen, self._settings.port), family=family).close()
+            for address in self._addresses:
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                socket.create_server((address, self._settings.port), family=family).close()
         except OSError as problem:
             raise self._cannot_listen(problem) from problem
 
@@ -132,6 +146,27 @@ class Listener:
             f"port {port} on {listen} is taken; stop the other program, or use another port, "
             f"--port {port % 65_535 + 1} or --port 0 for any free one"
         )
+
+
+def is_any_ipv6(listen: str) -> bool:
+    """Return whether this address means every IPv6 address of the machine.
+
+    >>> is_any_ipv6("::"), is_any_ipv6("::1"), is_any_ipv6("0.0.0.0"), is_any_ipv6("hub.lan")
+    (True, False, False, False)
+    """
+    try:
+        return ":" in listen and ipaddress.ip_address(listen).is_unspecified
+    except ValueError:
+        return False
+
+
+def has_ipv4() -> bool:
+    """Return whether this machine has IPv4."""
+    try:
+        socket.create_server(("0.0.0.0", 0)).close()
+    except OSError:
+        return False
+    return True
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:

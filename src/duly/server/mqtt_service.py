@@ -190,16 +190,20 @@ class MqttService:
     def state(self) -> dict[str, object]:
         """Return the address of the broker, whether it is embedded, the MQTT version it speaks with the hub
         (3 is 3.1.1), and its problem, if any."""
-        down = next((link.problem for link in self.links.values() if not link.up), None)
-        problem = (self.broker and self.broker.problem) or down
-        shown = None if problem is None else str(problem)
         return {
             "url": self.url,
             "websocket": self.websocket_url or None,
             "embedded": self.broker is not None,
             "version": next((link.version for link in self.links.values() if link.up), None),
-            "problem": shown,
+            "problem": self.problem,
         }
+
+    @property
+    def problem(self) -> str | None:
+        """Why the broker cannot be used now; None if it can."""
+        down = next((link.problem for link in self.links.values() if not link.up), None)
+        problem = (self.broker and self.broker.problem) or down
+        return None if problem is None else str(problem)
 
     def conflicts(self) -> list[str]:
         """Return a sentence about each client id that two clients of the embedded broker compete for."""

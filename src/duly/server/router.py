@@ -2,7 +2,8 @@
 
 The laws. A frame goes to the one application that knows its type; a connection belongs to the application of
 its owner's role, which greets it. A faulty frame is answered with a `server_ack` and recorded; the error is
-never raised, so one client's mistake does not affect other clients.
+never raised, so one client's mistake does not affect other clients. A frame that ends in an error of the hub,
+a bug included, is answered with code 4: it may be sent again unchanged, and its connection lives on.
 """
 
 from __future__ import annotations
@@ -13,17 +14,29 @@ from contextlib import suppress
 from typing import Final, Protocol
 
 from duly.core.messages import Verdict, VerdictKind
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited, SenderError, Stopped
+from duly.errors import (
+    DulyError,
+    LedgerError,
+    Malformed,
+    Overloaded,
+    ProgramError,
+    RateLimited,
+    SenderError,
+    Stopped,
+)
 from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.refusal_tally import RefusalTally
+from duly.runtime.tasks import Supervisor
 from duly.wire import frames, outgoing
 from duly.wire.frames import Frame, ServerCode
-from duly.wire.outgoing import ServerAck
+from duly.wire.outgoing import BUG, ServerAck
 from duly.wire.session import Session
 
 UNABLE: Final = (LedgerError, Overloaded, Stopped)
 """Errors of the hub, not of the sender: the frame may be sent again unchanged."""
+FRAME: Final = "frame"
+"""The name under which bugs in taking frames are counted."""
 WATCH = "watch"
 """The frame by which an admin asks to see everything as it happens."""
 
@@ -68,8 +81,11 @@ class RoutedApp(Protocol):
 class Router:
     """Routes the frames and connections of one hub."""
 
-    def __init__(self, activity: ActivityLog, applications: Iterable[RoutedApp]) -> None:
+    def __init__(
+        self, activity: ActivityLog, applications: Iterable[RoutedApp], tasks: Supervisor | None = None
+    ) -> None:
         self._activity = activity
+        self._failed = (tasks or Supervisor()).failed
         self._limited = RefusalTally(activity)
         self._applications = list(applications)
         self._by_role = {role: app for app in self._applications for role in app.roles}
@@ -154,7 +170,7 @@ class Router:
         except SenderError as problem:
             commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
             return None
-        except UNABLE as problem:
+        except Exception as problem:
             self._unable(session, who, seq_id, problem)
             return None
         if said is True or said is False:
@@ -174,7 +190,7 @@ class Router:
             await said
         except SenderError as problem:
             commits.append(self._refuse(session, who, seq_id, problem))
-        except UNABLE as problem:
+        except Exception as problem:
             self._unable(session, who, seq_id, problem)
 
     async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
@@ -182,7 +198,7 @@ class Router:
             answered = await settled(self._take(session, who, frame))
         except SenderError as problem:
             answered = await self._refuse(session, who, frame.seq_id, problem)
-        except UNABLE as problem:
+        except Exception as problem:
             answered = self._unable(session, who, frame.seq_id, problem)
         if not answered:
             session.push(_TAKEN)
@@ -204,7 +220,7 @@ class Router:
             except SenderError as problem:
                 seq_id = frames.seq_id_in(raw) if frame is None else frame.seq_id
                 return self._refuse(session, who, seq_id, problem)
-            except UNABLE as problem:
+            except Exception as problem:
                 return self._unable(session, who, None if frame is None else frame.seq_id, problem)
             return said if said is True or said is False else self._wait(session, who, frame.seq_id, said)
 
@@ -236,7 +252,7 @@ class Router:
             return await said
         except SenderError as problem:
             return await self._refuse(session, who, seq_id, problem)
-        except UNABLE as problem:
+        except Exception as problem:
             return self._unable(session, who, seq_id, problem)
 
     async def _refuse(
@@ -245,7 +261,10 @@ class Router:
         verdict = Verdict(VerdictKind.REFUSED, reason=str(problem), cause=problem.word)
         self._leave_no_gap(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
-        await self._activity.refuse(who.name, known, problem.word, str(problem))
+        try:
+            await self._activity.refuse(who.name, known, problem.word, str(problem))
+        except Exception as unrecorded:
+            return self._unable(session, who, seq_id, unrecorded)
         session.push(outgoing.server_ack(seq_id, verdict))
         return True
 
@@ -256,11 +275,14 @@ class Router:
             note(who, seq_id)
 
     def _unable(
-        self, session: Session, who: Principal, seq_id: str | float | None, problem: DulyError
+        self, session: Session, who: Principal, seq_id: str | float | None, problem: Exception
     ) -> bool:
         """Reply that a frame was not taken and may be sent again unchanged; a frame beyond a limit is also
         recorded, since its sender is the cause."""
         word = "internal"
+        if not isinstance(problem, UNABLE):
+            self._failed(FRAME, problem)
+            problem = ProgramError(BUG)
         if isinstance(problem, RateLimited):
             word = problem.word
             self._leave_no_gap(who, seq_id)

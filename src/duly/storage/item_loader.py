@@ -4,6 +4,8 @@ The law: items are never cached; each is read after the caller asked for it, so 
 hub has just written. All requests of one turn of the event loop, or of the time that a read takes, become one
 query: a flood of requests makes the query longer, not more frequent. If a read finds the ledger unavailable,
 the callers that asked meanwhile get the same error: a read of their own would make them wait twice as long.
+Every caller gets an answer or an error of its own; an error that one caller's request causes fails only that
+caller.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from typing import TypeAlias
 
-from duly.errors import DulyError, LedgerUnavailable
+from duly.errors import LedgerError, LedgerUnavailable, Stopped
 from duly.runtime.tasks import report
 from duly.storage.ledger import Ledger
 
@@ -41,20 +43,35 @@ class ItemLoader:
     async def _read(self) -> None:
         while self._asked:
             asked, self._asked = self._asked, []
-            places = list(dict.fromkeys(place for some, _ in asked for place in some))
             try:
-                found = dict(zip(places, await self._ledger.items(places), strict=True))
-            except DulyError as problem:
-                if isinstance(problem, LedgerUnavailable):
-                    asked, self._asked = asked + self._asked, []
-                for _, answer in asked:
-                    if not answer.done():
-                        answer.set_exception(problem)
-                continue
-            except BaseException:
-                for _, answer in asked:
-                    answer.cancel()
+                await self._answer(asked)
+            except BaseException:  # the program ends
+                left, self._asked = asked + self._asked, []
+                _fail(left, Stopped("the program ended before the ledger had answered"))
                 raise
+
+    async def _answer(self, asked: list[_Asked]) -> None:
+        """Answer these callers with one read, or with one each if their common read cannot be done."""
+        places = list(dict.fromkeys(place for some, _ in asked for place in some))
+        try:
+            found = dict(zip(places, await self._ledger.items(places), strict=True))
+        except LedgerError as problem:
+            if isinstance(problem, LedgerUnavailable):
+                asked, self._asked = asked + self._asked, []
+            _fail(asked, problem)
+        except Exception as problem:
+            if len(asked) == 1:
+                _fail(asked, problem)
+                return
+            for one in asked:
+                await self._answer([one])
+        else:
             for some, answer in asked:
                 if not answer.done():
                     answer.set_result([found[place] for place in some])
+
+
+def _fail(asked: list[_Asked], problem: Exception) -> None:
+    for _, answer in asked:
+        if not answer.done():
+            answer.set_exception(problem)

@@ -14,8 +14,8 @@ import asyncio
 import os
 import secrets
 from abc import abstractmethod
-from collections.abc import Awaitable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from copy import copy
 from types import TracebackType
 from typing import Any, Final, Protocol, Self, cast
@@ -42,6 +42,7 @@ from duly.core.operations import (
     numbered,
 )
 from duly.core.trusted_time import CONFIRM, Floor, TrustedClock
+from duly.errors import LedgerError
 from duly.runtime.clock import Clock, SystemClock
 from duly.storage.interpreter import MessageRow
 from duly.storage.outcome_waiters import OutcomeWaiters
@@ -127,6 +128,8 @@ class Ledger(LedgerQueries):
         self._hot: TimeWindow[_RecentMessage] = TimeWindow(hot)
         self._waiters = OutcomeWaiters()
         self._witness = TrustedClock(self.clock.now(), _steady(self.clock), self.confirm)
+        self.on_read_error: Callable[[LedgerError], object] = _not_reported
+        """gets the error of each read that fails for a reason that does not pass by itself, such as damage"""
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -339,6 +342,21 @@ def _admission(message: Message, horizon: Horizon, now: int, listed: bool = Fals
     if refusal is not None:
         return Recall(message, refusal, now)
     return Admit(message, horizons.remember_until(message, horizon), now, listed=listed)
+
+
+@contextmanager
+def reading(ledger: Ledger) -> Iterator[None]:
+    """Report the error of a read that only the operator can solve."""
+    try:
+        yield
+    except LedgerError as problem:
+        if not problem.retry:
+            ledger.on_read_error(problem)
+        raise
+
+
+def _not_reported(_: LedgerError) -> None:
+    """Ignore a failure; its caller gets the error."""
 
 
 def _steady(clock: Clock) -> int:

@@ -23,11 +23,12 @@ from duly.core.networks import network_of
 from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
+from duly.runtime.tasks import is_cancelled
 from duly.transports.connections import address_of, turn_away, visitor_of, waiting_for
 from duly.transports.frame_socket import FrameSocket
 from duly.wire import frames
 from duly.wire.frames import ServerCode
-from duly.wire.outgoing import OutgoingFrame, ServerAck, encode, trouble
+from duly.wire.outgoing import BUG, OutgoingFrame, ServerAck, encode, trouble
 
 LOG: Final = logging.getLogger("duly.websocket")
 LOG.addFilter(RateLimitedLog())
@@ -70,6 +71,10 @@ class WebSocketBackend(Protocol):
 
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None:
         """Remove a session that has ended."""
+        ...
+
+    def failed(self, name: str, problem: BaseException) -> None:
+        """Log and count a bug in this part of the hub."""
         ...
 
 
@@ -303,9 +308,14 @@ class WebSockets:
                 async for message in socket.serve(server.receiver(session, who), session):
                     if message.type is WSMsgType.BINARY:
                         session.push(_not_text(message.data))
-        except Exception:
-            LOG.exception("a bug in serving a WebSocket")
-            session.close("a bug in the hub; come back")
+        except (Exception, asyncio.CancelledError) as problem:
+            if is_cancelled():
+                raise
+            server.failed("WebSocket", problem)
+            session.push(_trouble("internal", BUG, ServerCode.INTERNAL))
+            session.close(f"{BUG}; come back")
+            with contextlib.suppress(Exception):
+                await _closed(request, socket)
         finally:
             socket.release()
             self._sessions.discard(session)
@@ -357,10 +367,15 @@ async def _introduction(
         reason = f"try again soon: {problem}"
     session.push(refusal)
     session.close(reason)
-    with waiting_for(request):
-        async for _ in socket:  # until the client has read the close frame and closed
-            pass
+    await _closed(request, socket)
     return None, None
+
+
+async def _closed(request: web.Request, socket: web.WebSocketResponse) -> None:
+    """Wait until the client has read the close frame and closed."""
+    with waiting_for(request):
+        async for _ in socket:
+            pass
 
 
 def _recognise(request: web.Request, who: Principal) -> None:

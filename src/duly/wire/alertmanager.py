@@ -19,7 +19,7 @@ from msgspec import Meta, Struct
 from duly.core.monitor.signals import CANCEL, EVENT, Severity
 from duly.core.units import DAY, MS
 from duly.errors import Malformed
-from duly.wire import limits
+from duly.wire import limits, optional_fields
 from duly.wire.frames import Frame, dump, encode
 
 PROFILE: Final = "duly_profile"
@@ -80,14 +80,11 @@ class AlertmanagerWebhook(Struct, frozen=True):
     alerts: list[FiringAlert]
 
 
-_decode: Final = msgspec.json.Decoder(AlertmanagerWebhook).decode
-
-
 def read_webhook(body: bytes) -> list[FiringAlert]:
     """Return the alerts in the body of a webhook; raises `Malformed` if the body is invalid."""
     limits.check_depth(body, "a webhook")
     try:
-        return _decode(body).alerts
+        return optional_fields.decode(body, AlertmanagerWebhook).alerts
     except (msgspec.DecodeError, ValueError) as problem:
         raise Malformed(
             f"this is not a webhook of Alertmanager or Grafana: {problem}; "

@@ -19,7 +19,7 @@ from msgspec import Meta, Raw, Struct, structs
 from duly.core.messages import NAME_LIMIT
 from duly.core.units import DAY, MINUTE, MS
 from duly.errors import Malformed
-from duly.wire import limits
+from duly.wire import limits, optional_fields
 from duly.wire.fields import NOTHING
 from duly.wire.frames import Frame, encode
 
@@ -53,10 +53,6 @@ class CloudEvent(Struct, frozen=True):
     traceparent: str | None = None
 
 
-_decode_one: Final = msgspec.json.Decoder(CloudEvent).decode
-_decode_many: Final = msgspec.json.Decoder(list[CloudEvent]).decode
-
-
 def media_type(content_type: str) -> str:
     """A content type without its parameters.
 
@@ -73,8 +69,10 @@ def read_events(headers: Mapping[str, str], body: bytes) -> list[CloudEvent] | C
     form = media_type(headers.get("content-type", ""))
     try:
         if form == BATCH:
-            return [_checked(one) for one in _decode_many(body)]
-        return _checked(_decode_one(body) if form == STRUCTURED else _binary(headers, body))
+            return [_checked(one) for one in optional_fields.decode(body, list[CloudEvent])]
+        return _checked(
+            optional_fields.decode(body, CloudEvent) if form == STRUCTURED else _binary(headers, body)
+        )
     except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as problem:
         raise Malformed(f"this is not an event of CloudEvents {VERSION}: {problem}") from None
 

@@ -25,7 +25,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, parts_of
 from duly.core.units import MS
 from duly.errors import Malformed
-from duly.wire import limits
+from duly.wire import limits, optional_fields
 from duly.wire.fields import NOTHING, Fields, data_in, pack
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
@@ -200,21 +200,34 @@ def decode(text: bytes | str) -> Frame:
 
 
 def _decode_more(text: bytes, problem: Exception) -> Frame:
-    """Decode a text that the decoder of known fields has refused: it has other fields, or is not a frame."""
+    """Decode a text that the decoder of known fields has refused: it has other fields, or an optional field
+    that is null, or is not a frame."""
     try:
         fields = _decode_fields(text)
         type_ = _type_in(fields)
         is_push = "cursor" in fields and "seq_id" not in fields
         known = _BY_TYPE.get(type_, _PUSH if is_push else _COMMAND)
-        more = {name: raw for name, raw in fields.items() if name not in known}
-        if more:
-            frame = _decode(_encode({name: raw for name, raw in fields.items() if name in known}))
-            whole: tuple[Any, ...] = (*astuple(frame), more)
-            return FullFrame(*whole)
+        more = {name: raw for name, raw in fields.items() if name not in known and not _is_absent(name, raw)}
+        kept = _encode({name: raw for name, raw in fields.items() if name in known})
+        try:
+            frame = _decode(kept)
+        except msgspec.ValidationError:
+            frame = _decode(optional_fields.without_nulls(kept, Frame))
+        if not more:
+            return frame
+        whole: tuple[Any, ...] = (*astuple(frame), more)
+        return FullFrame(*whole)
     except (msgspec.DecodeError, RecursionError, ValueError) as other:
         if isinstance(problem, msgspec.ValidationError):
             problem = other
     raise Malformed(f"not a frame: {_mild(problem)}") from None
+
+
+def _is_absent(name: str, raw: Raw) -> bool:
+    """Return whether a field of other frames has a value that means its absence; null means it for all but
+    `progress`, which can be anything."""
+    default = _DEFAULTS.get(name, NOTHING)
+    return default is not NOTHING and bytes(raw) in (b"null", _encode(default))
 
 
 def _type_in(fields: Fields) -> str:

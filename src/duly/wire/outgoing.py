@@ -276,6 +276,8 @@ _WORDS: Final = {
     VerdictKind.STALE: "stale",
     VerdictKind.EXPIRED: "expired",
 }
+BUG: Final = "a bug in the hub; its log says more"
+"""What the sender of a frame or a request is told if a bug ends it."""
 _CAUSES: Final = {
     "offline": ServerCode.OFFLINE,
     "denied": ServerCode.NOT_ALLOWED,

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.core.messages import FRESH, Answer, Message, Verdict, VerdictKind
-from duly.errors import LedgerUnavailable
+from duly.errors import LedgerDamaged, LedgerUnavailable
 from duly.storage.memory import MemoryLedger
 from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.writer import SqliteWriter
+from tests.guard import GUARD
 
 AT = 1_700_000_000_000_000
 UNTIL = AT * 2
@@ -208,3 +209,31 @@ async def test_an_entry_is_rewritten_that_was_asked_for_before_it_was_there(
 
     assert rewritten
     assert [entry.body for entry in entries] == [b"new"]
+
+
+async def test_a_query_that_fails_during_a_flush_fails_its_caller_alone(tmp_path: Path) -> None:
+    """The callers of the flush still get their results, and later flushes go on."""
+
+    def damaged(_: CachedRows) -> None:
+        raise apsw.CorruptError("database disk image is malformed")
+
+    ledger = await SqliteLedger.open(tmp_path / "ledger.db")
+    flushes = ledger._flushes
+    assert flushes is not None
+    try:
+        async with asyncio.timeout(GUARD):
+            writing = asyncio.ensure_future(ledger.write(w.PutItem("b", "a", b"1")))
+            while not flushes._in_flight:
+                assert not writing.done(), "it was not asked in time"
+                await asyncio.sleep(0)
+            asked = [asyncio.ensure_future(flushes.ask(question)) for question in (damaged, lambda _: 7)]
+            await writing
+            with pytest.raises(LedgerDamaged):
+                await asked[0]
+            assert await asked[1] == 7
+            await ledger.write(w.PutItem("b", "a", b"2"))
+            with pytest.raises(LedgerDamaged):
+                await flushes.ask(damaged)
+            assert await ledger.item("b", "a") == b"2"
+    finally:
+        await ledger.close()

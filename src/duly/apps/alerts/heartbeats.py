@@ -26,6 +26,7 @@ from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem
 from duly.core.units import MINUTE, MS, SECOND
 from duly.errors import DulyError, Malformed
 from duly.storage.ledger import Ledger
+from duly.wire import optional_fields
 
 PROMISES: Final = "heartbeats"
 SEEN: Final = "sentinels"
@@ -53,7 +54,7 @@ class HeartbeatData(msgspec.Struct, frozen=True):
 def read_beat(body: bytes) -> HeartbeatData:
     """Decode a heartbeat; raises `Malformed` if it is invalid."""
     try:
-        beat = msgspec.json.decode(body or b"{}", type=HeartbeatData)
+        beat = optional_fields.decode(body or b"{}", HeartbeatData)
     except msgspec.DecodeError as problem:
         raise Malformed(f"this is not a heartbeat: {problem}") from None
     if not beat.profile_id or not (not beat.every or 1_000 <= beat.every <= LONGEST):

@@ -19,6 +19,7 @@ from duly.core.operations import DeliveryRef
 from duly.core.printable import printable
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
+from duly.wire import optional_fields
 
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of a location, of a summary, or of the information about a device."""
@@ -56,6 +57,7 @@ def _decode_event(body: bytes) -> AlertEvent:
     try:
         return _decode_strictly(body)
     except msgspec.ValidationError:
+        body = optional_fields.without_nulls(body, AlertEvent)
         fields = msgspec.json.decode(body)
         if not isinstance(fields, dict):
             raise
@@ -125,13 +127,10 @@ class AlertChange(Struct, frozen=True, omit_defaults=True):
     """of a cancellation: the alert was justified and is over"""
 
 
-_decode_change: Final = msgspec.json.Decoder(AlertChange).decode
-
-
 def read_change(body: bytes) -> AlertChange:
     """Decode an update or a cancellation; raises `Malformed` or `TooLarge` if it is not acceptable."""
     try:
-        change = _decode_change(body or b"{}")
+        change = optional_fields.decode(body or b"{}", AlertChange)
     except msgspec.DecodeError as problem:
         raise Malformed(f"this is not a change of an alert: {problem}") from None
     for name in ("device_meta", "location"):

@@ -26,6 +26,7 @@ from duly.core.operations import Admit, AppendEntry, CheckItem, Recall, Write
 from duly.core.units import DAY, FOREVER, MS
 from duly.errors import Malformed, NotAllowed, TooLarge
 from duly.storage.ledger import StreamEntry
+from duly.wire import optional_fields
 from duly.wire.fields import NOTHING
 from duly.wire.frames import Frame, dump
 from duly.wire.outgoing import LineFrame, encode
@@ -259,7 +260,7 @@ class LineNumber(Struct, frozen=True):
 def read_data(frame: Frame, as_: type[T]) -> T:
     """Decode the `data` of a frame."""
     try:
-        return msgspec.json.decode(frame.data, type=as_)
+        return optional_fields.decode(frame.data, as_)
     except (msgspec.DecodeError, ValueError) as problem:
         raise Malformed(f"the data of a {frame.type} does not fit: {problem}") from None
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from duly.errors import DulyError
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.transports.connections import turn_away
+from duly.wire.outgoing import BUG
 
 TICK_SECONDS: Final = 0.5
 CHECK_SECONDS: Final = 5.0
@@ -91,10 +92,14 @@ class LivePage:
 
 
 class LiveUpdates:
-    """The open pages of one hub. `make` builds a view, `check` returns whether a session is still valid."""
+    """The open pages of one hub. `make` builds a view, `check` returns whether a session is still valid;
+    `failed` logs and counts a bug."""
 
-    def __init__(self, make: MakeView, check: CheckSession) -> None:
+    def __init__(
+        self, make: MakeView, check: CheckSession, failed: Callable[[str, BaseException], None]
+    ) -> None:
         self._make = make
+        self._failed = failed
         self._check = check
         self._pages: set[LivePage] = set()
         self._due: dict[tuple[str, int, str, tuple[tuple[str, str], ...]], float] = {}
@@ -188,6 +193,9 @@ class LiveUpdates:
             value = await self._make(visitor, shown.key[2], shown.query)
         except DulyError as problem:
             value = {"problem": str(problem), "error": problem.word}
+        except Exception as problem:  # a bug in one view must not stop the others
+            self._failed("view of the dashboard", problem)
+            value = {"problem": BUG, "error": "internal"}
         body = msgspec.json.encode(value)
         took = min(monotonic() - began, WORK_SECONDS)
         pause = max(TICK_SECONDS / 2, PACE.get(shown.key[2], 0.0), SHARE * took * (len(self._due) or 1))

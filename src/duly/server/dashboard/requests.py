@@ -19,6 +19,7 @@ from duly.server.dashboard.access import csrf_token
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies, messages
+from duly.wire import optional_fields
 
 if TYPE_CHECKING:
     from duly.server.dashboard.access import DashboardAccess
@@ -94,7 +95,7 @@ async def body_of(request: web.Request, as_: type[T], *, guest: bool = False) ->
         raise Malformed("the body must be JSON, with Content-Type: application/json")
     raw = await bodies.read(request, guest=guest)
     try:
-        return msgspec.json.decode(raw, type=as_)
+        return optional_fields.decode(raw, as_)
     except (msgspec.DecodeError, ValueError) as problem:
         raise Malformed(f"the body does not fit: {problem}") from None
 

@@ -87,7 +87,7 @@ class Dashboard:
         self._hub = hub
         self.access = DashboardAccess(hub.ledger, box, guard)
         self.audit = AuditChain(hub.ledger)
-        self.live = LiveUpdates(self.view, self._holds)
+        self.live = LiveUpdates(self.view, self._holds, hub.failed)
         self._files = StaticFiles()
         commands = PageCommands(hub)
         overview, messages = OverviewViews(hub), MessageViews(hub, commands)

@@ -17,11 +17,11 @@ from itertools import islice
 from typing import Any, Final
 
 from duly.core import operations as w
-from duly.errors import LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
+from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction
+from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction, reading
 from duly.storage.postgres.flush import ConcurrentChange, flush
 from duly.storage.postgres.flush_connection import FlushConnection
 from duly.storage.postgres.row_cache import RowCache
@@ -52,6 +52,8 @@ CONNECTING: Final[dict[str, Any]] = {
 RELEASE_SECONDS: Final = 3
 """How long returning a connection to the pool may take; after that the connection is closed."""
 
+ARGUMENT: Final = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError)
+"""The errors about a value that one caller has given: other callers' statements succeed."""
 GONE: Final = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """The errors of a connection that is returned to the pool while its server is away."""
 
@@ -136,11 +138,13 @@ class PostgresLedger(PolledLedger):
         try:
             flushed = await self._transact([group for batch in batches for group in batch.groups])
         except Exception as problem:
-            if len(batches) == 1 or isinstance(problem, LedgerError):
+            common = isinstance(problem, LedgerError) and not isinstance(problem, LedgerDamaged)
+            if len(batches) == 1 or common:
                 for batch in batches:
                     batch.error = as_duly(problem)
                 return
-            # One caller's error must not fail the others: each batch gets a transaction of its own.
+            # One caller's error, or its damaged row, must not fail the others: each batch gets a transaction
+            # of its own.
             for batch in batches:
                 await self._commit([batch])
         else:
@@ -157,9 +161,9 @@ class PostgresLedger(PolledLedger):
             work = VerifiedFlush(self._cache, groups)
         except NotCached:
             return None
-        with translated_postgres():
+        with translated_postgres(own=True):
             line = await self._flusher.get()
-        with translated_postgres(committing=True):
+        with translated_postgres(committing=True, own=True):
             try:
                 with self._watch.over(line):
                     stored = await work.store(line)
@@ -174,7 +178,7 @@ class PostgresLedger(PolledLedger):
     async def _lock(self, groups: list[w.Group]) -> list[w.Results]:
         """Carry out groups on rows that are read and locked."""
         for _ in range(ATTEMPTS):
-            with translated_postgres():
+            with translated_postgres(own=True):
                 line = await self._flusher.get()
                 transaction = line.transaction(isolation="read_committed")
                 try:
@@ -187,7 +191,7 @@ class PostgresLedger(PolledLedger):
                 except BaseException:
                     self._flusher.drop()
                     raise
-            with translated_postgres(committing=True):
+            with translated_postgres(committing=True, own=True):
                 try:
                     with self._watch.over(line):
                         await transaction.commit()
@@ -229,7 +233,7 @@ class PostgresLedger(PolledLedger):
         if self._closed:
             raise Stopped("this ledger is closed")
         try:
-            with translated_postgres():
+            with translated_postgres(own=True):
                 yield
         except LedgerUnavailable:
             if self._closed:
@@ -257,8 +261,11 @@ class PostgresLedger(PolledLedger):
 
     async def _read(self, name: str, *args: Any) -> list[Any]:
         async with self._connection() as connection:
-            with self._asking_the_pool(), self._watch.over(connection):
-                found: list[Any] = await connection.fetch(self._queries[name], *args)
+            try:
+                with reading(self), self._asking_the_pool(), self._watch.over(connection):
+                    found: list[Any] = await connection.fetch(self._queries[name], *args)
+            except (asyncpg.DataError, asyncpg.InterfaceError) as error:
+                raise Malformed(f"PostgreSQL cannot look for this: {error}") from error
         return found
 
     def _key_list(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -377,8 +384,10 @@ MAYBE: Final = "it may or may not be stored. Repeat it with the same ids: that i
 
 
 @contextmanager
-def translated_postgres(*, committing: bool = False) -> Iterator[None]:
-    """Translate errors of PostgreSQL and the network into duly's, which say what to do."""
+def translated_postgres(*, committing: bool = False, own: bool = False) -> Iterator[None]:
+    """Translate errors of PostgreSQL and the network into duly's, which say what to do. `own`: the statement
+    is this program's, so that any other error means damaged tables, unless it is about an argument. The SQL
+    of a caller raises asyncpg's errors."""
     stored = MAYBE if committing else "nothing was stored. Try again when it is back"
     try:
         yield
@@ -409,6 +418,13 @@ def translated_postgres(*, committing: bool = False) -> Iterator[None]:
         if isinstance(error, ValueError):  # an argument that the driver cannot send
             raise
         raise LedgerUnavailable(f"PostgreSQL cannot be used now ({error}); {stored}") from error
+    except asyncpg.PostgresError as error:
+        if not own or isinstance(error, ARGUMENT):
+            raise
+        raise LedgerDamaged(
+            f"PostgreSQL cannot use the ledger ({type(error).__name__}: {error}); nothing was changed. Its "
+            "log says more: mend the database, or restore a backup"
+        ) from error
 
 
 async def inspect(url: str) -> tuple[Description | None, Size | None]:

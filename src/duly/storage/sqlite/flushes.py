@@ -144,12 +144,26 @@ class Flushes:
             return
         for question, future in asked:
             if not future.done():
-                future.set_result(question(self.rows))
+                self._tell(question, future)
         behind = len(self.rows.changes)
         if self._settling or self._overdue or behind > CHANGES_BEHIND or self._bytes > BYTES_BEHIND:
             self._apply()
         elif behind and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(SECONDS_BEHIND, self._tick)
+
+    def _tell(self, question: Callable[[CachedRows], T], future: asyncio.Future[T]) -> None:
+        """Answer a query. Its error is its caller's alone: the flush that has just ended still tells its
+        callers."""
+        try:
+            found = self._answer(question)
+        except Exception as problem:
+            future.set_exception(problem)
+        else:
+            future.set_result(found)
+
+    def _answer(self, question: Callable[[CachedRows], T]) -> T:
+        with translated(self._writer.file.path):  # the cache may have to read the tables
+            return question(self.rows)
 
     def _tick(self) -> None:
         self._timer = None
@@ -267,7 +281,7 @@ class Flushes:
         if self._tainted:
             await self.settled()
         if not self._in_flight:
-            return question(self.rows)
+            return self._answer(question)
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._asked.append((question, future))
         return await future

@@ -31,7 +31,7 @@ from duly.errors import LedgerUnavailable, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import HOT_IDS, Record, StreamEntry, StreamPosition, Transaction, repeat_of
+from duly.storage.ledger import HOT_IDS, Record, StreamEntry, StreamPosition, Transaction, reading, repeat_of
 from duly.storage.sql import rows
 from duly.storage.sql.ledger import SqlLedger
 from duly.storage.sqlite.cached_rows import UNREAD, Unread
@@ -208,7 +208,8 @@ class SqliteLedger(SqlLedger):
                 with overlay.current():
                     return question(db)
 
-        return await asyncio.get_running_loop().run_in_executor(self._reader, run)
+        with reading(self):
+            return await asyncio.get_running_loop().run_in_executor(self._reader, run)
 
     async def _read(self, name: str, *args: Any) -> list[tuple[Any, ...]]:
         self._open_db()

@@ -33,7 +33,7 @@ from duly.errors import LedgerError, LedgerInUse, LedgerUnavailable, ProgramErro
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import StreamPosition, Transaction
+from duly.storage.ledger import StreamPosition, Transaction, reading
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sql.polled import PolledLedger
 from duly.storage.sqlite.file import BUSY_MS, connect, translated
@@ -207,7 +207,8 @@ class SharedSqliteLedger(PolledLedger):
             with translated(self.path), self._reader.used() as db:
                 return look(db)
 
-        return await asyncio.wrap_future(self._reader.submit(work))
+        with reading(self):
+            return await asyncio.wrap_future(self._reader.submit(work))
 
     async def _read(self, name: str, *args: Any) -> list[Row]:
         statement = self._queries[name]

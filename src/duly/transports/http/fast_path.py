@@ -19,7 +19,12 @@ from email.utils import formatdate
 from http import HTTPStatus
 from typing import Final, NamedTuple, TypeAlias, cast
 
+import msgspec
+
+from duly.runtime.tasks import is_cancelled
 from duly.transports.connections import ClientConnection, ClientConnections
+from duly.wire import outgoing
+from duly.wire.frames import ServerCode
 
 LOG: Final = logging.getLogger("duly.http")
 
@@ -47,7 +52,9 @@ class FastAnswer(NamedTuple):
     account: str = ""
 
 
-BUG: Final = FastAnswer(500, b'{"error":"internal","detail":"a bug in the hub; its log says more"}')
+BUG: Final = FastAnswer(
+    500, msgspec.json.encode({"error": "internal", "detail": outgoing.BUG, "code": ServerCode.INTERNAL})
+)
 """The answer to a request that ended in an unexpected error, whichever way it came."""
 REQUEST: Final = "HTTP request"
 """The name under which such errors are counted."""
@@ -195,7 +202,9 @@ class KeepAliveConnection(asyncio.Protocol):
     async def _serve(self, token: str | None, body: bytes) -> None:
         try:
             said = await self._path.serve(token, self._address, body)
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if is_cancelled():
+                raise
             self._fail()
         else:
             self._reply(said.account, said)
@@ -203,7 +212,9 @@ class KeepAliveConnection(asyncio.Protocol):
     async def _await(self, begun: Awaitable[None]) -> None:
         try:
             await begun
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if is_cancelled():
+                raise
             self._fail(last=True)
 
     def _fail(self, *, last: bool = False) -> None:

@@ -8,6 +8,7 @@ causes a 500; a bug does, and is logged at most once a second.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
@@ -15,6 +16,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from duly.errors import DulyError
+from duly.runtime.tasks import is_cancelled
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import BUG, REQUEST
@@ -109,7 +111,9 @@ class RequestGate:
             return problem(trouble)
         except (ConnectionError, web.RequestPayloadError):
             return _last(error(400, "malformed", "the request did not come whole"))
-        except Exception:
+        except (Exception, asyncio.CancelledError):
+            if is_cancelled():
+                raise
             LOG.exception("a bug in serving a request")
             self._count(REQUEST)
             return response(BUG)

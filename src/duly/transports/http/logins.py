@@ -17,6 +17,7 @@ from duly.transports.connections import address_of
 from duly.transports.http import bodies
 from duly.transports.http.messages import entered, problem, token_in
 from duly.transports.http.schemas import Credentials, LogoutRequest, PasswordChange
+from duly.wire import optional_fields
 
 T = TypeVar("T")
 
@@ -122,7 +123,7 @@ def _guarded(
 async def _body(request: web.Request, as_: type[T]) -> T:
     raw = await bodies.read(request, guest=True)
     try:
-        return msgspec.json.decode(raw, type=as_)
+        return optional_fields.decode(raw, as_)
     except (msgspec.DecodeError, ValueError) as trouble:
         raise Malformed(f"the body does not fit: {trouble}") from None
 

@@ -558,7 +558,7 @@ def error(status: int, word: str, detail: str, wait: int = 0) -> web.Response:
 def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
     """Return an error as JSON; `wait` (µs) is how long to wait before the next try."""
     later = _whole(wait / SECOND) or (LATER if status in (429, 503) else 0)
-    code = ServerCode.INTERNAL if status == 503 else None
+    code = ServerCode.INTERNAL if status >= 500 else None
     said = ErrorAnswer(word, detail, code, outgoing.seconds_of(wait) if wait else None)
     return FastAnswer(status, msgspec.json.encode(said), later)
 
