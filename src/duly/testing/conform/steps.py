@@ -79,8 +79,10 @@ class InKind(Struct, frozen=True):
 
 
 class Flood(Struct, frozen=True):
-    """Deliver other commands, each after the one before was answered, until the client has forgotten what
-    came before."""
+    """Deliver other commands, each after the one before was answered, until the client has forgotten this
+    one: it no longer answers it."""
+
+    name: str
 
 
 class Cut(Struct, frozen=True):
@@ -88,9 +90,11 @@ class Cut(Struct, frozen=True):
 
 
 class Kill(Struct, frozen=True):
-    """Kill the program and start it again; `at` the moment in which a command is answered."""
+    """Kill the program and start it again; `at` the moment in which a command is answered. `if_possible`: a
+    program that was started by hand is left alone, and the rest of the script is played."""
 
     at: str = ""
+    if_possible: bool = False
 
 
 class Pause(Struct, frozen=True):
