@@ -113,6 +113,16 @@ def test_what_may_be_late_is_not_begun(host_test: Path) -> None:
     run(host_test, "clock")
 
 
+def test_what_is_cut_off_is_not_run(host_test: Path) -> None:
+    """A message without its last brace was run, without the data that had not come."""
+    run(host_test, "cut-off")
+
+
+def test_what_was_interrupted_is_not_called_late(host_test: Path) -> None:
+    """It was answered as expired, or as busy while the clock was not set, though it had been done."""
+    run(host_test, "interrupted")
+
+
 def test_a_handler_at_work_goes_on_over_a_cut(host_test: Path) -> None:
     run(host_test, "connection")
 

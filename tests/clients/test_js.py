@@ -484,6 +484,24 @@ async def test_what_was_done_while_the_page_heard_nothing_is_asked_for_after_a_r
     assert len(lock.effects) == 1
 
 
+@pytest.mark.parametrize("years", [50, -50])
+async def test_a_clock_that_is_set_while_connected_spoils_no_id(
+    tab: Tab, lock: LockAtWork, years: int
+) -> None:
+    """A wall tablet boots in 1970, connects, and is told the time: its ids were 50 years ahead from then on,
+    and were refused, also after a reload."""
+    await tab.open()
+    await tab.do(f"void ((real) => {{ Date.now = () => real() + {years} * 31_536_000_000; }})(Date.now)")
+    for expires in ("undefined", "30"):
+        ack = await tab.do(f"seen(app.send('lock', 'lock_control', {{open: true}}, {{expires: {expires}}}))")
+        assert ack.get("state") == "done", ack
+    await tab.load()  # with a clock that is right
+    await tab.open()
+    ack = await tab.do("seen(app.send('lock', 'lock_control', {open: true}))")
+    assert ack.get("state") == "done", ack
+    assert len(lock.effects) == 3
+
+
 # ── pushes ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -9,6 +9,7 @@ import asyncio
 import json
 import random
 import shutil
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from functools import partial
 from importlib.resources import files
@@ -278,6 +279,23 @@ async def test_what_may_be_repeated_is_repeated_after_a_power_cut(app: App, boar
     await board.start()
     await until(lambda: len(board.effects) == 2)
     assert board.effects == [f"lamp {command.id}"] * 2
+
+
+async def test_what_was_interrupted_is_not_called_expired(local: LocalHub, app: App, board: Board) -> None:
+    """It may have happened: an answer that says `expired` would settle it as not done."""
+    exp = time.time_ns() // 1_000_000 + 1_500
+    lamp = {"type": "dev_control", "seq_id": "1700000000000_1", "data": {"stuck": True}, "exp": exp}
+    say(local, lamp)
+    await until(lambda: len(board.effects) == 1)
+    await board.kill()
+    await until(lambda: time.time_ns() // 1_000_000 > exp)
+    await board.start()
+    heard = _acks(local)
+    say(local, lamp)
+    await until(lambda: "its outcome is unknown" in board.log)
+    assert (await app.send("lock", "lock_control")).done
+    assert [ack["seq_id"] for ack in heard if ack["seq_id"] == lamp["seq_id"]] == []
+    assert [line for line in board.effects if line.startswith("lamp")] == ["lamp 1700000000000_1"]
 
 
 async def test_memory_stays_small_and_what_fell_out_of_it_is_refused(

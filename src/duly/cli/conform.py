@@ -37,7 +37,10 @@ def conform(
         list[str] | None, typer.Option(help="Prove only this rule; may be repeated. [all]")
     ] = None,
     memory: Annotated[
-        int, typer.Option(min=1, metavar="N", help="How many commands a device or a node remembers.")
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Send a device or a node more commands than N, so that it forgets."
+        ),
     ] = 100,
     json: Json = False,
 ) -> None:

@@ -150,8 +150,8 @@ class SentCommand:
 
     def accept(self, state: str | None = None) -> None:
         """Note that the hub has stored it, now or earlier; a repeat carries its state."""
-        if state is not None and state.upper() in State.__members__:
-            self._known |= State[state.upper()].terminal
+        if state is not None:
+            self._known |= _is_end(state)
         settle(self._accepted, None)
 
     def report_progress(self, value: object) -> None:
@@ -338,7 +338,9 @@ class App(OutboxClient):
                 self._server_ack(key_of(self.name, frame.seq_id), frame)
             case "ack" if frame.seq_id is not None and frames.is_working(frame):
                 self._worked(key_of(self.name, frame.seq_id), frame)
-            case "ack" if frame.seq_id is not None and frame.code is not None:
+            case "ack" if (
+                frame.seq_id is not None and frame.code is not None and _is_end(frame.state or "done")
+            ):
                 state = State[(frame.state or "done").upper()]
                 answer = Answer(frame.code, frames.answer_of(frame)[1].data, frame.detail or "")
                 key = key_of(self.name, frame.seq_id)
@@ -400,6 +402,12 @@ class App(OutboxClient):
 
     def _tell(self, news: Push | Gap) -> None:
         self._pushes.add(news)
+
+
+def _is_end(word: str) -> bool:
+    """Return whether a word names a state in which a command has ended; a word that is not known does not."""
+    state = State.__members__.get(word.upper())
+    return state is not None and state.terminal
 
 
 def _question(seq_id: str) -> bytes:

@@ -3,6 +3,8 @@
  *     host_test power         cut the power at every write and in the middle of each, and count effects
  *     host_test window        forget ids, and accept none of them again
  *     host_test clock         a clock that is not set, and flash that cannot be read
+ *     host_test cut-off       messages that are not whole
+ *     host_test interrupted   what a power cut has interrupted, when its time is over
  *     host_test connection    cuts while a handler works, and refusals
  *     host_test fuzz SEED N   N connections to a broker that sends random packets */
 
@@ -359,7 +361,71 @@ static void test_clock(void) {
                  "\"enc\":\"base64\",\"payload\":\"e30!\"}");
     duly_poll(&device);
     CHECK(!effects[0] && count("\"code\":2") == 1); /* not run with no data */
+    said_size = 0;
+    feed_message("{\"sender\":\"hub\",\"msg_id\":\"phone:1800000000000_8:AAAAAAAAAAAAAAAAAAAAAAAA\",\"action\":\"once\","
+                 "\"exp\":\"soon\",\"payload\":{\"i\":0}}");
+    duly_poll(&device);
+    CHECK(!effects[0] && count("\"code\":2") == 1); /* until when it may be begun cannot be read */
     printf("what may be late is not begun\n");
+}
+
+/* A message that is cut off at any byte, or spoilt between two fields, is not run. */
+static void test_cut_off(void) {
+    const char whole[] = "{\"sender\":\"hub\",\"msg_id\":\"phone:1800000000000_9:AAAAAAAAAAAAAAAAAAAAAAAA\","
+                         "\"action\":\"once\",\"exp\":0,\"payload\":{\"i\":9}}";
+    memset(flash, 0xFF, sizeof flash);
+    start();
+    said_size = 0;
+    for (size_t size = 0; size < sizeof whole - 1; size++) {
+        char part[sizeof whole] = "";
+        memcpy(part, whole, size);
+        feed_message(part);
+        CHECK(duly_poll(&device) == DULY_ONLINE && !effects[9] && !effects[0] && !count("\"msg_id\""));
+    }
+    for (size_t at = 0; whole[at]; at++) {
+        char spoilt[sizeof whole];
+        if (whole[at] != ',' && whole[at] != ':' && whole[at] != '}') continue;
+        memcpy(spoilt, whole, sizeof whole);
+        spoilt[at] = ';';
+        if (strstr(spoilt, ";1800") || strstr(spoilt, ";AAAA") || strstr(spoilt, "\"i\";")) continue; /* inside a value */
+        feed_message(spoilt);
+        CHECK(duly_poll(&device) == DULY_ONLINE && !effects[9] && !effects[0]);
+    }
+    feed_message(whole);
+    duly_poll(&device);
+    CHECK(effects[9] == 1 && count(answer_of(9)) == 1);
+    printf("what is cut off is not run\n");
+}
+
+/* What a power cut has interrupted may have happened: it is called neither late nor refused. */
+static void test_interrupted(void) {
+    const uint64_t now = 1700000000000u, exp = now / 1000 + 60, clocks[] = {0, 1700000120000u};
+    memset(flash, 0xFF, sizeof flash);
+    start();
+    feed_dated("phone", now, 8, "again", exp);
+    if (!setjmp(power_cut)) {
+        cut_at = writes + 1; /* it is noted, it is done, and its answer is not written */
+        cut_part = 0;
+        duly_poll(&device);
+        CHECK(false);
+    }
+    cut_at = -1;
+    CHECK(repeats[8] == 1);
+    for (unsigned k = 0; k < 2; k++) {
+        wall_ms = clocks[k];
+        start();
+        said_size = 0;
+        feed_dated("phone", now, 8, "again", exp);
+        duly_poll(&device);
+        CHECK(repeats[8] == 1 && !count("\"msg_id\""));
+    }
+    wall_ms = now;
+    start();
+    said_size = 0;
+    feed_dated("phone", now, 8, "again", exp);
+    duly_poll(&device);
+    CHECK(repeats[8] == 2 && count("\"value\"") == 1);
+    printf("what was interrupted is not called late\n");
 }
 
 /* ── connections ── */
@@ -415,6 +481,14 @@ static void test_connection(void) {
         waited[k] = device.next_try - now_ms;
     }
     CHECK(waited[2] > waited[0]);
+    for (size_t size = DULY_SEND / 4; size < DULY_SEND; size++) { /* a name that fits into no packet */
+        static char name[DULY_SEND];
+        memset(name, 'x', size);
+        memset(flash, 0xFF, sizeof flash);
+        CHECK(duly_begin(&device, &port, name, "token"));
+        duly_poll(&device);
+    }
+    CHECK(device.state == DULY_OFFLINE);
     printf("a handler at work goes on over a cut\n");
 }
 
@@ -451,6 +525,8 @@ int main(int words, char **word) {
     if (words == 2 && !strcmp(word[1], "power")) test_power();
     else if (words == 2 && !strcmp(word[1], "window")) test_window();
     else if (words == 2 && !strcmp(word[1], "clock")) test_clock();
+    else if (words == 2 && !strcmp(word[1], "cut-off")) test_cut_off();
+    else if (words == 2 && !strcmp(word[1], "interrupted")) test_interrupted();
     else if (words == 2 && !strcmp(word[1], "connection")) test_connection();
     else if (words == 4 && !strcmp(word[1], "fuzz"))
         test_fuzz((uint32_t)strtoul(word[2], NULL, 10), (unsigned)strtoul(word[3], NULL, 10));

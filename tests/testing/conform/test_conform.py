@@ -208,6 +208,7 @@ async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mo
         ("hopeful", "reports-the-unknown"),
         ("backward", "mints-ids"),
         ("fragile", "survives-nonsense"),
+        ("literate", "survives-nonsense"),
         ("pressing", "resends"),
         ("eager", "waits-for-the-end"),
     ],
@@ -247,6 +248,7 @@ async def test_a_sound_app_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         ("deaf", "stops-when-acknowledged"),
         ("absent", "keeps-while-offline"),
         ("hasty", "keeps-while-offline"),
+        ("literate", "survives-nonsense"),
     ],
 )
 async def test_a_broken_sentinel_is_caught_by_name(
@@ -254,8 +256,11 @@ async def test_a_broken_sentinel_is_caught_by_name(
 ) -> None:
     monkeypatch.setattr(sentinel_run, "PATIENCE", PATIENCE_WITH.get(mode, 0.05))
 
-    def client(url: str) -> Awaitable[None]:
-        return broken_sentinel.main(mode, url)
+    async def client(url: str) -> None:
+        try:
+            await broken_sentinel.main(mode, url)
+        except* ValueError:
+            assert mode == "literate"
 
     report = await proved("ws://127.0.0.1:0", [rule], client, Noun.SENTINEL)
     assert [found.rule for found in report.broken] == [rule], report
@@ -334,6 +339,7 @@ async def broken_node_report(mode: str, rule: str) -> ConformReport:
         ("unseen", "reports-status"),
         ("strange", "reports-status"),
         ("unconfirmed", "confirms-receipt"),
+        ("terse", "confirms-receipt"),
         ("nosy", "minds-the-receiver"),
         ("ancient", "minds-old-tasks"),
         ("plain", "answers-in-kind"),
@@ -380,7 +386,11 @@ async def test_a_larger_memory_is_flooded_too(tmp_path: Path, monkeypatch: pytes
         return broken_device.main("hoarding", url, "conform", str(tmp_path))
 
     rule = "never-runs-the-forgotten"
-    assert not (await proved("ws://127.0.0.1:0", [rule], found)).broken
+    report = await proved("ws://127.0.0.1:0", [rule], found)
+    assert [one.rule for one in report.broken] == [rule], report
+    monkeypatch.setattr(receiver, "FLOOD_MOST", 130)
+    (holds,) = (await proved("ws://127.0.0.1:0", [rule], found)).results
+    assert (holds.result, "still remembered" in holds.why) == ("holds", True), holds
     report = await proved("ws://127.0.0.1:0", [rule], found, memory=200)
     assert [one.rule for one in report.broken] == [rule], report
 
@@ -517,6 +527,7 @@ async def restarted(noun: Noun, mode: str, rule: str) -> ConformReport:
         (Noun.DEVICE, "volatile", "remembers-over-restarts"),
         (Noun.DEVICE, "hasty", "stores-before-it-answers"),
         (Noun.DEVICE, "slow", "runs-once-over-kills"),
+        (Noun.DEVICE, "fading", "never-runs-the-forgotten"),
         (Noun.APP, "reborn", "mints-ids-over-restarts"),
         (Noun.SENTINEL, "volatile", "keeps-over-kills"),
     ],
@@ -568,10 +579,11 @@ async def test_bad_input_is_explained(
 # ── whole runs ───────────────────────────────────────────────────────────────────────────────────
 
 
-def passes(noun: str, url: str, *words: object, but: Sequence[str] = ()) -> None:
+def passes(noun: str, url: str, *words: object, but: Sequence[str] = (), only: Sequence[str] = ()) -> None:
     command = " ".join(map(str, words))
+    chosen = [word for rule in only for word in ("--only", rule)]
     done = subprocess.run(
-        [sys.executable, "-m", "duly", "conform", noun, url, "--json", "--run", command],
+        [sys.executable, "-m", "duly", "conform", noun, url, "--json", *chosen, "--run", command],
         capture_output=True,
         text=True,
         check=False,
@@ -584,6 +596,25 @@ def passes(noun: str, url: str, *words: object, but: Sequence[str] = ()) -> None
 WHOLE = [pytest.mark.proof, pytest.mark.timeout(300)]
 FRAMES, MQTT, REQUESTS = "ws://127.0.0.1:0", "mqtt://127.0.0.1:0", "http://127.0.0.1:0"
 ACCOUNT = ("{host}", "{port}", "{name}", "{token}", "{store}")
+
+
+class TestNonsense:
+    """Clients in languages other than Python go on after what they cannot read: one such message ended the
+    JavaScript app's process, and the worker of the MicroPython device."""
+
+    only = ("survives-nonsense",)
+
+    @pytest.mark.parametrize("url", [FRAMES, MQTT])
+    def test_micropython_device(self, url: str) -> None:
+        micropython = shutil.which("micropython") or missing("micropython")
+        words = (micropython, SUBJECTS / "board.py", CLIENTS / "micropython", "{url}", "{token}", "{store}")
+        passes("device", url, *words, *(("{name}",) if url == MQTT else ()), only=self.only)
+
+    @pytest.mark.parametrize(("noun", "library"), [("app", "js/duly.js"), ("sentinel", "js")])
+    def test_javascript(self, noun: str, library: str) -> None:
+        node = shutil.which("node") or missing("node")
+        program = (node, "--experimental-websocket", SUBJECTS / f"{noun}.mjs", CLIENTS / library)
+        passes(noun, FRAMES, *program, "{url}", "{token}", "{store}", only=self.only)
 
 
 class TestWholeRuns:

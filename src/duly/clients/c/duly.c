@@ -153,6 +153,20 @@ static duly_text raw_field(duly_text json, const char *name) {
     return none;
 }
 
+/* Whether a text is one JSON object, to its last brace: of one that was cut off, no field is believed. */
+static bool is_object(duly_text json) {
+    const char *end = json.at + json.size, *at = skip_space(json.at, end), *value, *stop;
+    if (at >= end || *at != '{') return false;
+    for (at = skip_space(at + 1, end); at < end && *at == '"'; at = skip_space(at + 1, end)) {
+        if (!(stop = value_end(at, end)) || (value = skip_space(stop, end)) >= end || *value != ':') return false;
+        value = skip_space(value + 1, end);
+        if (!(stop = value_end(value, end)) || stop == value) return false;
+        at = skip_space(stop, end);
+        if (at >= end || *at != ',') break;
+    }
+    return at < end && *at == '}' && at[-1] != ',' && skip_space(at + 1, end) == end;
+}
+
 duly_text duly_field(duly_text json, const char *name) {
     duly_text found = raw_field(json, name);
     if (found.size >= 2 && *found.at == '"') {
@@ -806,8 +820,10 @@ static void connect(duly *d) {
     size_t length_at = out.end;
     add_16(&out, 0);
     end_status(&out, false, add_status(&out, false), none);
-    d->out[length_at] = (uint8_t)((out.end - length_at - 2) >> 8);
-    d->out[length_at + 1] = (uint8_t)(out.end - length_at - 2);
+    if (out.fits) {
+        d->out[length_at] = (uint8_t)((out.end - length_at - 2) >> 8);
+        d->out[length_at + 1] = (uint8_t)(out.end - length_at - 2);
+    }
     add_string(&out, d->name);
     add_string(&out, d->token);
     if (!send_packet(&out, CONNECT) && d->state != DULY_OFFLINE) disconnect(d); /* it does not fit */
@@ -992,7 +1008,9 @@ static bool read_task(duly_text message, task *t) {
     t->after = -1;
     if (!t->msg_id.size || t->msg_id.size >= DULY_MSG_ID || !read_ids(t)) return false;
     t->command.type = duly_field(message, "action");
-    t->exp_ms = number(raw_field(message, "exp"), &value) ? value > UINT64_MAX / 1000 ? UINT64_MAX : value * 1000 : 0;
+    duly_text exp = raw_field(message, "exp");
+    if (number(exp, &value)) t->exp_ms = value > UINT64_MAX / 1000 ? UINT64_MAX : value * 1000;
+    else if (exp.size && !duly_is(exp, "null")) return false; /* until when it may be begun cannot be read */
     duly_text order = raw_field(message, "order");
     if (order.size && *order.at == '{' && !duly_is(duly_field(order, "mode"), "any")) {
         duly_text key = duly_field(order, "key");
@@ -1063,11 +1081,14 @@ static void run(duly *d, const task *t, duly_entry *begun) {
     const duly_text none = {"", 0};
     uint64_t now = time_of(d);
     int at = handler_of(d, t->command.type);
-    if (t->exp_ms && !now && !DULY_TIMELESS) { /* it may be hours late, out of a broker that kept it */
+    bool timeless = t->exp_ms && !now && !DULY_TIMELESS; /* it may be hours late, out of a broker that kept it */
+    bool late = t->exp_ms && now && now > t->exp_ms;
+    if (begun && (timeless || late)) return; /* not again, and it may have happened: the hub ends it as unknown */
+    if (timeless) {
         answer(d, t->msg_id, DULY_BUSY, none, NULL);
         return;
     }
-    if (t->exp_ms && now && now > t->exp_ms) {
+    if (late) {
         answer(d, t->msg_id, DULY_TIMEOUT, none, "expired");
         return;
     }
@@ -1107,6 +1128,7 @@ static void run(duly *d, const task *t, duly_entry *begun) {
 static bool take(duly *d, duly_text message, bool may_wait) {
     task t;
     const duly_text none = {"", 0};
+    if (!is_object(message)) return true;
     if (!read_task(message, &t)) {
         if (t.msg_id.size && t.msg_id.size < DULY_MSG_ID) answer(d, t.msg_id, DULY_BAD_PARAMETERS, none, NULL);
         return true;

@@ -185,6 +185,10 @@ func (n *Node) carryOut(task *incoming) {
 	case task.State == begun && how.effect == AtMostOnce:
 		n.endUntold(task, StateUnknown, "the node crashed while it was at work; whether it was done is not known", form)
 		return
+	case task.Exp > 0 && time.Now().After(time.Unix(task.Exp, 0).Add(grace)) && task.State == begun:
+		n.endUntold(task, StateUnknown, "the node crashed while it was at work, and it has expired since; "+
+			"whether it was done is not known", form)
+		return
 	case task.Exp > 0 && time.Now().After(time.Unix(task.Exp, 0).Add(grace)):
 		n.endUntold(task, StateExpired, "it expired before it could be done", form)
 		return
@@ -194,14 +198,12 @@ func (n *Node) carryOut(task *incoming) {
 	task.Attempt++
 	written := task.change()
 	n.mu.Unlock()
-	if how.effect == AtMostOnce || task.Attempt > 1 {
-		stored := make(chan struct{})
-		n.store.put([]change{written}, func() { close(stored) })
-		select {
-		case <-stored:
-		case <-n.context.Done():
-			return
-		}
+	stored := make(chan struct{})
+	n.store.put([]change{written}, func() { close(stored) })
+	select {
+	case <-stored:
+	case <-n.context.Done():
+		return
 	}
 	content, err := ReadContent(task.Payload, n.formOf(task.Sender), task.Enc)
 	var result any

@@ -133,6 +133,11 @@ class Link {
     this.#lost("the hub was silent");
     return true;
   }
+  renew(reason) {
+    if (!this.#socket) return;
+    this.#lost(reason);
+    this.#connectNow();
+  }
   close() {
     this.#closed = true;
     clearTimeout(this.#retry);
@@ -164,7 +169,8 @@ class Link {
     socket.onmessage = (/** @type {MessageEvent} */ { data }) => {
       if (over || this.#closed) return;
       this.#asked = null;
-      const frame = JSON.parse(data);
+      const frame = frameOf(data);
+      if (!frame) return;
       if (this.#socket === socket) {
         this.#client.hear(frame);
       } else if (frame.type === "welcome") {
@@ -195,6 +201,14 @@ class Link {
     this.#connect();
   }
 }
+function frameOf(text) {
+  try {
+    const frame = JSON.parse(text);
+    return typeof frame?.type === "string" ? frame : null;
+  } catch {
+    return null;
+  }
+}
 async function post(url, path, body) {
   const [hub, ...others] = hubs(url);
   let answer;
@@ -211,13 +225,16 @@ async function post(url, path, body) {
 function hubs(urls) {
   return urls.split(",").map((url) => url.trim().replace(/\/+$/, ""));
 }
+const CLOCK_STEP = 2_000;
 class Client extends Listeners {
   #link;
   #resumed = false;
   #isReady = () => {};
   #isRefused = () => {};
   _closed = null;
-  _ahead = 0;
+  #ahead = 0;
+  #drift = 0;
+  #waiting = [];
   constructor(url, token, socket, events) {
     super(events);
     this.name = "";
@@ -244,11 +261,13 @@ class Client extends Listeners {
     if (this._closed) return;
     this._closed = problem;
     this.#isRefused(problem);
+    for (const { reject } of this.#waiting.splice(0)) reject(problem);
     this._abandon(problem);
     this.#link.close();
   }
   #welcome(frame) {
-    this._ahead = frame.time - Date.now();
+    if (Number.isFinite(frame.time)) this.#ahead = frame.time - Date.now();
+    this.#drift = Date.now() - performance.now();
     this.name = frame.you;
     this._catchUp(frame);
     if (!this.#resumed) {
@@ -257,6 +276,7 @@ class Client extends Listeners {
     }
     this._sendAgain();
     this.#isReady();
+    for (const { resolve } of this.#waiting.splice(0)) resolve();
     this._emit("up", /** @type {any} */ (this.name));
   }
   #unwelcome(frame) {
@@ -271,7 +291,19 @@ class Client extends Listeners {
     return this.#link.dead();
   }
   _now() {
-    return Date.now() + this._ahead;
+    return Date.now() + this.#ahead;
+  }
+  async _timed() {
+    await this.ready;
+    if (this._closed || Math.abs(Date.now() - performance.now() - this.#drift) < CLOCK_STEP) return;
+    const welcome = new Promise((resolve, reject) => {
+      this.#waiting.push({ resolve: () => resolve(undefined), reject });
+    });
+    this.#link.renew("the clock was set");
+    await welcome;
+  }
+  _expiry(asked, seconds) {
+    return Math.round(this._now() - (performance.now() - asked) + seconds * 1_000);
   }
   _positions() {}
   _catchUp(_frame) {}
@@ -537,11 +569,11 @@ class App extends Client {
     if (order !== undefined || latest) frame.order = { key: order ?? "", mode: latest ? "latest" : "replay" };
     const size = new TextEncoder().encode(JSON.stringify(frame)).length + 100;
     if (size > FRAME_LIMIT) throw new Refused(2, "too_large", `${size} bytes; the limit is ${FRAME_LIMIT}`);
-    const asked = Date.now();
+    const asked = performance.now();
     const waits = Math.min(PATIENCE, expires === undefined ? PATIENCE : expires * 1000);
-    if (!(await within(waits, this.ready))) {
+    if (!(await within(waits, this._timed()))) {
       frame.seq_id ??= "";
-      const command = new Command(frame, asked, false);
+      const command = new Command(frame, this._now(), false);
       this.#end(command, never());
       return command;
     }
@@ -551,7 +583,7 @@ class App extends Client {
     if (known) return known;
     const command = new Command(frame, this._now(), false);
     command.progress = progress;
-    if (expires !== undefined) frame.exp = Math.round(asked + this._ahead + expires * 1000);
+    if (expires !== undefined) frame.exp = this._expiry(asked, expires);
     this.#write(command);
     this.#commands.set(command.id, command);
     this.#transmit(command);
@@ -651,6 +683,7 @@ class App extends Client {
   _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
+      if (!Number.isInteger(head)) continue;
       const seen = this.#cursors[device];
       if (seen === undefined) this.#see(device, head);
       else if (seen > head) {
@@ -668,8 +701,9 @@ class App extends Client {
   _hear(frame) {
     if (frame.type === "server_ack") this.#serverAck(frame);
     else if (frame.type === "ack") this.#ack(frame);
-    else if (frame.type === "gap") this.#gap(frame);
-    else if (frame.from !== undefined && frame.cursor !== undefined) this.#push(frame);
+    else if (typeof frame.from !== "string") return;
+    else if (frame.type === "gap" && Number.isInteger(frame.first)) this.#gap(frame);
+    else if (Number.isInteger(frame.cursor)) this.#push(frame);
   }
   #serverAck({ seq_id, code, error, detail }) {
     const command = this.#commands.get(seq_id);
@@ -757,8 +791,7 @@ class Chat extends Client {
   }
   send(to, what, { expires } = {}) {
     const data = typeof what === "string" ? { text: what } : what;
-    const exp = expires === undefined ? undefined : Math.round(this._now() + expires * 1000);
-    return this.#say(to.startsWith("#") ? "group_chat" : "one_chat", to, data, exp);
+    return this.#say(to.startsWith("#") ? "group_chat" : "one_chat", to, data, expires);
   }
   edit(conv, n, what) {
     return this.#say("edit", undefined, { conv, n, data: typeof what === "string" ? { text: what } : what });
@@ -779,10 +812,12 @@ class Chat extends Client {
   removeFriend(user) { return this.#say("friend_remove", undefined, { user }); }
   block(user) { return this.#say("block", undefined, { user }); }
   unblock(user) { return this.#say("unblock", undefined, { user }); }
-  #say(type, to, data, exp) {
+  #say(type, to, data, expires) {
+    const asked = performance.now();
     return this.#inTurn(to ?? "", async () => {
-      await this.ready;
+      await this._timed();
       if (this._closed) throw this._closed;
+      const exp = expires === undefined ? undefined : this._expiry(asked, expires);
       const frame = { type, seq_id: await this.#kept.mint(this._now()), to, data, exp };
       this.#kept.set(`line:${frame.seq_id}`, JSON.stringify(frame));
       return this.#deliver(frame);
@@ -855,10 +890,10 @@ class Chat extends Client {
   _hear(frame) {
     const { type, from, conv, n, data } = frame;
     if (type === "server_ack") this.#serverAck(frame);
-    else if (type === "receipt") this._emit("receipt", { conv, n, reader: from, state: data.state });
+    else if (type === "receipt") this._emit("receipt", { conv, n, reader: from, state: data?.state });
     else if (type === "typing") this._emit("typing", { conv, sender: from });
     else if (type === "presence") this._emit("presence", { sender: from, data });
-    else if (conv !== undefined && n !== undefined) this.#told(conv, n, frame);
+    else if (typeof conv === "string" && Number.isInteger(n)) this.#told(conv, n, frame);
   }
   #told(conv, n, frame) {
     const at = this.#at[conv] ?? n - 1;
@@ -2173,8 +2208,8 @@ class Sentinel extends Listeners {
     this.#tellHeldBack();
   }
   #measure(time) {
-    if (time === undefined) return;
-    const offset = time * 1_000 - this.#now();
+    if (!Number.isFinite(time)) return;
+    const offset = Number(time) * 1_000 - this.#now();
     this.#tell((monitor, now) => monitor.measured(offset, now));
   }
   #down(reason) {
@@ -2183,7 +2218,7 @@ class Sentinel extends Listeners {
     this.#say("offline", { detail: reason });
   }
   #hear({ type, seq_id: id, code, error = "", detail = "", time }) {
-    if (type !== "server_ack" || !id) return;
+    if (type !== "server_ack" || typeof id !== "string") return;
     this.#measure(time);
     if (id.startsWith("beat-")) {
       if (error) this.#say("refused", { detail: `the heartbeat: ${error}: ${detail}` });

@@ -1,5 +1,5 @@
 # MicroPython has no pathlib, no contextlib, and a TimeoutError of its own.
-# ruff: noqa: PTH104, PTH107, PTH123, SIM105, UP041
+# ruff: noqa: PTH104, PTH107, PTH123, SIM105
 """duly for MicroPython: a device that carries out each command once. One file, which needs only MicroPython;
 for a hub behind an MQTT broker `duly_mqtt.py` beside it.
 
@@ -91,6 +91,8 @@ class Command:
         self.exp: int = frame.get("exp") or 0
         self.lane: str | None = order.get("key", "") if ordered else None
         self.after: int = order.get("after", -1) if ordered else -1
+        if not isinstance(self.exp, (int, float)) or not isinstance(self.after, int):
+            raise ValueError("exp is milliseconds, order.after a counter")
         self.latest: bool = ordered and order.get("mode") == "latest"
         said = [self.type, self.data] + ([sorted(self.fields.items())] if self.fields else [])
         meaning = json.dumps(said).encode()
@@ -127,6 +129,16 @@ def next_id(last: str, now: int) -> str:
     """Returns the id after `last` ("": there was none)."""
     ms, n = moment(last) if last else (0, -1)
     return f"{max(now, ms)}_{n + 1}"
+
+
+def load_json(text: "str | bytes") -> "Any":
+    """Returns what a text means. MicroPython reads a text that is cut off as if it were whole; with something
+    behind it, it does not."""
+    raw = text.encode() if isinstance(text, str) else text
+    found = json.loads(b"[" + raw + b",0]")
+    if len(found) != 2 or found[1] != 0:
+        raise ValueError("no JSON, or not all of it")
+    return found[0]
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
@@ -247,7 +259,7 @@ def read_file(file: str) -> "tuple[Json, bool]":
         try:
             with open(name) as text:
                 there = True
-                known: Json = json.loads(text.read())
+                known: Json = load_json(text.read())
             return known, True
         except (OSError, ValueError):
             pass
@@ -317,7 +329,7 @@ class WebSocket(HubLink):
         await self.shake_hands(self._host)
         await self.say({"type": "auth", "token": token})
         said = await asyncio.wait_for(self.receive(), 10)
-        welcome: Json = json.loads(said or b"{}")
+        welcome: Json = load_json(said or b"{}")
         return welcome
 
     async def say(self, frame: "Json") -> None:
@@ -348,6 +360,8 @@ class WebSocket(HubLink):
                 raise Refused("the hub sends frames that are masked or extended")
             if size > 125:
                 size = int.from_bytes(await self._read(2 if size == 126 else 8), "big")
+            if kind >= CLOSE and size > 125:
+                raise Refused("the hub sends control frames that are too long")
             if kind >= CLOSE:
                 data = await self._read(size)
                 if kind == PING:
@@ -481,7 +495,7 @@ class Device:
         return self._now() > 0 or self._pushes.last != ""
 
     def _stored(self, frame: "Json") -> None:
-        if frame["code"] == 4:
+        if frame.get("code") in (4, None):
             return  # it is sent again
         if frame["code"] not in (0, 5):
             self._log(f"the hub refuses a push: {frame.get('detail')}")
@@ -502,7 +516,7 @@ class Device:
                     self._log(f"refused: {problem}")
                     if not self._socket:
                         pause = 60.0  # frequent tries would only be blocked
-                except (OSError, EOFError, ValueError, asyncio.TimeoutError) as problem:
+                except Exception as problem:  # whatever the other side sends, the device goes on
                     self._log(f"connection lost: {problem!r}")
                 if self._socket is not None:
                     self._socket, pause = None, 0.2
@@ -572,19 +586,21 @@ class Device:
 
     async def _hear(self, text: bytes) -> None:
         try:
-            frame = json.loads(text)
+            frame = load_json(text)
             named = isinstance(frame.get("seq_id"), str)
             if frame.get("type") == "server_ack" and named:
                 self._stored(frame)
             if not named or not isinstance(frame.get("from"), str) or not isinstance(frame.get("type"), str):
                 return
-        except (ValueError, TypeError, AttributeError):
+        except Exception:
             self._log("a frame that is too large, or no JSON object")
             return
         try:
-            await self._take(Command(frame, self._send))
-        except ValueError as problem:
+            command = Command(frame, self._send)
+        except Exception as problem:
             await self._say(frame["from"], frame["seq_id"], [BAD_PARAMETERS, None, str(problem)])
+            return
+        await self._take(command)
 
     async def _say(self, sender: str, seq_id: str, answer: "Row", state: str = "") -> None:
         code, data, detail = answer
@@ -688,7 +704,11 @@ class Device:
         memory = self._memory_of(command)
         handler, repeatable = self._handlers[command.type]
         entry = memory.find(command)
-        if command.exp and not self._now() and not self._timeless:
+        unsure = bool(command.exp and not self._now() and not self._timeless)
+        if entry is not None and (unsure or self._is_expired(command)):
+            self._log(f"{command.id} of {command.sender} was begun before a restart: its outcome is unknown")
+            return
+        if unsure:
             # A broker may have kept it for hours.
             await self._refuse(command, BUSY, "the clock is not set: it may be late, and was not done")
             return
@@ -698,7 +718,7 @@ class Device:
         if entry is None and command.lane is not None and memory.newest(command) > command.at:
             await self._supersede(command)
             return
-        if not repeatable:
+        if entry is None and command.type != CHUNK:
             entry = memory.add(command)
             try:
                 memory.save()

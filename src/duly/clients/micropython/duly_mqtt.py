@@ -17,10 +17,10 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from duly.clients.micropython.duly_device import HubLink, Json, Refused, steady_diff, steady_ms
+    from duly.clients.micropython.duly_device import HubLink, Json, Refused, load_json, steady_diff, steady_ms
 else:
     device = __import__("duly_device")  # it stands beside this file, not in a package
-    HubLink, Refused = device.HubLink, device.Refused
+    HubLink, Refused, load_json = device.HubLink, device.Refused, device.load_json
     steady_ms, steady_diff = device.steady_ms, device.steady_diff
 
 CONNECT, CONNACK, PUBLISH, PUBACK, SUBSCRIBE, PINGREQ = 0x10, 0x20, 0x30, 0x40, 0x82, 0xC0
@@ -55,9 +55,10 @@ def content(raw: object, enc: object) -> object:
     except ValueError:
         return raw
     try:
-        return json.loads(text)
+        found: object = load_json(text)
     except ValueError:
         return text
+    return found
 
 
 TAG = 24
@@ -180,12 +181,13 @@ class Mqtt(HubLink):
             if kind & 0xF0 != PUBLISH:
                 continue
             size = int.from_bytes(body[:2], "big")
-            topic, body = body[2 : 2 + size].decode(), body[2 + size :]
+            topic, body = body[2 : 2 + size], body[2 + size :]
             if kind & 6:
                 self._unacknowledged, body = int.from_bytes(body[:2], "big"), body[2:]
             try:
-                return json.dumps(self._frame(topic.split("/")[-1], json.loads(body))).encode()
-            except (ValueError, TypeError, KeyError, AttributeError):
+                last = topic.decode().split("/")[-1]
+                return json.dumps(self._frame(last, load_json(body))).encode()
+            except Exception:
                 return b""
 
     async def close(self) -> None:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from duly.core.ids import SeqId
 from duly.errors import Malformed
-from duly.testing.conform.frame_server import FrameServer, Json
+from duly.testing.conform.frame_server import UNREADABLE, FrameServer, Json
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import Cut, Kill, Nonsense
 from duly.testing.conform.subject import RestartedClient
@@ -30,6 +30,12 @@ RESENDS: Final = 3
 """How often an unanswered command is sent again."""
 REFUSED: Final = "refused"
 _NONSENSE: Final = (
+    *UNREADABLE,
+    '{"type":"ack","from":"lock"}',
+    '{"type":"ack","seq_id":"1_1","from":"lock","code":0,"state":"no_such_state"}',
+    '{"type":"server_ack","seq_id":"1_1","code":5,"state":"no_such_state"}',
+    '{"type":"gap"}',
+    '{"from":"lock","cursor":"nine"}',
     '{"type":"ack","seq_id":"1_1","from":"lock","code":0,"state":"done"}',
     '{"type":"server_ack","seq_id":"1_1","code":2}',
     '{"type":"server_ack","code":2,"error":"malformed"}',

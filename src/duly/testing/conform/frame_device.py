@@ -6,20 +6,22 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from duly.testing.conform.frame_server import FrameServer
+from duly.testing.conform.frame_server import UNREADABLE, FrameServer
 from duly.testing.conform.heard_pushes import HeardPushes
 from duly.testing.conform.receiver import OWN_FIELDS, ConformTask, HeardAnswer
 from duly.testing.conform.rules import BrokenRule, NotChecked
 
 PONG_WITHIN: Final = 10.0
 _NONSENSE: Final = (
-    "this is not JSON",
-    "{}",
-    "[1,2,3]",
+    *UNREADABLE,
     '{"type":"gap","from":"no-such-device","after":1,"first":2}',
     '{"type":"server_ack","seq_id":"1_1","code":0}',
+    '{"type":"server_ack","seq_id":"1_1"}',
     '{"type":"count","seq_id":17,"from":"phone","data":{}}',
     '{"type":"count","from":"phone","data":{}}',
+    '{"type":"count","seq_id":"1_2","from":"phone","exp":1,"order":{"key":"door","after":"first"}}',
+    '{"type":"count","seq_id":"1_3","from":"phone","exp":"soon","data":{}}',
+    '{"type":"count","seq_id":"1_4","from":"phone","exp":9999999999999',
     '{"type":"no_such_frame","data":' + "[" * 30 + "]" * 30 + "}",
 )
 

@@ -18,6 +18,8 @@ from duly.testing.conform.transcript import Transcript
 CONNECTED: Final = 30.0
 """Seconds within which a client must reconnect."""
 _INTRODUCTION: Final = 10.0
+UNREADABLE: Final = ("this is not JSON", "null", "17", "[1,2,3]", "{}", '{"type":7}', '{"type":"server_ack"')
+"""Texts that are no frames."""
 
 Json = dict[str, object]
 
@@ -26,6 +28,7 @@ class FrameServer:
     """The hub's side of the frames dialect. `welcome` are the fields of its welcome beside name and time."""
 
     strange_answers: Sequence[str] = (
+        *UNREADABLE,
         '{"type":"server_ack","seq_id":"no-such-event","code":0}',
         '{"type":"server_ack","code":2,"error":"malformed"}',
         '{"type":"ack","seq_id":"no-such-event","from":"tower","code":0,"state":"done"}',

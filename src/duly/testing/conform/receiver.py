@@ -45,6 +45,10 @@ QUIET: Final = 0.3
 MEMORY: Final = 100
 """Commands that a small device remembers."""
 MORE_THAN_MEMORY: Final = 30
+FLOOD_MOST: Final = 1_040
+"""Commands with which a client is flooded that does not forget; `--memory` may ask for more."""
+FLOOD_WITHIN: Final = 30.0
+"""Seconds after which no further flood begins."""
 PROBE: Final = "conform"
 """The sender of the commands that count effects."""
 
@@ -153,6 +157,8 @@ class ReceiverRun:
         self._began = 0
         self._torn = False
         self._rule = ""
+        self.remark = ""
+        """what is to be said of a rule that holds"""
 
     async def play(self, script: Script) -> None:
         """Play a script; raises `BrokenRule` with what went wrong."""
@@ -186,10 +192,8 @@ class ReceiverRun:
             case InKind(name):
                 task = self._tasks[name]
                 self._peer.check_kind(task, self._answers.get(task.key, ()))
-            case Flood():
-                for _ in range(self._memory + MORE_THAN_MEMORY):
-                    await self._probe()
-                    self._others += 1
+            case Flood(name):
+                await self._flood(name)
             case Cut():
                 self._torn = True
                 self._peer.cut()
@@ -318,6 +322,8 @@ class ReceiverRun:
             raise BrokenRule(self._rule, f"they ran in another order: {ran}")
 
     async def _kill(self, step: Kill) -> None:
+        if self._subject is None and step.if_possible:
+            return
         if self._subject is None:
             raise NotChecked("this rule needs --run, so that the program can be killed and restarted")
         self._torn = True
@@ -330,6 +336,35 @@ class ReceiverRun:
         self._peer.cut()
         self._subject.start()
         await self._peer.connected()
+
+    async def _flood(self, name: str) -> None:
+        """Deliver other commands, twice as many each time, until this one is forgotten."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + FLOOD_WITHIN
+        sent, wanted = 0, self._memory + MORE_THAN_MEMORY
+        most = max(FLOOD_MOST, wanted)
+        while True:
+            while sent < wanted:
+                await self._probe()
+                self._others += 1
+                sent += 1
+            if not await self._remembers(name):
+                return
+            if wanted >= most or loop.time() > until:
+                break
+            wanted = min(2 * wanted, most)
+        self.remark = f"it still remembered the first of {sent} commands; --memory N sends more than N"
+
+    async def _remembers(self, name: str) -> bool:
+        """Whether a repeat of a command is answered as the command was; not: it is forgotten, or has run."""
+        self._deliver(DeliverTask(name))
+        task = self._tasks[name]
+        await self._probe()  # an answer to the repeat comes before the one to this
+        self._others += 1
+        await self._hear(lambda: False, QUIET)
+        first = self._finals(task)[0]
+        answers = self._answers[task.key][self._marks[name] :]
+        return any(one.code == first.code and one.data == first.data for one in answers)
 
     # ── what is heard ────────────────────────────────────────────────────────────────────────────
 

@@ -69,7 +69,7 @@ _RECEIVES: Final = (
     ConformRule("names-the-unknown", "It answers a command that it does not know, with a code other than 0."),
     ConformRule("survives-nonsense", "It goes on after messages that it cannot read or does not expect."),
 )
-_OVER_MQTT: Final = (
+_SESSION: Final = (
     ConformRule(
         "keeps-its-session",
         "It connects with a session that is kept, and subscribes with QoS 1.",
@@ -79,9 +79,6 @@ _OVER_MQTT: Final = (
         "reports-status",
         "It publishes a retained status `online:true`; its will is `online:false` with the same `session`.",
         over="mqtt",
-    ),
-    ConformRule(
-        "confirms-receipt", "It publishes an `ack` once a task is stored, before its result.", over="mqtt"
     ),
 )
 
@@ -101,11 +98,19 @@ RULES: Final[Mapping[Noun, tuple[ConformRule, ...]]] = {
             "keeps-pushes",
             "It keeps a push that has a `seq_id`, and sends it again until it is acknowledged.",
         ),
-        *_OVER_MQTT,
+        *_SESSION,
+        ConformRule(
+            "confirms-receipt", "It publishes an `ack` once a task is stored, before its result.", over="mqtt"
+        ),
     ),
     Noun.NODE: (
         *_RECEIVES,
-        *_OVER_MQTT,
+        *_SESSION,
+        ConformRule(
+            "confirms-receipt",
+            "It publishes an `ack` once a task is stored, before its result, and again for every repeat.",
+            over="mqtt",
+        ),
         ConformRule("minds-the-receiver", "It neither runs nor answers a task for another receiver."),
         ConformRule(
             "minds-old-tasks", "It neither runs nor answers a task without `exp` whose `time` is days ago."

@@ -181,9 +181,8 @@ class ConformRun:
             progress(script.rule, number, len(self._scripts))
             since = len(self._transcript.entries)
             self._transcript.note("!", f"rule {script.rule}")
-            result = self._judged(script.rule, "holds")
             try:
-                await play(script)
+                result = self._judged(script.rule, "holds", await play(script))
             except NotChecked as problem:
                 result = self._judged(script.rule, "not checked", str(problem))
             except (BrokenRule, Malformed, msgspec.DecodeError) as problem:
@@ -197,8 +196,9 @@ class ConformRun:
                     found.setdefault(script.rule, self._judged(script.rule, "not checked", reason))
             if found.get(result.rule) is None or result.result == "broken":
                 found[result.rule] = result
-            if result.rule == "connects" and result.result == "broken":
-                break  # no further answer can arrive
+            unheard = result.rule == "connects" or (result.rule == "answers" and number == 0)
+            if unheard and result.result == "broken":
+                break  # it says nothing, or nothing that can be understood
         wanted = {script.rule for script in self._scripts} | found.keys()
         rules = [rule.name for rule in RULES[self._noun] if rule.name in wanted]
         return [found.get(name) or self._judged(name, "not checked") for name in rules]
@@ -207,7 +207,8 @@ class ConformRun:
         sentence = next((rule.sentence for rule in RULES[self._noun] if rule.name == name), "")
         return RuleResult(name, sentence, result, why, tuple(frames))
 
-    def _player(self, subject: RestartedClient | None) -> Callable[[AnyScript], Awaitable[None]]:
+    def _player(self, subject: RestartedClient | None) -> Callable[[AnyScript], Awaitable[str]]:
+        """Return what plays a script against the client; its result is said of a rule that holds."""
         frames, broker = self._frames, self._broker
         peer: ReceiverPeer | None = None
         if broker is not None:
@@ -217,13 +218,16 @@ class ConformRun:
         app = None if frames is None else AppRun(frames, subject)
         sentinel = None if frames is None else SentinelRun(frames, subject)
 
-        async def play(script: AnyScript) -> None:
+        async def play(script: AnyScript) -> str:
             if isinstance(script, AppScript) and app is not None:
                 await app.play(script)
             elif isinstance(script, SentinelScript) and sentinel is not None:
                 await sentinel.play(script)
             elif isinstance(script, Script) and peer is not None:
-                await ReceiverRun(peer, subject, self._ids, self._memory).play(script)
+                run = ReceiverRun(peer, subject, self._ids, self._memory)
+                await run.play(script)
+                return run.remark
+            return ""
 
         return play
 

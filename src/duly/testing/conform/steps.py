@@ -81,7 +81,10 @@ class InKind(Struct, frozen=True):
 
 
 class Flood(Struct, frozen=True):
-    """Delivers other commands, one after the other, until the client has forgotten what came before."""
+    """Delivers other commands, each after the one before was answered, until the client has forgotten this
+    one: it no longer answers it."""
+
+    name: str
 
 
 class Cut(Struct, frozen=True):
@@ -89,9 +92,11 @@ class Cut(Struct, frozen=True):
 
 
 class Kill(Struct, frozen=True):
-    """Kills the program and starts it again; `at` names a command: it is killed when that is answered."""
+    """Kills the program and starts it again; `at` names a command: it is killed when that is answered. With
+    `if_possible` a program that was started by hand is left alone, and the rest of the script is played."""
 
     at: str = ""
+    if_possible: bool = False
 
 
 class Pause(Struct, frozen=True):

@@ -5,7 +5,8 @@
 `gullible` takes every `ack` for its own; `fickle` lets a later answer change the end; `stubborn` sends again
 what was refused; `resigned` takes code 4 for the end; `hopeful` takes unknown for done; `backward` counts
 down; `fragile` ends at what it does not know; `reborn` begins its ids anew at each start; `pressing` sends a
-command again all the time; `eager` takes an `ack` of a device at work for the end.
+command again all the time; `eager` takes an `ack` of a device at work for the end; `literate` ends at what is
+no frame.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class BrokenApp:
             case "server_ack" if own:
                 self.accepted(frame["code"])
             case "ack" if own or self.mode == "gullible":
-                if frame["state"] == "delivered" and self.mode != "eager":
+                if frame.get("state") == "delivered" and self.mode != "eager":
                     pass
                 elif self.taken or self.mode != "strict":
                     state = "done" if self.mode == "hopeful" else frame["state"]
@@ -93,7 +94,15 @@ async def main(mode: str, url: str) -> None:
 
 async def listen(app: BrokenApp, socket: aiohttp.ClientWebSocketResponse) -> None:
     async for message in socket:
-        app.hear(message.json())
+        try:
+            frame = message.json()
+            known = isinstance(frame, dict) and isinstance(frame["type"], str)
+        except (ValueError, KeyError):
+            known = False
+        if known:
+            app.hear(frame)
+        elif app.mode == "literate":
+            raise ValueError(message.data)
     raise ConnectionError
 
 

@@ -10,7 +10,8 @@ nothing; `slow` works before it stores; `careful` notes what it begins, and brea
 `waiting` waits for ever for the
 command before; `ordering` orders what is in no lane; `sulking` runs nothing more of a sender of whom it has
 forgotten an id; `hoarding` keeps the last 200 ids and nothing of those before; `leisurely` takes its time for
-every frame, and breaks no rule of pushes.
+every frame, and breaks no rule of pushes; `fading` keeps the last 100 ids in its file, and the marks of those
+before in memory only.
 """
 
 import asyncio
@@ -30,6 +31,11 @@ def replace(file: Path, text: str) -> None:
     new.replace(file)
 
 
+def moment(id_: str) -> list[int]:
+    """What ids are compared by."""
+    return [int(part) for part in id_.split("_")]
+
+
 class BrokenDevice:
     def __init__(self, mode: str, store: str) -> None:
         self.mode = mode
@@ -39,6 +45,8 @@ class BrokenDevice:
         self.known: dict[str, dict[str, Any]] = json.loads(text)
         self.lost: set[str] = set()
         """senders of whom an id was forgotten"""
+        self.marks: dict[str, list[int]] = {}
+        """of each sender the newest id that was forgotten"""
         self.newest: dict[str, int] = {}
         self.pushes: dict[str, dict[str, Any]] = {}
 
@@ -50,9 +58,12 @@ class BrokenDevice:
     def save(self) -> None:
         if self.mode == "volatile":
             return
-        kept = {"forgetful": 100, "sulking": 100, "hoarding": 200}.get(self.mode, len(self.known))
+        few = {"forgetful": 100, "sulking": 100, "fading": 100, "hoarding": 200}
+        kept = few.get(self.mode, len(self.known))
         forgotten = list(self.known)[: max(0, len(self.known) - kept)]
         self.lost |= {key.split()[0] for key in forgotten}
+        for sender, id_ in map(str.split, forgotten):
+            self.marks[sender] = max(self.marks.get(sender, []), moment(id_))
         self.known = {key: answer for key, answer in self.known.items() if key not in forgotten}
         replace(self.memory, json.dumps(self.known))
 
@@ -109,6 +120,9 @@ class BrokenDevice:
             case "ordering" if order.get("mode") == "any":
                 before, self.newest[sender] = self.newest.get(sender, -1), n
                 return n < before
+            case "fading":
+                known = f"{sender} {frame['seq_id']}" in self.known
+                return not known and moment(frame["seq_id"]) <= self.marks.get(sender, [])
             case "sulking":
                 known = f"{sender} {frame['seq_id']}" in self.known
                 return not known and sender in self.lost - {"conform"}

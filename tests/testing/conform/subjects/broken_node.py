@@ -1,13 +1,13 @@
 """Nodes that break a rule of MQTT, with paho.
 
 `sound` breaks none of these. `clean` lets the broker forget its session; `unseen` reports no status;
-`strange` has another session in its will; `unconfirmed` publishes no `ack`; `nosy` takes tasks for others;
-`ancient` takes old tasks; `plain` answers in JSON, whatever it was asked in; `modern` does not use older
-names of fields in answers; `unsure` answers with QoS 0. None of them sends a task again. `gullible` takes any
-result for its own; `last` takes the last result of a task that it sent. `wildcard` subscribes to all its
-topics with QoS 0; `renamed` has another client id at each connection; `unnamed` brings no name and password;
-`resumed` has the same session at each connection; `dated` takes no task without `exp`; `wordless` answers
-with nothing; `nameless` sends a task without an id.
+`strange` has another session in its will; `unconfirmed` publishes no `ack`, `terse` none for a repeat; `nosy`
+takes tasks for others; `ancient` takes old tasks; `plain` answers in JSON, whatever it was asked in; `modern`
+does not use older names of fields in answers; `unsure` answers with QoS 0. None of them sends a task again.
+`gullible` takes any result for its own; `last` takes the last result of a task that it sent. `wildcard`
+subscribes to all its topics with QoS 0; `renamed` has another client id at each connection; `unnamed` brings
+no name and password; `resumed` has the same session at each connection; `dated` takes no task without `exp`;
+`wordless` answers with nothing; `nameless` sends a task without an id.
 """
 
 import base64
@@ -84,7 +84,7 @@ class BrokenNode:
         if expired or other or (self.mode == "dated" and not exp):
             return
         field = "message_id" if "message_id" in task and self.mode != "modern" else "msg_id"
-        if self.mode != "unconfirmed":
+        if self.mode != "unconfirmed" and (self.mode != "terse" or (sender, id_) not in self.known):
             self.say(sender, "ack", {field: id_})
         if task["action"] == "relay":
             self.asked, self.ends = (sender, id_), []

@@ -4,7 +4,7 @@
 at a cut; `minting` gives each try a new id; `resigned` takes code 4 for the end; `deaf` sends again what was
 acknowledged; `absent` drops what happens when the hub goes away; `hasty` sends the newest first; `volatile`
 keeps its queue in memory; `noisy` reports each repeat, and limits as it should; `unlimited` reports as much
-as there is, and debounces as it should.
+as there is, and debounces as it should; `literate` ends at what is no frame.
 
 Over HTTP there are two more: `gullible` takes every 2xx for an acknowledgement, whatever it says, and
 `patient` has no time-out for its requests.
@@ -112,7 +112,15 @@ async def main(mode: str, url: str) -> None:
 
 async def listen(sentinel: BrokenSentinel, socket: aiohttp.ClientWebSocketResponse) -> None:
     async for message in socket:
-        sentinel.hear(message.json())
+        try:
+            frame = message.json()
+            known = isinstance(frame, dict) and isinstance(frame["type"], str)
+        except (ValueError, KeyError):
+            known = False
+        if known:
+            sentinel.hear(frame)
+        elif sentinel.mode == "literate":
+            raise ValueError(message.data)
     raise ConnectionError
 
 

@@ -59,14 +59,15 @@ static bool open_socket(void *context) {
         snprintf(posix->problem, sizeof posix->problem, "%s", gai_strerror(unknown));
         return false;
     }
-    posix->socket = socket(found->ai_family, found->ai_socktype, found->ai_protocol);
-    bool up = posix->socket >= 0 && !connect(posix->socket, found->ai_addr, found->ai_addrlen);
-    snprintf(posix->problem, sizeof posix->problem, "%s", up ? "" : strerror(errno));
-    freeaddrinfo(found);
-    if (!up) {
-        close_socket(context);
-        return false;
+    bool up = false;
+    for (const struct addrinfo *one = found; one && !up; one = one->ai_next) { /* "localhost" has two addresses */
+        posix->socket = socket(one->ai_family, one->ai_socktype, one->ai_protocol);
+        up = posix->socket >= 0 && !connect(posix->socket, one->ai_addr, one->ai_addrlen);
+        snprintf(posix->problem, sizeof posix->problem, "%s", up ? "" : strerror(errno));
+        if (!up) close_socket(context);
     }
+    freeaddrinfo(found);
+    if (!up) return false;
     setsockopt(posix->socket, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* else an answer waits 40 ms */
     fcntl(posix->socket, F_SETFL, fcntl(posix->socket, F_GETFL) | O_NONBLOCK);
     return true;

@@ -154,12 +154,12 @@ export class App extends Client {
     if (order !== undefined || latest) frame.order = { key: order ?? "", mode: latest ? "latest" : "replay" };
     const size = new TextEncoder().encode(JSON.stringify(frame)).length + 100;
     if (size > FRAME_LIMIT) throw new Refused(2, "too_large", `${size} bytes; the limit is ${FRAME_LIMIT}`);
-    // Ids and expiries are in the hub's time, so the first welcome must come before the first id.
-    const asked = Date.now();
+    // Ids and expiries are in the hub's time, so a welcome must have told it before the first id.
+    const asked = performance.now();
     const waits = Math.min(PATIENCE, expires === undefined ? PATIENCE : expires * 1000);
-    if (!(await within(waits, this.ready))) {
+    if (!(await within(waits, this._timed()))) {
       frame.seq_id ??= "";
-      const command = new Command(frame, asked, false);
+      const command = new Command(frame, this._now(), false);
       this.#end(command, never());
       return command;
     }
@@ -169,7 +169,7 @@ export class App extends Client {
     if (known) return known;
     const command = new Command(frame, this._now(), false);
     command.progress = progress;
-    if (expires !== undefined) frame.exp = Math.round(asked + this._ahead + expires * 1000);
+    if (expires !== undefined) frame.exp = this._expiry(asked, expires);
     this.#write(command);
     this.#commands.set(command.id, command);
     this.#transmit(command);
@@ -294,6 +294,7 @@ export class App extends Client {
   _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
+      if (!Number.isInteger(head)) continue;
       const seen = this.#cursors[device];
       if (seen === undefined) this.#see(device, head);
       else if (seen > head) {
@@ -315,8 +316,9 @@ export class App extends Client {
   _hear(frame) {
     if (frame.type === "server_ack") this.#serverAck(frame);
     else if (frame.type === "ack") this.#ack(frame);
-    else if (frame.type === "gap") this.#gap(frame);
-    else if (frame.from !== undefined && frame.cursor !== undefined) this.#push(frame);
+    else if (typeof frame.from !== "string") return;
+    else if (frame.type === "gap" && Number.isInteger(frame.first)) this.#gap(frame);
+    else if (Number.isInteger(frame.cursor)) this.#push(frame);
   }
 
   /** @param {any} frame */

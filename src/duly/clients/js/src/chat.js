@@ -78,8 +78,7 @@ export class Chat extends Client {
    * @returns {Promise<Sent>} its conversation and number, once it is stored; rejects with `Refused` */
   send(to, what, { expires } = {}) {
     const data = typeof what === "string" ? { text: what } : what;
-    const exp = expires === undefined ? undefined : Math.round(this._now() + expires * 1000);
-    return this.#say(to.startsWith("#") ? "group_chat" : "one_chat", to, data, exp);
+    return this.#say(to.startsWith("#") ? "group_chat" : "one_chat", to, data, expires);
   }
 
   /** @param {string} conv @param {number} n @param {any} what */
@@ -119,12 +118,14 @@ export class Chat extends Client {
   /** @param {string} user */
   unblock(user) { return this.#say("unblock", undefined, { user }); }
 
-  /** @param {string} type @param {string|undefined} to @param {any} data @param {number} [exp]
+  /** @param {string} type @param {string|undefined} to @param {any} data @param {number} [expires] seconds
    * @returns {Promise<Sent>} */
-  #say(type, to, data, exp) {
+  #say(type, to, data, expires) {
+    const asked = performance.now();
     return this.#inTurn(to ?? "", async () => {
-      await this.ready;
+      await this._timed();
       if (this._closed) throw this._closed;
+      const exp = expires === undefined ? undefined : this._expiry(asked, expires);
       const frame = { type, seq_id: await this.#kept.mint(this._now()), to, data, exp };
       this.#kept.set(`line:${frame.seq_id}`, JSON.stringify(frame));
       return this.#deliver(frame);
@@ -226,10 +227,10 @@ export class Chat extends Client {
   _hear(frame) {
     const { type, from, conv, n, data } = frame;
     if (type === "server_ack") this.#serverAck(frame);
-    else if (type === "receipt") this._emit("receipt", { conv, n, reader: from, state: data.state });
+    else if (type === "receipt") this._emit("receipt", { conv, n, reader: from, state: data?.state });
     else if (type === "typing") this._emit("typing", { conv, sender: from });
     else if (type === "presence") this._emit("presence", { sender: from, data });
-    else if (conv !== undefined && n !== undefined) this.#told(conv, n, frame);
+    else if (typeof conv === "string" && Number.isInteger(n)) this.#told(conv, n, frame);
   }
 
   /** @param {string} conv @param {number} n @param {any} frame */

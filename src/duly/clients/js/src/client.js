@@ -4,6 +4,8 @@ import { Closed, Refused } from "./errors.js";
 import { Listeners } from "./listeners.js";
 import { Link } from "./link.js";
 
+const CLOCK_STEP = 2_000;
+
 /**
  * What `App` and `Chat` share: the link to the hub, what is told to listeners, how it begins and how it ends.
  * What has an underscore is between this class and those two.
@@ -22,7 +24,12 @@ export class Client extends Listeners {
   /** @type {Error|null} why nothing is sent any more */
   _closed = null;
   /** How far the hub's clock is ahead of ours, in ms: that of a wall tablet may be anywhere. */
-  _ahead = 0;
+  #ahead = 0;
+  /** How far our clock was ahead of the steady one when that was measured: it changes if our clock is set, or if
+   * we sleep. */
+  #drift = 0;
+  /** Those that wait for the next welcome. @type {{resolve: () => void, reject: (problem: Error) => void}[]} */
+  #waiting = [];
 
   /** @param {string} url @param {string} token @param {any} socket @param {string[]} events */
   constructor(url, token, socket, events) {
@@ -59,13 +66,15 @@ export class Client extends Listeners {
     if (this._closed) return;
     this._closed = problem;
     this.#isRefused(problem);
+    for (const { reject } of this.#waiting.splice(0)) reject(problem);
     this._abandon(problem);
     this.#link.close();
   }
 
   /** @param {any} frame */
   #welcome(frame) {
-    this._ahead = frame.time - Date.now();
+    if (Number.isFinite(frame.time)) this.#ahead = frame.time - Date.now();
+    this.#drift = Date.now() - performance.now();
     this.name = frame.you;
     this._catchUp(frame);
     if (!this.#resumed) {
@@ -74,6 +83,7 @@ export class Client extends Listeners {
     }
     this._sendAgain();
     this.#isReady();
+    for (const { resolve } of this.#waiting.splice(0)) resolve();
     this._emit("up", /** @type {any} */ (this.name));
   }
 
@@ -94,9 +104,28 @@ export class Client extends Listeners {
     return this.#link.dead();
   }
 
-  /** The hub's time in ms. */
+  /** The hub's time in ms, by what the last welcome said. */
   _now() {
-    return Date.now() + this._ahead;
+    return Date.now() + this.#ahead;
+  }
+
+  /** Resolves when the hub's time is known: after the first welcome, and if our clock was set or we have slept
+   * since the last one, after another, for which we connect anew. An id with a wrong time would be refused, and
+   * so would all after it, since ids never go back. @returns {Promise<void>} */
+  async _timed() {
+    await this.ready;
+    if (this._closed || Math.abs(Date.now() - performance.now() - this.#drift) < CLOCK_STEP) return;
+    const welcome = new Promise((resolve, reject) => {
+      this.#waiting.push({ resolve: () => resolve(undefined), reject });
+    });
+    this.#link.renew("the clock was set");
+    await welcome;
+  }
+
+  /** When something expires that was asked for at this time of the steady clock, by the hub's time.
+   * @param {number} asked @param {number} seconds */
+  _expiry(asked, seconds) {
+    return Math.round(this._now() - (performance.now() - asked) + seconds * 1_000);
   }
 
   /** How far we have come in each stream, as the hub is told when we connect. @returns {any} */

@@ -63,6 +63,13 @@ export class Link {
     return true;
   }
 
+  /** Connect anew at once, to be told the hub's time. @param {string} reason */
+  renew(reason) {
+    if (!this.#socket) return;
+    this.#lost(reason);
+    this.#connectNow();
+  }
+
   close() {
     this.#closed = true;
     clearTimeout(this.#retry);
@@ -95,7 +102,8 @@ export class Link {
     socket.onmessage = (/** @type {MessageEvent} */ { data }) => {
       if (over || this.#closed) return;
       this.#asked = null;
-      const frame = JSON.parse(data);
+      const frame = frameOf(data);
+      if (!frame) return;
       if (this.#socket === socket) {
         this.#client.hear(frame);
       } else if (frame.type === "welcome") {
@@ -128,6 +136,16 @@ export class Link {
     clearTimeout(this.#retry);
     this.#retry = undefined;
     this.#connect();
+  }
+}
+
+/** A frame; null for what is none, which is passed over. @param {any} text */
+function frameOf(text) {
+  try {
+    const frame = JSON.parse(text);
+    return typeof frame?.type === "string" ? frame : null;
+  } catch {
+    return null;
   }
 }
 

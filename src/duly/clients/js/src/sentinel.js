@@ -496,8 +496,8 @@ export class Sentinel extends Listeners {
   /** Measure how far the tower's clock is ahead of ours, if it says what it shows.
    * @param {number|undefined} time */
   #measure(time) {
-    if (time === undefined) return;
-    const offset = time * 1_000 - this.#now();
+    if (!Number.isFinite(time)) return;
+    const offset = Number(time) * 1_000 - this.#now();
     this.#tell((monitor, now) => monitor.measured(offset, now));
   }
 
@@ -510,7 +510,7 @@ export class Sentinel extends Listeners {
 
   /** @param {any} frame */
   #hear({ type, seq_id: id, code, error = "", detail = "", time }) {
-    if (type !== "server_ack" || !id) return;
+    if (type !== "server_ack" || typeof id !== "string") return;
     this.#measure(time);
     if (id.startsWith("beat-")) {
       if (error) this.#say("refused", { detail: `the heartbeat: ${error}: ${detail}` });

@@ -17,8 +17,6 @@ export declare class Client<Told extends Record<string, any>> extends Listeners<
     ready: Promise<void>;
     /** @type {Error|null} why nothing is sent any more */
     _closed: Error | null;
-    /** How far the hub's clock is ahead of ours, in ms: that of a wall tablet may be anywhere. */
-    _ahead: number;
     /** @param {string} url @param {string} token @param {any} socket @param {string[]} events */
     constructor(url: string, token: string, socket: any, events: string[]);
     get connected(): boolean;
@@ -28,8 +26,15 @@ export declare class Client<Told extends Record<string, any>> extends Listeners<
     _send(frame: any, answered?: boolean): void;
     /** Whether the connection was given up, since the hub was silent. */
     _dead(): boolean;
-    /** The hub's time in ms. */
+    /** The hub's time in ms, by what the last welcome said. */
     _now(): number;
+    /** Resolves when the hub's time is known: after the first welcome, and if our clock was set or we have slept
+     * since the last one, after another, for which we connect anew. An id with a wrong time would be refused, and
+     * so would all after it, since ids never go back. @returns {Promise<void>} */
+    _timed(): Promise<void>;
+    /** When something expires that was asked for at this time of the steady clock, by the hub's time.
+     * @param {number} asked @param {number} seconds */
+    _expiry(asked: number, seconds: number): number;
     /** How far we have come in each stream, as the hub is told when we connect. @returns {any} */
     _positions(): any;
     /** Take what the welcome says of those streams. @param {any} _frame */

@@ -24,6 +24,8 @@ export declare class Link {
     /** Whether the connection was given up: asked twice and not heard a thing. A browser would take minutes to
      * notice. */
     dead(): boolean;
+    /** Connect anew at once, to be told the hub's time. @param {string} reason */
+    renew(reason: string): void;
     close(): void;
 }
 /** @param {string} url @param {string} path @param {any} body */
