@@ -23,7 +23,6 @@ import asyncio
 import functools
 import inspect
 import threading
-import typing
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, overload
@@ -38,7 +37,6 @@ from duly.errors import (
     Conflict,
     Failed,
     LedgerError,
-    Malformed,
     ProgramError,
     Stale,
     Unknown,
@@ -46,7 +44,7 @@ from duly.errors import (
 )
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
-from duly.idempotency.runs import CHANNEL, UNSTORABLE, Effect, Run, Runs
+from duly.idempotency.runs import CHANNEL, UNSTORABLE, Effect, Run, Runs, check_options
 from duly.idempotency.values import (
     AnyFunction,
     Args,
@@ -66,10 +64,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Tx = TypeVar("Tx", Transaction, BlockingTransaction)
 Function = TypeVar("Function", bound=AnyFunction)
-
-
-LONGEST: Final = 100 * 366 * 86_400.0
-"""A hundred years: a longer time is a mistake in the unit, or meant as for ever."""
 
 
 @overload
@@ -222,15 +216,7 @@ class OnceOptions(msgspec.Struct, frozen=True):
         lease: float,
     ) -> OnceOptions:
         """Return the options, or raise an error that says which is wrong."""
-        if effect not in typing.get_args(Effect):
-            known = ", ".join(typing.get_args(Effect))
-            raise Malformed(f"effect={effect!r} is not known; use one of {known}")
-        if errors not in ("retry", "store"):
-            raise Malformed(f"errors={errors!r} is not known; use 'retry' or 'store'")
-        lengths: tuple[tuple[str, object], ...] = (("lease", lease), ("keep", keep))
-        for name, length in lengths:
-            if length is not None and not (isinstance(length, int | float) and 0 < length <= LONGEST):
-                raise Malformed(f"{name}={length!r} must be a length of time in seconds, more than 0")
+        check_options(effect, errors, keep, lease)
         key_of(scope, "-")
         kept = None if keep is None else seconds(keep)
         return cls(source, scope, cast("Effect", effect), errors == "store", kept, seconds(lease))
