@@ -30,7 +30,7 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, o
 import msgspec
 
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, VerdictKind, key_of
+from duly.core.messages import NAME_LIMIT, Message, Verdict, VerdictKind, key_of
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import (
@@ -39,6 +39,7 @@ from duly.errors import (
     LedgerError,
     ProgramError,
     Stale,
+    TooLarge,
     Unknown,
     Unstorable,
 )
@@ -175,6 +176,8 @@ def check_function(function: object, source: LedgerSource) -> None:
         )
 
 
+MEANING: Final = "pass meaning=… to duly.once, returning what matters as plain data"
+
 _entered: Final[set[tuple[LedgerSource, bytes, object]]] = set()
 """The runs and waits under way: the ledger, the key, and the task or thread that is in it."""
 
@@ -223,6 +226,8 @@ class OnceOptions(msgspec.Struct, frozen=True):
 
     def message(self, id_: str, digest: bytes) -> Message:
         """Return the message that stands for a call."""
+        if len(id_) > NAME_LIMIT:
+            raise TooLarge(f"a key has at most {NAME_LIMIT} bytes, not {len(id_)}; use a hash of it instead")
         return Message(self.scope, id_, CHANNEL, "run", digest)
 
     def runs(self, ledger: Ledger) -> Runs:
@@ -321,7 +326,8 @@ class OnceFunction:
         id_ = key_text(self._key(*args, **kwargs))
         meaning = self._meaning
         counts: object = self._by_name(args, kwargs) if meaning is None else meaning(*args, **kwargs)
-        return self._options.message(id_, digest_of(counts, name_of(self._function)))
+        what = f"the arguments of {name_of(self._function)}"
+        return self._options.message(id_, digest_of(counts, what, MEANING))
 
     def _apply(self, tx: object, args: Args, kwargs: Kwargs) -> Any:
         """Call the function with the transaction before its own arguments, but behind `self`."""

@@ -302,6 +302,11 @@ def test_a_ledger_that_names_none_is_not_a_ledger_in_memory(ledger: Any) -> None
         duly.Consumer(ledger, ignore)
 
 
+def test_a_ledger_that_cannot_be_written_is_told() -> None:
+    with pytest.raises(Malformed, match="leave mode=ro out"):
+        duly.Consumer("sqlite:///lamp.db?mode=ro", ignore)
+
+
 async def test_a_ledger_that_was_not_awaited_is_told() -> None:
     ledger: Any = duly.open_ledger("memory:")
     with pytest.raises(ProgramError, match="was not awaited"):

@@ -382,6 +382,8 @@ def _check_ledger(ledger: object) -> None:
             f"a consumer's ledger is a URL or opened by duly.open_ledger, not {ledger!r}: "
             'duly.Consumer("sqlite:///lamp.db", handler)'
         )
+    if isinstance(ledger, str) and "mode=ro" in ledger.partition("?")[2]:
+        raise Malformed(f"{ledger!r} cannot be written; leave mode=ro out")
 
 
 def _check(
