@@ -226,8 +226,8 @@ class OnceOptions(msgspec.Struct, frozen=True):
 
     def message(self, id_: str, digest: bytes) -> Message:
         """Return the message that stands for a call."""
-        if len(id_) > NAME_LIMIT:
-            raise TooLarge(f"a key has at most {NAME_LIMIT} bytes, not {len(id_)}; use a hash of it instead")
+        if (size := len(id_.encode())) > NAME_LIMIT:
+            raise TooLarge(f"a key has at most {NAME_LIMIT} bytes, not {size}; use a hash of it instead")
         return Message(self.scope, id_, CHANNEL, "run", digest)
 
     def runs(self, ledger: Ledger) -> Runs:
