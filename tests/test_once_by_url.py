@@ -441,6 +441,17 @@ async def test_a_function_may_call_itself_with_another_key_and_a_task_of_it_with
     assert await countdown(3) == 6
 
 
+async def test_a_file_that_this_process_owns_is_told_so(url: str) -> None:
+    async with await duly.open_ledger(url):
+
+        @duly.once(url, scope="shop", key=str)
+        async def charge(order: str) -> str:
+            return order
+
+        with pytest.raises(LedgerInUse, match="is open in this process without"):
+            await charge("o-1")
+
+
 async def test_a_ledger_that_was_not_awaited_is_told() -> None:
     not_awaited: Any = duly.open_ledger("memory:")
     with pytest.raises(ProgramError, match="was not awaited"):

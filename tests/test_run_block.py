@@ -9,7 +9,7 @@ from typing import Literal
 import pytest
 
 import duly
-from duly.errors import Failed, Malformed, ProgramError, Unstorable
+from duly.errors import Failed, Malformed, ProgramError, TooLarge, Unstorable
 from duly.idempotency.ledgers import close_ledgers
 
 
@@ -121,8 +121,15 @@ def test_a_plain_with_does_the_same(tmp_path: Path) -> None:
 
 async def test_wrong_use_is_told(url: str) -> None:
     block = duly.once_block(url, scope="shop", key="o-1")
-    with pytest.raises(ProgramError, match="enter the block first"):
-        _ = block.fresh
+    for look in (lambda: block.fresh, lambda: block.result):
+        with pytest.raises(ProgramError, match="enter the block first"):
+            look()
+    with pytest.raises(Malformed, match="pass plain data as meaning="):
+        duly.once_block(url, scope="shop", key="o-1", meaning=object())
+    with pytest.raises(Malformed, match="the key of a call cannot be ''"):
+        duly.once_block(url, scope="shop", key="")
+    with pytest.raises(TooLarge, match="use a hash of it"):
+        duly.once_block(url, scope="shop", key="k" * 201)
     async with block:
         with pytest.raises(ProgramError, match="exactly_once"):
             _ = block.tx

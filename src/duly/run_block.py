@@ -58,7 +58,9 @@ def once_block(
         results = ResultCodec(returns)
     except Exception as problem:
         raise ProgramError(f"returns={returns!r} could not be read back in a repeat: {problem}") from None
-    message = options.message(key_text(key), digest_of(meaning, f"the block {scope}/{key}"))
+    id_ = key_text(key)
+    digest = digest_of(meaning, f"the meaning of the block {scope}/{id_}", "pass plain data as meaning=")
+    message = options.message(id_, digest)
     return OnceBlock(options, message, results)
 
 
@@ -92,6 +94,8 @@ class OnceBlock:
     @property
     def result(self) -> Any:
         """What the first run has stored; None if it stored nothing."""
+        if self._fresh is None:
+            raise ProgramError("enter the block first: async with duly.once_block(…) as block")
         return None if self._result is _UNSET else self._result
 
     @result.setter

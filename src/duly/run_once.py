@@ -23,7 +23,6 @@ import asyncio
 import functools
 import inspect
 import threading
-import typing
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, overload
@@ -31,22 +30,22 @@ from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeVar, cast, o
 import msgspec
 
 from duly.core.lifecycle import State
-from duly.core.messages import Message, Verdict, VerdictKind, key_of
+from duly.core.messages import NAME_LIMIT, Message, Verdict, VerdictKind, key_of
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import (
     Conflict,
     Failed,
     LedgerError,
-    Malformed,
     ProgramError,
     Stale,
+    TooLarge,
     Unknown,
     Unstorable,
 )
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
-from duly.idempotency.runs import CHANNEL, UNSTORABLE, Effect, Run, Runs
+from duly.idempotency.runs import CHANNEL, UNSTORABLE, Effect, Run, Runs, check_options
 from duly.idempotency.values import (
     AnyFunction,
     Args,
@@ -66,10 +65,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Tx = TypeVar("Tx", Transaction, BlockingTransaction)
 Function = TypeVar("Function", bound=AnyFunction)
-
-
-LONGEST: Final = 100 * 366 * 86_400.0
-"""A hundred years: a longer time is a mistake in the unit, or meant as for ever."""
 
 
 @overload
@@ -181,6 +176,8 @@ def check_function(function: object, source: LedgerSource) -> None:
         )
 
 
+MEANING: Final = "pass meaning=… to duly.once, returning what matters as plain data"
+
 _entered: Final[set[tuple[LedgerSource, bytes, object]]] = set()
 """The runs and waits under way: the ledger, the key, and the task or thread that is in it."""
 
@@ -222,21 +219,15 @@ class OnceOptions(msgspec.Struct, frozen=True):
         lease: float,
     ) -> OnceOptions:
         """Return the options, or raise an error that says which is wrong."""
-        if effect not in typing.get_args(Effect):
-            known = ", ".join(typing.get_args(Effect))
-            raise Malformed(f"effect={effect!r} is not known; use one of {known}")
-        if errors not in ("retry", "store"):
-            raise Malformed(f"errors={errors!r} is not known; use 'retry' or 'store'")
-        lengths: tuple[tuple[str, object], ...] = (("lease", lease), ("keep", keep))
-        for name, length in lengths:
-            if length is not None and not (isinstance(length, int | float) and 0 < length <= LONGEST):
-                raise Malformed(f"{name}={length!r} must be a length of time in seconds, more than 0")
+        check_options(effect, errors, keep, lease)
         key_of(scope, "-")
         kept = None if keep is None else seconds(keep)
         return cls(source, scope, cast("Effect", effect), errors == "store", kept, seconds(lease))
 
     def message(self, id_: str, digest: bytes) -> Message:
         """Return the message that stands for a call."""
+        if (size := len(id_.encode())) > NAME_LIMIT:
+            raise TooLarge(f"a key has at most {NAME_LIMIT} bytes, not {size}; use a hash of it instead")
         return Message(self.scope, id_, CHANNEL, "run", digest)
 
     def runs(self, ledger: Ledger) -> Runs:
@@ -335,7 +326,8 @@ class OnceFunction:
         id_ = key_text(self._key(*args, **kwargs))
         meaning = self._meaning
         counts: object = self._by_name(args, kwargs) if meaning is None else meaning(*args, **kwargs)
-        return self._options.message(id_, digest_of(counts, name_of(self._function)))
+        what = f"the arguments of {name_of(self._function)}"
+        return self._options.message(id_, digest_of(counts, what, MEANING))
 
     def _apply(self, tx: object, args: Args, kwargs: Kwargs) -> Any:
         """Call the function with the transaction before its own arguments, but behind `self`."""

@@ -103,11 +103,11 @@ def test_a_block_has_the_same_result_every_time(tmp_path: Path) -> None:
 
 
 def test_dicts_with_numbers_and_enums_as_keys_are_compared() -> None:
-    same = digest_of({1: {2, 3}, LampSize.SMALL: [LAMP]}, "f")
-    assert digest_of({LampSize.SMALL: [LAMP], 1: {3, 2}}, "f") == same
-    assert digest_of({1: {2, 4}, LampSize.SMALL: [LAMP]}, "f") != same
+    same = digest_of({1: {2, 3}, LampSize.SMALL: [LAMP]}, "f", "pass another")
+    assert digest_of({LampSize.SMALL: [LAMP], 1: {3, 2}}, "f", "pass another") == same
+    assert digest_of({1: {2, 4}, LampSize.SMALL: [LAMP]}, "f", "pass another") != same
     with pytest.raises(Malformed, match="cannot be compared"):
-        digest_of({(1, 2): 3}, "f")
+        digest_of({(1, 2): 3}, "f", "pass another")
 
 
 def order_once(url: str, effect: Effect) -> Callable[[Callable[..., int]], Callable[..., int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -478,6 +479,12 @@ async def test_while_the_ledger_cannot_be_used_the_answer_is_503_and_nothing_run
             "write '/orders/{id}'",
         ),
         ({"ledger": "memory:", "routes": {"/payments": "at_most_once"}}, ProgramError, "IdempotencyPolicy"),
+        ({"ledger": "memory:", "routes": ["/payments"]}, ProgramError, "routes= is a dict"),
+        ({"ledger": "memory:", "default": {"required": True}}, ProgramError, "default= needs an Idemp"),
+        ({"ledger": "memory:", "methods": "POST"}, ProgramError, r"write methods=\['POST'\]"),
+        ({"ledger": "memory:", "scope": "x-user"}, ProgramError, "scope='x-user' is no function"),
+        ({"ledger": "memory:", "name": ""}, Malformed, "use a short word"),
+        ({"ledger": "memory:", "name": "n" * 101}, Malformed, "use a short word"),
     ],
 )
 async def test_wrong_use_is_told_when_the_application_is_made(
@@ -487,11 +494,35 @@ async def test_wrong_use_is_told_when_the_application_is_made(
         IdempotencyMiddleware(FastAPI(), **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"effect": "at-most-once"}, "effect='at-most-once' is not known; use one of at_most_once"),
+        ({"errors": "hide"}, "'retry' or 'store'"),
+        ({"keep": 0}, "keep=0 must be a length of time"),
+        ({"keep": "1d"}, "length of time in seconds"),
+        ({"lease": -1}, "lease=-1 must be"),
+        ({"request_limit": -1}, "no number of bytes"),
+        ({"response_limit": "1M"}, "no number of bytes"),
+    ],
+    ids=str,
+)
+def test_a_wrong_policy_is_told_when_it_is_made(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(Malformed, match=says):
+        IdempotencyPolicy(**options)
+
+
+@pytest.mark.parametrize("route", ["POST", "POST/orders", "orders", "/orders/{id", "/a*b", "POST PUT /a", ""])
+def test_a_route_that_would_match_nothing_is_told(route: str) -> None:
+    with pytest.raises(Malformed, match=re.escape("write '/orders/{id}' or 'POST /orders/*'")):
+        IdempotencyMiddleware(FastAPI(), ledger="memory:", routes={route: IdempotencyPolicy()})
+
+
 async def test_routes_are_matched_by_method_and_path() -> None:
     from duly.integrations.idempotency_key import IdempotencyGuard
 
     one, two, three = (IdempotencyPolicy(lease=n) for n in (1, 2, 3))
-    guard = IdempotencyGuard("memory:", routes={"PUT /orders/{id}": one, "/orders/*": two, "/a.b": three})
+    guard = IdempotencyGuard("memory:", routes={"put  /orders/{id}": one, "/orders/*": two, "/a.b": three})
     assert guard.policy("PUT", "/orders/7") is one
     assert guard.policy("PUT", "/orders/7/lines") is None
     assert guard.policy("POST", "/orders/7/lines") is two

@@ -132,6 +132,12 @@ def test_grafana_sends_the_same_and_more() -> None:
     said = json.loads(bytes(frames.decode(event_frame(alerts[0], "ops", AT * MS)).data))
     assert said["device_meta"]["dashboardURL"].startswith("https://grafana.example.com/d/")
     assert "valueString" in said["device_meta"]
+    assert said["device_meta"]["values"] == {"B": 44.2, "C": 1}
+
+
+def test_grafana_may_leave_annotations_and_values_empty() -> None:
+    (alert,) = read_webhook(webhook(annotations=None, values=None))
+    assert json.loads(bytes(frames.decode(event_frame(alert, "ops", AT * MS)).data))["device_meta"] == {}
 
 
 @pytest.mark.parametrize(

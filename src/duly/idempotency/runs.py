@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import typing
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, Literal
@@ -32,11 +33,14 @@ from duly.core.operations import (
     Write,
 )
 from duly.core.units import FOREVER, MS, SECOND
-from duly.errors import DulyError
+from duly.errors import DulyError, Malformed
 from duly.idempotency.leases import Leases
 from duly.storage.ledger import Ledger
 
 Effect = Literal["at_most_once", "at_least_once", "exactly_once"]
+
+LONGEST: Final = 100 * 366 * 86_400.0
+"""A hundred years: a longer time is a mistake in the unit, or meant as for ever."""
 
 CHANNEL: Final = "once"
 KINDS: Final = frozenset({"once", "http"})
@@ -60,6 +64,24 @@ _in_hand: Final[set[str]] = set()
 _begun: Final[set[str]] = set()
 """The runs of this process that have begun and whose outcome is not stored. A run that was left behind before
 it began (the ledger failed at that moment) may run."""
+
+
+def check_options(effect: object, errors: object, keep: object, lease: object) -> None:
+    """Raise an error that says which of these options is wrong. A misspelt effect must not pass for another
+    one."""
+    if effect not in typing.get_args(Effect):
+        known = ", ".join(typing.get_args(Effect))
+        raise Malformed(f"effect={effect!r} is not known; use one of {known}")
+    if errors not in ("retry", "store"):
+        raise Malformed(f"errors={errors!r} is not known; use 'retry' or 'store'")
+    if keep is not None:
+        _check_length("keep", keep)
+    _check_length("lease", lease)
+
+
+def _check_length(name: str, length: object) -> None:
+    if not (isinstance(length, int | float) and 0 < length <= LONGEST):
+        raise Malformed(f"{name}={length!r} must be a length of time in seconds, more than 0")
 
 
 class Runs:

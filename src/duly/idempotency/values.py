@@ -42,13 +42,14 @@ def name_of(function: AnyFunction) -> str:
 
 def key_text(key: object) -> str:
     """Return the text of a key; a key that would name every call, or no call ever again, is refused."""
-    if isinstance(key, str):
+    empty = key == "" if isinstance(key, str) else key is None
+    if isinstance(key, str) and not empty:
         return key
     if isinstance(key, Coroutine):
         key.close()  # it will not be awaited
     plain = type(key).__str__ is object.__str__ and type(key).__repr__ is object.__repr__
     # The text of these is where they lie in memory: no repeat would ever have the same.
-    if key is None or plain or isinstance(key, Awaitable | Iterator) or callable(key):
+    if empty or plain or isinstance(key, Awaitable | Iterator) or callable(key):
         raise Malformed(f"the key of a call cannot be {key!r}; let key=… return text that names the call")
     return str(key)
 
@@ -116,15 +117,12 @@ def _as_json(counts: object) -> bytes:
         return msgspec.json.encode(plain, order="deterministic")
 
 
-def digest_of(counts: object, what: str) -> bytes:
-    """Return the digest of what must be the same in a repeat."""
+def digest_of(counts: object, what: str, instead: str) -> bytes:
+    """Return the digest of what must be the same in a repeat; an error says what to pass instead."""
     try:
         text = _as_json(counts)
     except Exception as problem:
-        raise Malformed(
-            f"the arguments of {what} cannot be compared in a repeat ({problem}); "
-            "pass meaning=… to duly.once, returning what matters as plain data"
-        ) from None
+        raise Malformed(f"{what} cannot be compared in a repeat ({problem}); {instead}") from None
     return blake2b(text, digest_size=16).digest()
 
 

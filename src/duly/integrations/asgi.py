@@ -179,7 +179,7 @@ class _CallInside:
 
     def __init__(self, app: App, scope: Scope, received: _Received, policy: IdempotencyPolicy) -> None:
         self._app = app
-        self._scope = _without_bypasses(scope)
+        self._scope = {**_without_bypasses(scope)}
         self._received = received
         self._limit = policy.response_limit
         self._response = _KeptResponse()
@@ -387,22 +387,23 @@ async def _ignore(event: Event) -> None:
 
 async def _read_body(receive: Receive, limit: int) -> bytes | None:
     """Return the payload; None if it is over the limit."""
-    body = b""
+    parts: list[bytes] = []
     while True:
         event = await receive()
         if event["type"] != "http.request":
             raise _ClientGone
         part = event.get("body", b"")
-        body = body + bytes(part) if body or type(part) is not bytes else part
-        if len(body) > limit:
+        limit -= len(part)
+        if limit < 0:
             return None
+        parts.append(part)
         if not event.get("more_body"):
-            return body
+            return b"".join(parts)
 
 
 def _without_bypasses(scope: Scope) -> Scope:
-    extensions = scope.get("extensions") or {}
+    extensions = scope.get("extensions")
     if extensions and any(name in extensions for name in _BYPASSES):
         kept = {name: value for name, value in extensions.items() if name not in _BYPASSES}
         return {**scope, "extensions": kept}
-    return {**scope}
+    return scope

@@ -11,10 +11,12 @@ The law: the message's id is the key. An exception frees it, so that Dramatiq's 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 
 from dramatiq.middleware import CurrentMessage
 
+from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Effect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
@@ -30,4 +32,10 @@ def once_per_message(
 
 def _message_id(*_: object, **__: object) -> str | None:
     message = CurrentMessage.get_current_message()
-    return None if message is None else str(message.message_id)
+    if message is not None:
+        return str(message.message_id)
+    if type(threading.current_thread()).__module__.startswith("dramatiq."):  # a thread of a worker
+        raise ProgramError(
+            "the message of this actor is not known; add dramatiq.middleware.CurrentMessage() to the broker"
+        )
+    return None

@@ -15,10 +15,11 @@ neither counts, and a message without an id of its own is refused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from typing import Any, Final, TypeAlias
 
 from faststream import BaseMiddleware
+from faststream.message import StreamMessage
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
@@ -52,7 +53,14 @@ def once_per_message(
 
 def _message_id(*_: object, **__: object) -> str | None:
     message = _CURRENT.get()
-    return None if message is None else stable_id(message)
+    if message is not None:
+        return stable_id(message)
+    if any(isinstance(value, StreamMessage) for value in copy_context().values()):  # FastStream has one here
+        raise ProgramError(
+            "the message of this handler is not known; add duly.integrations.faststream.CurrentStreamMessage "
+            "to the broker: middlewares=[CurrentStreamMessage]"
+        )
+    return None
 
 
 def stable_id(message: _StreamMessage) -> str:

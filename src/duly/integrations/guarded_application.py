@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from inspect import isawaitable
 from typing import Any, ClassVar, Protocol
 
-from duly.errors import Malformed
+from duly.errors import Malformed, ProgramError
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
 from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Run
@@ -77,6 +77,11 @@ class GuardedApplication:
     ) -> None:
         if self.needs_url and not isinstance(ledger, str):
             raise Malformed(self.needs_url)
+        if not callable(scope):
+            raise ProgramError(
+                f"scope={scope!r} is no function; it gets the head of a request and names its caller, for "
+                'example scope=lambda head: head.headers["x-user"]'
+            )
         self._app = app
         self._caller_of = scope
         self._guard = IdempotencyGuard(ledger, routes=routes, default=default, methods=methods, name=name)
@@ -93,7 +98,7 @@ class GuardedApplication:
             key = read_key(shown)
         except Malformed as problem:
             return malformed_key(str(problem))
-        if length.isdigit() and int(length) > policy.request_limit:
+        if length.isdecimal() and int(length) > policy.request_limit:
             return too_large(policy.request_limit)
         return key
 
@@ -101,7 +106,7 @@ class GuardedApplication:
         """Return the response that refuses a payload, if it is too large, or shorter than it was to be."""
         if len(body) > policy.request_limit:
             return too_large(policy.request_limit)
-        if length.isdigit() and len(body) < int(length):
+        if length.isdecimal() and len(body) < int(length):
             return INCOMPLETE
         return None
 

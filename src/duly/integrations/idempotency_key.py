@@ -25,7 +25,7 @@ from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
-from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs
+from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs, check_options
 from duly.idempotency.values import key_text
 from duly.storage.ledger import Ledger, Transaction
 
@@ -63,6 +63,12 @@ class IdempotencyPolicy(Struct, frozen=True, kw_only=True):
     lease: float = 30.0
     request_limit: int = LIMIT
     response_limit: int = LIMIT
+
+    def __post_init__(self) -> None:
+        check_options(self.effect, self.errors, self.keep, self.lease)
+        for name, given in (("request_limit", self.request_limit), ("response_limit", self.response_limit)):
+            if type(given) is not int or given < 0:
+                raise Malformed(f"{name}={given!r} is no number of bytes")
 
     def stores(self, status: int) -> bool:
         """Say whether a response of this status is the outcome; if not, the key is free again."""
@@ -298,9 +304,17 @@ class IdempotencyGuard:
         name: str = "http",
     ) -> None:
         self._source = check_source(ledger)
-        self._default = IdempotencyPolicy() if default is None else default
+        self._default = _checked("default=", IdempotencyPolicy() if default is None else default)
+        if isinstance(methods, str):
+            raise ProgramError(f"methods={methods!r} is one text; write methods=[{methods!r}]")
         self._methods = frozenset(method.upper() for method in methods)
+        if not isinstance(routes, Mapping | None):
+            raise ProgramError(
+                'routes= is a dict, such as {"POST /orders": IdempotencyPolicy(required=True)}'
+            )
         self._routes = [_route(pattern, policy) for pattern, policy in (routes or {}).items()]
+        if not (name and name.isprintable() and len(name.encode()) <= NAME_LIMIT // 2):
+            raise Malformed(f"name={name!r} is no name for the keys of an application; use a short word")
         self._name = name
         self._ledger: Ledger | None = None
         self._runs: dict[int, Runs] = {}
@@ -514,14 +528,23 @@ def transaction_of(request: Any) -> Transaction:
     )
 
 
-def _route(pattern: str, policy: IdempotencyPolicy) -> tuple[str, re.Pattern[str], IdempotencyPolicy]:
+def _checked(what: str, policy: object) -> IdempotencyPolicy:
+    if not isinstance(policy, IdempotencyPolicy):
+        raise ProgramError(f"{what} needs an IdempotencyPolicy, not {policy!r}")
+    return policy
+
+
+_ROUTE: Final = re.compile(r"(?:([A-Za-z]+) +)?(/(?:[^{}*]|\{[^{}/*]*\})*)(\*?)")
+"""A method, or none; a path in which `{…}` stands for one segment; and perhaps `*` at its end."""
+
+
+def _route(pattern: str, policy: object) -> tuple[str, re.Pattern[str], IdempotencyPolicy]:
     """Read "POST /orders/{id}" or "/orders/*": `{…}` stands for one segment, `*` at the end for all that
     follows."""
-    if not isinstance(policy, IdempotencyPolicy):
-        raise ProgramError(f"the route {pattern!r} needs a IdempotencyPolicy, not {policy!r}")
-    method, _, path = pattern.rpartition(" ")
-    if not path.startswith("/"):
+    found = _ROUTE.fullmatch(pattern)
+    if found is None:
         raise Malformed(f"the route {pattern!r} is not known; write '/orders/{{id}}' or 'POST /orders/*'")
-    rest = path.endswith("*")
-    parts = re.split(r"\{[^{}/]*\}", path[:-1] if rest else path)
-    return method.upper(), re.compile("[^/]+".join(map(re.escape, parts)) + (".*" if rest else "")), policy
+    method, path, rest = found.groups()
+    parts = "[^/]+".join(map(re.escape, re.split(r"\{[^{}/]*\}", path)))
+    compiled = re.compile(parts + (".*" if rest else ""))
+    return (method or "").upper(), compiled, _checked(f"the route {pattern!r}", policy)

@@ -1,7 +1,8 @@
 """What the decorators of all task queues share: a function runs once per message of its queue.
 
 The law: the key is the queue's own id of the message, which every delivery of it has. Outside a worker there
-is no message, and the function runs as it is: tests call it as before.
+is no message, and the function runs as it is: tests call it as before. A worker in which the message is not
+known, because a middleware is missing, gets an error: otherwise its tasks would run twice without a word.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar, cast
 
+from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Effect
+from duly.idempotency.values import name_of
 from duly.run_once import once
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -33,11 +36,19 @@ def per_message(
     """Return the decorator of a queue. `message_id` gets the arguments of the call, and returns the id of the
     message that is being worked on, or None outside a worker."""
 
+    def runs_once(scope: str) -> Callable[[F], F]:
+        made = once(ledger, scope=scope, key=message_id, effect=effect, keep=keep, lease=lease, meaning=_same)
+        return cast("Callable[[F], F]", made)
+
+    runs_once(queue)  # wrong options are told before the queue registers what is returned here
+
     def decorate(function: F) -> F:
-        scope = f"{queue}/{function.__module__}.{function.__qualname__}"
-        run = once(ledger, scope=scope, key=message_id, effect=effect, keep=keep, lease=lease, meaning=_same)(
-            function
-        )
+        if not inspect.isroutine(function):
+            raise ProgramError(
+                f"{name_of(function)} is no plain function; put this decorator next to the function, below "
+                f"the one that makes it a task of {queue}"
+            )
+        run = runs_once(f"{queue}/{function.__module__}.{function.__qualname__}")(function)
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)

@@ -11,17 +11,21 @@ The law: the task's id is the key. An exception frees it, so that Taskiq's own r
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Final
 
 from taskiq import TaskiqMessage, TaskiqMiddleware
 
+from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
 from duly.idempotency.runs import Effect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
 _CURRENT: Final = ContextVar[str | None]("duly_taskiq_task", default=None)
+_WORKER: Final = "taskiq.cli.worker.run"
+"""The module that only the processes of `taskiq worker` import."""
 
 
 class CurrentTask(TaskiqMiddleware):  # type: ignore[misc] # mypy does not read taskiq
@@ -42,4 +46,10 @@ def once_per_task(
 
 
 def _message_id(*_: object, **__: object) -> str | None:
-    return _CURRENT.get()
+    current = _CURRENT.get()
+    if current is None and _WORKER in sys.modules:
+        raise ProgramError(
+            "the id of this task is not known; add duly.integrations.taskiq.CurrentTask() to the broker: "
+            "broker.with_middlewares(CurrentTask())"
+        )
+    return current

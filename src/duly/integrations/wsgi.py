@@ -151,7 +151,7 @@ def send(start_response: StartResponse, response: StoredResponse) -> Iterable[by
 def _read_body(environ: Environ, length: str, limit: int) -> bytes:
     """Return the payload, as far as it came; of one without a length, no more than a byte over the limit."""
     payload: bytes = b""
-    if length.isdigit():
+    if length.isdecimal():
         payload = environ["wsgi.input"].read(int(length))
     elif environ.get("wsgi.input_terminated"):
         payload = environ["wsgi.input"].read(limit + 1)

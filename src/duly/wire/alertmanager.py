@@ -26,7 +26,10 @@ PROFILE: Final = "duly_profile"
 """The label that names the profile of an alert."""
 _OWN_PLACE: Final = frozenset({"alertname", "severity", "instance", PROFILE})
 """The labels that become fields of their own."""
-_LINKS: Final = ("generatorURL", "dashboardURL", "panelURL", "silenceURL", "imageURL", "valueString")
+_MORE: Final = (
+    "generatorURL", "dashboardURL", "panelURL", "silenceURL", "imageURL", "valueString", "values"
+)  # fmt: skip
+"""The fields besides labels and annotations that are kept."""
 _CRITICAL: Final = frozenset(
     {"critical", "page", "emergency", "fatal", "disaster", "high", "error", "p1", "sev1"}
 )
@@ -46,7 +49,7 @@ class FiringAlert(Struct, frozen=True, rename="camel"):
     status: FiringState
     starts_at: Annotated[datetime, Meta(tz=True)]
     labels: dict[str, str] = {}
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str] | None = None
     fingerprint: str = ""
     generator_url: str = msgspec.field(default="", name="generatorURL")
     dashboard_url: str = msgspec.field(default="", name="dashboardURL")
@@ -54,6 +57,8 @@ class FiringAlert(Struct, frozen=True, rename="camel"):
     silence_url: str = msgspec.field(default="", name="silenceURL")
     image_url: str = msgspec.field(default="", name="imageURL")
     value_string: str = ""
+    values: dict[str, float] | None = None
+    """what Grafana has measured, by the name of the query"""
 
     @property
     def id(self) -> str:
@@ -95,10 +100,10 @@ def read_webhook(body: bytes) -> list[FiringAlert]:
 def event_frame(alert: FiringAlert, profile: str, now: int) -> bytes:
     """Return the frame that reports a firing alert. An alert that has fired for more than a day is dated now,
     since it may be older than a hub remembers."""
-    meta = {name: value for name, value in alert.labels.items() if name not in _OWN_PLACE}
-    meta |= alert.annotations
+    meta: dict[str, object] = {name: value for name, value in alert.labels.items() if name not in _OWN_PLACE}
+    meta |= alert.annotations or {}
     given = msgspec.to_builtins(alert)
-    meta |= {name: given[name] for name in _LINKS if given[name]}
+    meta |= {name: given[name] for name in _MORE if given[name]}
     since = alert.since
     if since * MS < now - DAY:
         meta["startsAt"] = alert.starts_at.isoformat()

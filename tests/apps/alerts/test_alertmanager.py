@@ -106,12 +106,16 @@ def firing(fingerprint: str = "f1", ago: float = 0.0, **more: Any) -> dict[str, 
 
 
 async def send(
-    tower: Tower, body: bytes, path: str = "/v1/alertmanager?profile=home", credentials: str = ""
+    tower: Tower,
+    body: bytes,
+    path: str = "/v1/alertmanager?profile=home",
+    credentials: str = "",
+    method: str = "POST",
 ) -> tuple[int, dict[str, Any]]:
     headers = {"Authorization": credentials or f"Bearer {tower.tokens['gate']}"}
     async with (
         aiohttp.ClientSession() as http,
-        http.post(f"{tower.url}{path}", data=body, headers=headers) as said,
+        http.request(method, f"{tower.url}{path}", data=body, headers=headers) as said,
     ):
         return said.status, await said.json()
 
@@ -230,6 +234,14 @@ async def test_a_token_may_come_as_the_password_of_basic_authentication(tower: T
         assert (await send(tower, body, credentials=wrong))[0] == 401
     status, said = await send(tower, body, credentials=f"Bearer {tower.tokens['phone']}")
     assert (status, said["error"]) == (403, "not_allowed")
+
+
+async def test_grafana_may_send_by_put_and_its_values_are_kept(tower: Tower) -> None:
+    alert = firing() | {"values": {"B": 44.2}, "valueString": "", "dashboardURL": "", "ruleUID": "r-1"}
+    for counts in (report(accepted=1), report(repeated=1)):
+        assert await send(tower, webhook(alert), "/v1/grafana?profile=home", method="PUT") == (200, counts)
+    (shown,) = (await tower.do("alert.list"))["alerts"]
+    assert shown["device_meta"]["values"] == {"B": 44.2}
 
 
 async def test_what_will_never_be_taken_is_answered_with_the_reason(tower: Tower) -> None:

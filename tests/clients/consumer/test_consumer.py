@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -256,6 +256,11 @@ async def test_what_the_program_did_wrong_raises_so_that_the_queue_keeps_the_mes
         ({"name": ""}, "not a name for a consumer"),
         ({"window": -1}, "not a length of time"),
         ({"max_age": "1 day"}, "not a length of time"),
+        ({"max_age": float("nan")}, "not a length of time"),
+        ({"window": float("inf")}, "not a length of time"),
+        ({"retry": 3, "effect": "at_least_once"}, "use duly.RetryPolicy.fixed"),
+        ({"concurrency": 0}, "use 1 or more"),
+        ({"concurrency": "10"}, "use 1 or more"),
     ],
 )
 def test_wrong_options_are_named_when_the_consumer_is_made(options: dict[str, Any], says: str) -> None:
@@ -263,10 +268,49 @@ def test_wrong_options_are_named_when_the_consumer_is_made(options: dict[str, An
         duly.Consumer("memory:", ignore, **options)
 
 
-def test_a_handler_must_be_a_function() -> None:
-    handler: Any = "handler"
-    with pytest.raises(ProgramError, match="a function, not str"):
-        duly.Consumer("memory:", handler)
+async def without_message() -> None: ...
+
+
+async def yields(message: Message) -> AsyncIterator[int]:
+    yield 1
+
+
+async def takes_only_message(message: Message) -> None: ...
+
+
+async def takes_both(tx: object, message: Message) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("handler", "effect", "says"),
+    [
+        ("handler", "at_most_once", "a function, not str"),
+        (without_message, "at_most_once", r"called as handler\(message\)"),
+        (takes_both, "at_least_once", r"called as handler\(message\): missing .* 'message'"),
+        (takes_only_message, "exactly_once", r"called as handler\(tx, message\)"),
+        (yields, "at_most_once", "is a generator"),
+    ],
+)
+def test_a_handler_must_be_a_function_that_takes_a_message(handler: Any, effect: Any, says: str) -> None:
+    with pytest.raises(ProgramError, match=says):
+        duly.Consumer("memory:", handler, effect=effect)
+
+
+@pytest.mark.parametrize("ledger", [None, "", 7, b"memory:"])
+def test_a_ledger_that_names_none_is_not_a_ledger_in_memory(ledger: Any) -> None:
+    with pytest.raises(ProgramError, match="a consumer's ledger is a URL"):
+        duly.Consumer(ledger, ignore)
+
+
+def test_a_ledger_that_cannot_be_written_is_told() -> None:
+    with pytest.raises(Malformed, match="leave mode=ro out"):
+        duly.Consumer("sqlite:///lamp.db?mode=ro", ignore)
+
+
+async def test_a_ledger_that_was_not_awaited_is_told() -> None:
+    ledger: Any = duly.open_ledger("memory:")
+    with pytest.raises(ProgramError, match="was not awaited"):
+        duly.Consumer(ledger, ignore)
 
 
 # ── failures ─────────────────────────────────────────────────────────────────────────────────────

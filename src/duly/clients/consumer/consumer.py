@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
@@ -112,7 +113,10 @@ class Consumer(Lifecycle):
         concurrency: int = 100,
         notifier: str = "",
     ) -> None:
+        _check_ledger(ledger)
         _check(handler, name, effect, order, retry)
+        if type(concurrency) is not int or concurrency < 1:
+            raise Malformed(f"concurrency={concurrency!r} is no number of handlers; use 1 or more")
         self._given, self._handler, self.name, self._effect = ledger, handler, name, effect
         self._mode = Mode(order)
         self._policy = OutboxPolicy(f"consume {name}", None, retry or RetryPolicy.never(), patience=FOREVER)
@@ -364,9 +368,22 @@ def _abandon(call: _WaitingCall) -> None:
 
 def _micros(field: str, seconds: float) -> int:
     given: object = seconds
-    if not isinstance(given, int | float) or seconds < 0:
+    if not isinstance(given, int | float) or not 0 <= seconds < math.inf:
         raise Malformed(f"{field}={seconds!r} is not a length of time in seconds")
     return round(seconds * SECOND)
+
+
+def _check_ledger(ledger: object) -> None:
+    if inspect.iscoroutine(ledger):
+        ledger.close()
+        raise ProgramError("duly.open_ledger(…) was not awaited; pass its URL, or await it first")
+    if not isinstance(ledger, Ledger) and not (isinstance(ledger, str) and ledger):
+        raise ProgramError(
+            f"a consumer's ledger is a URL or opened by duly.open_ledger, not {ledger!r}: "
+            'duly.Consumer("sqlite:///lamp.db", handler)'
+        )
+    if isinstance(ledger, str) and "mode=ro" in ledger.partition("?")[2]:
+        raise Malformed(f"{ledger!r} cannot be written; leave mode=ro out")
 
 
 def _check(
@@ -374,16 +391,35 @@ def _check(
 ) -> None:
     if not callable(handler):
         raise ProgramError(f"the handler of a consumer must be a function, not {type(handler).__name__}")
+    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+        raise ProgramError("the handler of a consumer is a generator, which would not run; return a result")
     if effect not in get_args(RunEffect):
         words = ", ".join(map(repr, get_args(RunEffect)))
         raise Malformed(f"effect={effect!r} is not known; use one of {words}")
     if order not in get_args(OrderWord):
         raise Malformed(f"order={order!r} is not known; use 'replay' or 'latest'")
+    if not isinstance(retry, RetryPolicy | None):
+        raise Malformed(f"retry={retry!r} is no policy; use duly.RetryPolicy.fixed(1_000_000, tries=3)")
     if effect == "at_most_once" and retry is not None:
         raise Malformed(
             "retry= needs effect='at_least_once' or 'exactly_once': at_most_once is never run twice"
         )
     if effect == "exactly_once" and not inspect.iscoroutinefunction(handler):
         raise ProgramError("effect='exactly_once' needs an async handler: it awaits the ledger's transaction")
+    _check_parameters(handler, ("tx", "message") if effect == "exactly_once" else ("message",))
     if not name or "/" in name or len(name.encode()) > NAME_LIMIT // 2:
         raise Malformed(f"name={name!r} is not a name for a consumer; use a short word without '/'")
+
+
+def _check_parameters(handler: Callable[..., object], given: tuple[str, ...]) -> None:
+    """Raise if a handler cannot be called with these arguments: each message would fail, and be over."""
+    try:
+        signature = inspect.signature(handler)
+    except ValueError:
+        return  # a function in C, which does not say
+    try:
+        signature.bind(*given)
+    except TypeError as problem:
+        raise ProgramError(
+            f"the handler of a consumer is called as handler({', '.join(given)}): {problem}"
+        ) from None

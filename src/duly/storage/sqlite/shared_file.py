@@ -98,6 +98,11 @@ class SharedFile:
             pid = str(json.decode(self._lock_path.read_bytes().rstrip(b"\0\n "), type=SharedNote).pid)
         except (OSError, DecodeError):
             pid = "unknown"
+        if pid == str(os.getpid()):
+            return LedgerInUse(
+                f"{self.path} is open in this process without ?mode=shared; open it with ?mode=shared there, "
+                "or pass that ledger instead of its URL"
+            )
         return LedgerInUse(
             f"{self.path} is owned by another process (pid {pid}), which opened it without ?mode=shared; "
             "let that one open it with ?mode=shared too, or choose another file"

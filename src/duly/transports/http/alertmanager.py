@@ -33,9 +33,9 @@ _PASSING: Final = (ServerCode.INTERNAL, ServerCode.OFFLINE)
 
 
 def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
-    """Returns the routes of the webhooks."""
+    """Returns the routes of the webhooks. Grafana sends them by POST or by PUT, as its contact point says."""
     webhooks = AlertWebhooks(server)
-    return [web.post(path, webhooks.serve) for path in PATHS]
+    return [web.route(method, path, webhooks.serve) for path in PATHS for method in ("POST", "PUT")]
 
 
 class AlertWebhooks:

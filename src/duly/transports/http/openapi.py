@@ -188,7 +188,7 @@ OPENAPI: Final[dict[str, object]] = {
             }
         },
         "/v1/alertmanager": {"post": _webhook("Prometheus Alertmanager")},
-        "/v1/grafana": {"post": _webhook("Grafana")},
+        "/v1/grafana": {"post": _webhook("Grafana"), "put": _webhook("Grafana")},
         "/v1/cloudevents": {
             "post": {
                 "summary": "Send an event of CloudEvents 1.0, structured or binary, or a batch",
