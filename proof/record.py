@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from proof.parts import Part, Step, parts
 
@@ -101,6 +102,12 @@ def commit() -> str:
     return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
 
 
+def is_reachable(commit: str) -> bool:
+    """Return whether a commit is in the history of the working tree."""
+    asked = ["git", "merge-base", "--is-ancestor", commit, "HEAD"]
+    return subprocess.run(asked, cwd=ROOT, capture_output=True, check=False).returncode == 0
+
+
 def now() -> str:
     """Return the date and time, to the minute."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -176,8 +183,8 @@ def results(runs: Iterable[PublishedRun] | None = None) -> dict[str, PartResult]
 def publish(every: Iterable[Part], runs: Iterable[PublishedRun]) -> None:
     """Publish these runs, and keep the others."""
     runs, before = list(runs), published()
-    lines = [
-        msgspec.json.encode(run)
+    together = [
+        run
         for part in every
         for run in merged(
             part,
@@ -185,4 +192,6 @@ def publish(every: Iterable[Part], runs: Iterable[PublishedRun]) -> None:
             (run for run in runs if run.part == part.name),
         )
     ]
+    gone = {at for at in {run.commit for run in together} if not is_reachable(at)}
+    lines = [msgspec.json.encode(replace(run, unreachable=run.commit in gone)) for run in together]
     RECORD.write_bytes(b"[\n" + b",\n".join(lines) + b"\n]\n")

@@ -57,9 +57,12 @@ def known_names() -> set[str]:
 
 
 def names_in(expr: str) -> set[str]:
-    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|by \([^)]*\)|\"[^\"]*\"", "", expr)
+    bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|(?:by|on) \([^)]*\)|\"[^\"]*\"", "", expr)
     words = set(re.findall(r"[a-zA-Z_][a-zA-Z0-9_]+", bare))
-    return words - {"sum", "rate", "max", "increase", "histogram_quantile", "max_over_time"}
+    return words - {
+        "sum", "rate", "max", "increase", "histogram_quantile", "max_over_time", "count_over_time",
+        "sum_over_time", "and", "or", "on", "group_left",
+    }  # fmt: skip
 
 
 def test_the_rules_are_rules() -> None:

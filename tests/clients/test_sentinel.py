@@ -699,4 +699,5 @@ async def test_the_tower_counts_what_the_sentinel_held_back(tower: LocalHub, tra
     (metric,) = [
         one for one in (await tower.hub.measure()).metrics if one.name == "duly_alert_held_back_total"
     ]
-    assert [(sample.labels, sample.value) for sample in metric.samples] == [({"reason": "debounce"}, 2)]
+    held = {sample.labels["reason"]: sample.value for sample in metric.samples}
+    assert held == {"debounce": 2, "limit": 0, "cooldown": 0}

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from duly.core.messages import key_of
+from duly.core.units import SECOND
 from duly.server.hub import Hub
 from duly.settings import Settings
 from tests.end_to_end.many import LocalCluster, until
 from tests.end_to_end.raw import curl
 from tests.servers import Mosquitto, Postgres, Redis, postgres
+
+NEVER = 3600.0
+"""Seconds between two looks at the parts of a hub, so that only what a part says is heard."""
 
 
 @pytest.fixture
@@ -48,6 +55,27 @@ async def test_a_timeline_names_the_hub_of_each_hop_and_a_sum_counts_each_messag
         one["labels"]["outcome"]: one["value"] for one in totals if one["name"] == "duly_messages_total"
     }
     assert counted == {"accepted": 1, "done": 1}
+
+
+async def test_a_command_for_a_device_at_another_hub_is_measured_in_every_stage(
+    cluster: LocalCluster,
+) -> None:
+    here, there = cluster.hubs
+    async with cluster.join(1, "lock") as lock, cluster.join(0, "phone") as phone:
+        await cluster.known("lock")
+        seq_id = await phone.command("lock")
+        await lock.ack(await lock.hear())
+        await phone.first(lambda frame: frame["type"] == "ack" and frame["seq_id"] == seq_id)
+    record = await there.ledger.find(key_of("phone", seq_id))
+    assert record is not None
+    took = (record.moved_at - record.accepted_at) / SECOND
+    for hub in cluster.hubs:
+        hub.metrics.trail.fold()
+    stages = there.telemetry.stages
+    assert {name: sum(cell.counts) for name, cell in stages.items()} == {"send": 1, "run": 1, "total": 1}
+    assert stages["send"].sum + stages["run"].sum == pytest.approx(stages["total"].sum)
+    assert stages["total"].sum >= took, "it is measured from its acceptance at the other hub"
+    assert not any(sum(cell.counts) for cell in here.telemetry.stages.values())
 
 
 def lines_about(part: str, caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -86,7 +114,7 @@ async def test_an_outage_of_the_database_is_two_lines_in_the_log(
 async def test_an_outage_of_the_broker_is_two_lines_in_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", NEVER)
     broker = Mosquitto()
     broker.start()
     hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt=broker.url("hub")))
@@ -102,13 +130,32 @@ async def test_an_outage_of_the_broker_is_two_lines_in_the_log(
     assert lines_about("the broker", caplog) == ["the broker does not work", "the broker works again"]
 
 
+async def test_an_outage_of_the_embedded_broker_of_a_moment_is_two_lines_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", NEVER)
+    hub = Hub(Settings(data=str(tmp_path / "hub"), port=0, mqtt_port=0))
+    try:
+        await hub.start()
+        mqtt = hub.mqtt
+        assert mqtt is not None
+        assert mqtt.broker is not None
+        assert mqtt.broker.pid is not None
+        os.kill(mqtt.broker.pid, signal.SIGKILL)
+        await until(lambda: mqtt.broker is not None and mqtt.broker.restarts == 1)
+        await until(lambda: mqtt.state()["problem"] is None)
+    finally:
+        await hub.stop()
+    assert lines_about("the broker", caplog) == ["the broker does not work", "the broker works again"]
+
+
 async def test_an_outage_of_a_notifier_of_its_own_is_two_lines_in_the_log(
     tmp_path: Path,
     postgres_server: Postgres,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", 0.05)
+    monkeypatch.setattr("duly.server.metrics.SAMPLE_SECONDS", NEVER)
     redis = Redis()
     redis.start()
     cluster = LocalCluster(tmp_path, postgres_server, notifier=redis.url)

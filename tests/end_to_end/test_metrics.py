@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from duly.core.lifecycle import State
+from duly.core.messages import Answer, Message
+from duly.core.operations import Admit, Advance
+from duly.core.units import HOUR
 from duly.identity.accounts import Role
-from duly.runtime.telemetry import METRICS
+from duly.runtime.telemetry import METRICS, OUTCOMES
 from duly.runtime.time_series import ChartStep
 from tests.end_to_end.conftest import HubUnderTest
 from tests.end_to_end.raw import Ids, Peer, curl
@@ -68,6 +72,76 @@ async def test_prometheus_reads_every_declared_metric_and_the_process(local: Hub
     assert found["duly_cluster_hubs", ()] == found["duly_notifier_up", ()] == 1
     assert found["duly_commit_seconds_count", ()] >= 2
     assert found["duly_end_to_end_seconds_count", (("stage", "total"),)] == 1
+
+
+async def test_every_outcome_of_a_kind_is_scraped_before_the_first_one_has_it(local: HubUnderTest) -> None:
+    """A rate over a series that begins at 1 misses the first."""
+    await command(local, Ids())
+    for _ in range(2):
+        found = await scrape(local)
+        kinds = {dict(labels)["kind"] for name, labels in found if name == "duly_messages_total"}
+        assert kinds == {"lock_control"}
+        assert {dict(labels)["outcome"] for name, labels in found if name == "duly_messages_total"} == set(
+            OUTCOMES
+        )
+        assert found["duly_messages_total", (("kind", "lock_control"), ("outcome", "unknown"))] == 0
+        reasons = {
+            dict(labels)["reason"]: value
+            for (name, labels), value in found.items()
+            if name == "duly_alert_held_back_total"
+        }
+        assert reasons == {"debounce": 0, "limit": 0, "cooldown": 0}
+        await local.restart()
+
+
+async def test_what_is_refused_before_it_reaches_its_application_is_counted(local: HubUnderTest) -> None:
+    ids = Ids()
+    await command(local, ids)
+    await scrape(local)  # from now on the kind is known
+    token, url = local.tokens["phone"], f"{local.url}/v1/messages"
+    for body in (
+        {"type": "lock_control", "seq_id": ids(), "to": "", "data": {}},
+        {"type": "lock_control", "seq_id": ids(), "to": "hall", "data": {}},
+        {"type": "No Type", "seq_id": ids(), "to": "lock", "data": {}},
+        {"seq_id": ids()},
+    ):
+        assert (await curl(url, token, body=body)).status in (400, 403)
+    async with local.join("phone") as phone:
+        await phone.say("lock_control", seq_id=ids(), to="hall", data={})
+        assert (await phone.hear())["code"] == 3
+    found = await scrape(local)
+    assert total(found, "refused") == 3
+    assert found["duly_messages_total", (("kind", "other"), ("outcome", "refused"))] == 2
+    assert len(await local.refused()) == 5
+
+
+async def test_a_late_answer_after_a_restart_is_counted_by_the_kind_of_its_command(
+    local: HubUnderTest,
+) -> None:
+    ledger, now = local.hub.ledger, local.hub.ledger.clock.now()
+    one = Message("phone", Ids()(), "lock_control", "lock", b"{}")
+    await ledger.write(Admit(one, now + HOUR, now))
+    await ledger.write(Advance(one.key, State.UNKNOWN, now, Answer()))
+    async with local.join("lock") as lock:
+        await lock.say("ack", seq_id=one.id, to="phone", code=0)
+        await local.until(lambda: total_of(local, "done") == 1)
+
+
+async def test_a_command_under_way_at_a_restart_is_counted_by_its_kind(local: HubUnderTest) -> None:
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        seq_id = await phone.command("lock", "lock_control")
+        await lock.hear()
+        await local.restart()
+    async with local.join("lock") as lock:
+        await lock.say("ack", seq_id=seq_id, to="phone", code=0)
+        await local.until(lambda: total_of(local, "done") == 1)
+    found = await scrape(local)
+    assert found["duly_end_to_end_seconds_count", (("stage", "total"),)] == 1
+
+
+def total_of(local: HubUnderTest, outcome: str) -> int:
+    local.hub.metrics.trail.fold()
+    return local.hub.telemetry.counter("duly_messages_total", "lock_control", outcome).total
 
 
 async def test_pending_messages_are_counted_with_their_age(local: HubUnderTest) -> None:

@@ -37,8 +37,36 @@ def test_kinds_beyond_the_limit_are_counted_together() -> None:
         telemetry.count(f"own_{n}", "done")
     shown = telemetry.snapshot()
     (metric,) = [one for one in shown.metrics if one.name == "duly_messages_total"]
-    assert len(metric.samples) == KINDS + 1
+    assert len({sample.labels["kind"] for sample in metric.samples}) == KINDS + 1
     assert value(shown, "duly_messages_total", kind="other", outcome="done") == 9 * KINDS
+
+
+def test_every_outcome_of_a_kind_is_there_from_its_first_message_on() -> None:
+    telemetry = Telemetry()
+    telemetry.count("lock_control", "accepted")
+    telemetry.count("", "refused")
+    for kind, outcome, times in (
+        ("lock_control", "unknown", 0), ("lock_control", "accepted", 1), ("other", "accepted", 0),
+    ):  # fmt: skip
+        shown = value(telemetry.snapshot(stored=True), "duly_messages_total", kind=kind, outcome=outcome)
+        assert shown == 0  # nothing is stored yet
+        assert telemetry.counter("duly_messages_total", kind, outcome).total == times
+    assert telemetry.unsaved() == {
+        ("duly_messages_total", ("lock_control", "accepted")): 1,
+        ("duly_messages_total", ("other", "refused")): 1,
+    }
+
+
+def test_rates_of_refusals_include_conflicts_and_what_is_stale() -> None:
+    telemetry = Telemetry()
+    telemetry.sample()
+    for outcome in ("refused", "conflict", "stale"):
+        telemetry.count("query", outcome, 100)
+    telemetry.sample()
+    all_ = telemetry.snapshot().rates["refused"]
+    telemetry.count("query", "refused", 1)
+    assert all_ > 0
+    assert telemetry._charted["refused"].value == 301
 
 
 def test_a_gauge_is_read_when_it_is_asked_for() -> None:

@@ -43,13 +43,48 @@ def test_the_end_is_there_once_with_its_reason_also_without_a_trail() -> None:
 
 
 def test_an_unknown_outcome_that_was_settled_is_both() -> None:
-    hops = [Hop(20, "unknown"), Hop(40, "done")]
+    hops = [Hop(20, "unknown", detail="no answer"), Hop(40, "done")]
     steps = timeline_of("done", made=0, accepted_at=10, moved_at=40, reason="settled by hand", hops=hops)
-    assert [(step.at, step.what) for step in steps] == [
-        (10, "stored"),
-        (20, "unknown"),
-        (40, "done"),
-        (40, "told"),
+    assert steps[1:] == [
+        TimelineStep(20, "unknown", detail="no answer"),
+        TimelineStep(20, "told", detail="unknown"),
+        TimelineStep(40, "done", detail="settled by hand"),
+        TimelineStep(40, "told", detail="done"),
+    ]
+
+
+def test_an_unknown_outcome_of_which_its_sender_was_not_told_says_so() -> None:
+    hops = [Hop(20, "unknown", detail="no answer", hub="b", untold=True)]
+    elsewhere = [Hop(21, "unknown", detail="heard from another hub", hub="a")]
+    for more, told in (
+        ([], TimelineStep(20, "not told", detail="unknown", hub="b")),
+        (elsewhere, TimelineStep(21, "told", detail="unknown", hub="a")),
+    ):
+        steps = timeline_of(
+            "done", made=0, accepted_at=10, moved_at=40, reason="", hops=[*hops, *more, Hop(40, "done")]
+        )
+        assert steps[1:3] == [TimelineStep(20, "unknown", detail="no answer", hub="b"), told]
+
+
+def test_a_sender_that_was_gone_before_the_verdict_was_not_told() -> None:
+    steps = timeline_of(
+        "sent",
+        made=0,
+        accepted_at=10,
+        moved_at=11,
+        reason="",
+        hops=[
+            Hop(9, "offline", detail="lock is offline", untold=True),
+            Hop(11, "fresh", untold=True),
+            Hop(20, "duplicate", untold=True),
+        ],
+        refusals=[(9, "offline", "lock is offline")],
+    )
+    assert steps == [
+        TimelineStep(9, "refused", detail="offline: lock is offline"),
+        TimelineStep(10, "stored"),
+        TimelineStep(11, "not told", detail="accepted"),
+        TimelineStep(20, "not told", detail="duplicate"),
     ]
 
 
@@ -65,6 +100,9 @@ def test_a_sender_that_was_not_there_was_not_told_unless_another_hub_told_it() -
     away = Hop(21, "done", hub="a", untold=True)
     assert last(away) == [TimelineStep(21, "not told", detail="done", hub="a")]
     assert last(away, Hop(22, "done", hub="b")) == [TimelineStep(22, "told", detail="done", hub="b")]
+    assert last(away, Hop(22, "done", hub="b", untold=True)) == [
+        TimelineStep(22, "not told", detail="done", hub="b")
+    ]
     again = [Hop(30, "duplicate")]
     assert [step.what for step in last(away, *again)] == ["not told", "duplicate"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duly.core.lifecycle import State
 from duly.core.messages import CONFLICT, FRESH, Message, Verdict, VerdictKind
-from duly.core.operations import AppendEntry, PutNewItem
+from duly.core.operations import AppendEntry, Delivery, DeliveryRef, OpenDelivery, PutNewItem
 from duly.core.units import DAY, MS, SECOND
 from duly.errors import LedgerUnavailable
 from duly.runtime import trail as trails
@@ -46,6 +46,11 @@ def ledger() -> MemoryLedger:
     return MemoryLedger(StepClock())
 
 
+def counts_of(telemetry: Telemetry) -> dict[tuple[str, ...], int]:
+    """Messages by kind and outcome, as far as there were any."""
+    return {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2 and cell.value}
+
+
 def run(trail: Trail, one: Message) -> None:
     trail.said(one, FRESH)
     trail.sent(one, 1)
@@ -68,15 +73,80 @@ async def test_the_hops_of_a_message_come_in_order_with_reasons(ledger: MemoryLe
 async def test_hops_are_in_the_log_with_their_kind_and_whether_a_sender_was_told(
     ledger: MemoryLedger, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trail, one = Trail(ledger), message(1)
+    one, two = message(1), message(2)
     with caplog.at_level("DEBUG", "duly.messages"):
+        trail = Trail(ledger)
         trail.said(one, FRESH)
         trail.ended(one.key, State.DONE, told=False)
+        trail.said(two, FRESH, told=False)
         await trail.flush()
-    fresh, done = caplog.records
+    fresh, done, unheard = caplog.records
     assert (fresh.getMessage(), vars(fresh)["kind"]) == ("fresh", "lock_control")
     assert done.getMessage() == "done, and its sender was not there to be told"
     assert not vars(done)["kind"]
+    assert unheard.getMessage() == "fresh, and its sender was not there to be told"
+    assert vars(unheard)["kind"] == "lock_control"
+    assert [vars(record)["to"] for record in caplog.records] == ["lock"] * 3
+    assert trail._recipients == {two.key: "lock"}, "what has ended is forgotten"
+
+
+async def test_a_verdict_that_its_sender_was_not_there_to_hear_is_marked(ledger: MemoryLedger) -> None:
+    first, one, two = Trail(ledger, Telemetry("a")), message(1), message(2, "untold")
+    first.said(one, FRESH, told=False)
+    first.sent(one, 1)
+    first.said(two, FRESH)
+    await first.flush()
+    for trail in (first, Trail(ledger, Telemetry("a"))):  # from memory, and from the ledger
+        assert [(hop.what, hop.untold) for hop in await trail.of(one.key, 0)] == [
+            ("fresh", True), ("sent", False),
+        ]  # fmt: skip
+        assert [hop.untold for hop in await trail.of(two.key, 0)] == [False]
+    counted = counts_of(first._telemetry)
+    assert counted == {("lock_control", "accepted"): 1, ("untold", "accepted"): 1}
+
+
+def found(of: Message, accepted_at: int, attempt: int = 0) -> OpenDelivery:
+    """A delivery as another hub, or a restart, finds it in the ledger."""
+    delivery = Delivery(DeliveryRef(of.key, "device", of.recipient), State.SENT, attempt, 0)
+    return OpenDelivery(of, State.SENT if attempt else State.ACCEPTED, delivery, accepted_at)
+
+
+def test_a_message_that_another_hub_has_accepted_is_measured_from_then_on(ledger: MemoryLedger) -> None:
+    telemetry = Telemetry("b")
+    trail, one, two = Trail(ledger, telemetry), message(1), message(2)
+    now = ledger.clock.now()
+    trail.resume([found(one, now - 3 * SECOND), found(two, now - 3 * SECOND, attempt=1)])
+    for each in (one, two):
+        trail.sent(each, 1 if each is one else 2)
+        trail.ended(each.key, State.DONE)
+    trail.fold()
+    assert {stage: round(cell.sum) for stage, cell in telemetry.stages.items()} == {
+        "send": 3, "run": 0, "total": 6,
+    }  # fmt: skip
+    assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
+        "send": 1, "run": 1, "total": 2,
+    }  # fmt: skip
+
+
+def test_the_oldest_is_found_among_those_of_other_hubs(ledger: MemoryLedger) -> None:
+    trail, now = Trail(ledger), ledger.clock.now()
+    trail.resume([found(message(1), now - 5 * SECOND)])
+    trail.resume([found(message(2), now - 50 * SECOND)])
+    assert trail.oldest(lambda _: True) == pytest.approx(50, abs=0.1)
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_message_that_is_settled_later_counts_by_its_kind(ledger: MemoryLedger, known: bool) -> None:
+    telemetry = Telemetry("a")
+    trail, one = Trail(ledger, telemetry), message(1)
+    if known:  # it ended before a restart otherwise
+        trail.said(one, FRESH)
+        trail.ended(one.key, State.UNKNOWN)
+        trail.fold()
+    trail.know(one)
+    trail.ended(one.key, State.FAILED)
+    trail.fold()
+    assert telemetry.counter("duly_messages_total", "lock_control", "failed").value == 1
 
 
 async def test_hops_are_found_after_a_restart(ledger: MemoryLedger) -> None:
@@ -226,7 +296,7 @@ def test_hops_are_counted_by_kind_outcome_and_stage(ledger: MemoryLedger) -> Non
     trail.ended(message(2).key, State.DONE)
     trail.said(message(3), Verdict(VerdictKind.REFUSED, cause="offline"))
     trail.fold()
-    counted = {labels: cell.value for metric, labels, cell in telemetry.cells() if len(labels) == 2}
+    counted = counts_of(telemetry)
     assert counted == {
         ("lock_control", "accepted"): 1, ("lock_control", "done"): 2, ("lock_control", "unknown"): 1,
         ("lock_control", "refused"): 1,
@@ -238,7 +308,7 @@ def test_hops_are_counted_by_kind_outcome_and_stage(ledger: MemoryLedger) -> Non
 
 
 def test_what_is_counted_as_one_counts_as_hop_by_hop() -> None:
-    def figures(*, at_once: bool) -> tuple[dict[tuple[str, str], int], dict[str, list[int]], int]:
+    def figures(*, at_once: bool) -> tuple[dict[tuple[str, ...], int], dict[str, list[int]], int]:
         telemetry = Telemetry("a")
         trail = Trail(MemoryLedger(StepClock()), telemetry)
         count: Callable[[], object] = tuple if at_once else trail.fold
@@ -253,7 +323,7 @@ def test_what_is_counted_as_one_counts_as_hop_by_hop() -> None:
                 trail.ended(message(n).key, (State.DONE, State.FAILED, State.UNKNOWN)[n % 3])
             count()
         trail.fold()
-        counted = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+        counted = counts_of(telemetry)
         stages = {stage: list(cell.counts) for stage, cell in telemetry.stages.items()}
         return counted, stages, telemetry.retries.value
 
@@ -281,7 +351,7 @@ def test_hops_are_counted_alike_together_and_one_by_one(hops: list[tuple[int, st
                 trail.fold()
         trail.fold()
         stages = {stage: (cell.counts, round(cell.sum, 6)) for stage, cell in telemetry.stages.items()}
-        cells = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+        cells = counts_of(telemetry)
         counted.append((cells, telemetry.retries.value, stages))
     assert counted[0] == counted[1]
 
@@ -293,7 +363,7 @@ def test_a_message_that_ends_when_it_is_stored_is_told_and_ended_at_once(ledger:
     trail.note(message(1).key, "sent", 1)
     trail.stored(message(2), FRESH, State.DONE)
     trail.fold()
-    counted = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+    counted = counts_of(telemetry)
     assert counted == {("lock_control", "accepted"): 2, ("lock_control", "done"): 2}
     assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
         "send": 0, "run": 0, "total": 2,
@@ -340,7 +410,7 @@ def test_a_look_at_the_oldest_while_an_end_is_stored_takes_nothing_from_the_coun
     assert trail.oldest(lambda _: False) == 0
     trail.ended(message(1).key, State.UNKNOWN)
     trail.fold()
-    counted = {labels: cell.value for _, labels, cell in telemetry.cells() if len(labels) == 2}
+    counted = counts_of(telemetry)
     assert counted == {("lock_control", "accepted"): 2, ("lock_control", "unknown"): 1}
     assert {stage: sum(cell.counts) for stage, cell in telemetry.stages.items()} == {
         "send": 2, "run": 1, "total": 1,

@@ -112,8 +112,9 @@ class EmbeddedBroker:
     same permissions use MQTT over WebSocket, among them pages of these `origins`. With a certificate the
     broker speaks TLS only. `users` are
     asked about every client, unless `set_users` names the users. `on_restart` is called after every
-    restart of a broker that died, `on_refused` for every refused attempt: brokers acknowledge a forbidden
-    publish and drop it, so this is the only trace of it.
+    restart of a broker that died, `on_problem` when it has died and when it runs again, `on_refused` for
+    every refused attempt: brokers acknowledge a forbidden publish and drop it, so this is the only trace of
+    it.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class EmbeddedBroker:
         self._origins = origins
         self.listen = listen
         self.restarts = 0
-        self.problem: BrokerError | None = None
-        """why the broker is not running; None while it runs"""
+        self._problem: BrokerError | None = None
+        self.on_problem: Callable[[], None] | None = None
         self._folder = BrokerFolder(Path(folder) / "broker")
         self._sync = sync
         self._tls = (tls_cert, tls_key)
@@ -161,6 +162,17 @@ class EmbeddedBroker:
         self._reading: SupervisedTask | None = None
 
     # ── starting, stopping, users ────────────────────────────────────────────────────────────────
+
+    @property
+    def problem(self) -> BrokerError | None:
+        """Why the broker is not running; None while it runs."""
+        return self._problem
+
+    @problem.setter
+    def problem(self, problem: BrokerError | None) -> None:
+        self._problem = problem
+        if self.on_problem is not None:
+            self.on_problem()
 
     @property
     def url(self) -> str:

@@ -399,6 +399,8 @@ def _sentence(step: TimelineStep, record: JsonObject) -> str:
             return f"told {scope}{because}"
         case "not told":
             return f"{scope} was not connected, so it was not told{because}"
+        case "done" | "failed" | "expired" | "superseded" | "cancelled" | "unknown" as end:
+            return tint(end) + because
         case "trace":
             return f"traced{because}"
         case "arrived" | "not sent" | "in doubt" | "called off" | "refused" as fate if attempt:

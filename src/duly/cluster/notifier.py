@@ -56,8 +56,20 @@ class Notifier(ABC):
         self.tasks = Supervisor()
         """the background tasks; a hub replaces them with its own before the start"""
         self._echoes: dict[str, asyncio.Future[None]] = {}
-        self.problem = ""
-        """why nothing was received at the last attempt to listen; empty when all is well"""
+        self._problem = ""
+        self.on_problem: Callable[[], None] = _not_watched
+        """called when `problem` has changed"""
+
+    @property
+    def problem(self) -> str:
+        """Why nothing was received at the last attempt to listen; empty when all is well."""
+        return self._problem
+
+    @problem.setter
+    def problem(self, problem: str) -> None:
+        if problem != self._problem:
+            self._problem = problem
+            self.on_problem()
 
     async def check(self, within: float) -> float:
         """Send a hint to this hub itself and return how many seconds that took. Raises `TimeoutError` if it
@@ -128,6 +140,10 @@ class Notifier(ABC):
     @abstractmethod
     async def _send(self, note: bytes) -> None:
         """Send a note, or lose it, without raising an error and without taking long."""
+
+
+def _not_watched() -> None:
+    """Ignore a problem."""
 
 
 _decode: Final = msgspec.json.Decoder(tuple[str, list[str]]).decode

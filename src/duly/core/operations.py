@@ -87,6 +87,8 @@ class OpenDelivery(Struct, frozen=True, gc=False):
     message: Message
     state: State
     delivery: Delivery
+    accepted_at: int = 0
+    """when its message was accepted (µs)"""
 
 
 class Advanced(Struct, frozen=True, gc=False):

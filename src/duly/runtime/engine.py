@@ -95,6 +95,10 @@ def no_effect(_: Effect) -> None:
     """Do nothing: for an engine whose `performers` cover every effect that matters."""
 
 
+def _not_watched() -> None:
+    """Ignore a problem."""
+
+
 def _not_told(_: LedgerError) -> None:
     """Ignore a failure of the ledger."""
 
@@ -224,10 +228,21 @@ class Engine:
         """called with the seconds that each commit took"""
         self.on_down: Callable[[LedgerError], None] = _not_told
         """called with the error when the ledger begins to fail"""
-        self.down: Exception | None = None
-        """the reason why nothing can be committed now, or None"""
+        self.on_problem: Callable[[], None] = _not_watched
+        """called when `down` has changed"""
+        self._down: Exception | None = None
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def down(self) -> Exception | None:
+        """The reason why nothing can be committed now, or None."""
+        return self._down
+
+    @down.setter
+    def down(self, problem: Exception | None) -> None:
+        self._down = problem
+        self.on_problem()
 
     async def start(self) -> None:
         """Rebuild the machine from the ledger and start the loop."""

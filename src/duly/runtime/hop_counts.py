@@ -10,15 +10,18 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator
 from enum import IntEnum
-from operator import sub
+from operator import itemgetter, sub
 from typing import Any, Final, TypeAlias
 
 from duly.core.messages import Message
+from duly.core.operations import OpenDelivery
 from duly.core.units import MS, SECOND
 from duly.runtime.telemetry import Telemetry
 
 OPEN_KEPT: Final = 100_000
 """How many messages under way have their times remembered."""
+DISORDER: Final = SECOND
+"""How far the messages under way may be from the order in which they were accepted."""
 LEAVING: Final = 10 * SECOND
 """How long a message is remembered that is no longer under way although its end was not noted: it is being
 stored, or has ended at another hub."""
@@ -35,6 +38,8 @@ class HopKind(IntEnum):
     """it has ended here"""
     NOTED = 3
     """anything else"""
+    UNHEARD = 4
+    """there was a verdict, and its sender was not connected to be sent it"""
 
 
 NotedHop: TypeAlias = tuple[int, str, int, str, HopKind, str]
@@ -46,7 +51,7 @@ NotedHops: TypeAlias = dict[bytes, HopValues]
 """Hops by the key of their message, as one flat tuple of plain values, which Python's garbage collector need
 not traverse."""
 
-SAID, SENT, ENDED, NOTED = HopKind
+SAID, SENT, ENDED, NOTED, UNHEARD = HopKind
 _OUTCOMES: Final = {"fresh": "accepted", "duplicate": "duplicate", "conflict": "conflict", "stale": "stale"}
 _FRESH: Final = "fresh"
 _SAID_WORD: Final = 1
@@ -127,19 +132,32 @@ class HopCounts:
         self._telemetry = telemetry
         self._kinds: dict[bytes, str] = {}
         self._accepted: dict[bytes, int] = {}
-        """when messages under way were accepted, the oldest first"""
+        """when messages under way were accepted, the oldest first unless they are `_disordered`"""
+        self._disordered = False
         self._sent: dict[bytes, int] = {}
-        """when they were first sent"""
+        """when they were first sent; 0 if that was before a restart, or at another hub"""
         self._leaving: dict[bytes, tuple[int, int]] = {}
         """when messages that are no longer under way were accepted, and since when they are not"""
         self._skews = [0.0, 0.0]
         self._minute = 0
 
-    def resume(self, messages: Iterable[Message], now: int) -> None:
-        """Resume messages that were under way before a restart."""
-        for message in sorted(messages, key=lambda one: one.made):
-            self._kinds[message.key] = message.kind
-            self._accepted.setdefault(message.key, message.made or now)
+    def know(self, message: Message) -> None:
+        """Remember the kind of a message that may end here although it was not accepted here."""
+        self._kinds.setdefault(message.key, message.kind)
+
+    def resume(self, found: Iterable[OpenDelivery], now: int) -> None:
+        """Resume messages that were under way before a restart, or that another hub has accepted."""
+        accepted = self._accepted
+        last = next(reversed(accepted.values()), 0)
+        for item in found:
+            key = item.message.key
+            if key in accepted or item.state.terminal:  # a message that has ended may be sent again
+                continue
+            self.know(item.message)
+            accepted[key] = item.accepted_at or now
+            self._disordered |= accepted[key] < last - DISORDER
+            if item.delivery.attempt:
+                self._sent.setdefault(key, 0)
 
     def count(self, noted: NotedHops) -> None:
         """Count these hops."""
@@ -164,19 +182,21 @@ class HopCounts:
         kinds, accepted, sent = self._kinds, self._accepted, self._sent
         for key, (at, what, attempt, _, kind, of) in rest:
             tally.last = at
-            if kind is SAID:
+            if kind is SAID or kind is UNHEARD:
                 tally.said[of, what] += 1
                 if what == _FRESH:
                     accepted[key] = at
                     kinds[key] = of
                     tally.newest = max(tally.newest, key)
             elif kind is SENT:
-                if key in accepted:
-                    if key not in sent:
-                        tally.sends.append(at - accepted[key])
-                        sent[key] = at
-                else:  # another hub has accepted it
+                if key in self._leaving:
+                    accepted[key], _ = self._leaving.pop(key)
+                if key not in accepted:  # it was forgotten, as one of too many
                     kinds[key], accepted[key], sent[key] = of, at, at
+                elif key not in sent:
+                    # The clock of the hub that has accepted it may be a little ahead.
+                    tally.sends.append(max(0, at - accepted[key]))
+                    sent[key] = at
                 if attempt > 1:
                     tally.retries += 1
             elif kind is ENDED:
@@ -185,11 +205,11 @@ class HopCounts:
                 left, _ = self._leaving.pop(key, (0, 0))
                 began = accepted.pop(key, 0) or left
                 if began:
-                    tally.totals.append(at - began)
+                    tally.totals.append(max(0, at - began))
                     began = sent.pop(key, 0)
                     if began:
                         tally.runs.append(at - began)
-                if what == _UNKNOWN:
+                if what == _UNKNOWN and known:
                     kinds[key] = known  # a late answer may settle it
 
     def _forget(self) -> None:
@@ -207,10 +227,15 @@ class HopCounts:
             key = next(iter(self._leaving))
             if now - self._leaving[key][1] < LEAVING:
                 break
-            del self._leaving[key]
-            if key not in self._accepted:  # it was sent again meanwhile
+            began, _ = self._leaving.pop(key)
+            if is_under_way(key):
+                self._accepted.setdefault(key, began)
+            elif key not in self._accepted:
                 self._kinds.pop(key, None)
                 self._sent.pop(key, None)
+        if self._disordered:
+            self._accepted = dict(sorted(self._accepted.items(), key=itemgetter(1)))
+            self._disordered = False
         while self._accepted:
             key = next(iter(self._accepted))
             if is_under_way(key):

@@ -1,7 +1,8 @@
 """The metrics of one hub: counters, gauges and histograms, declared as data.
 
 The laws. A counter is one attribute, and counting adds 1 to it: no lookup by labels happens per message. A
-gauge is read on demand. Labels are bounded: kinds of messages beyond `KINDS` are counted as `other`. A
+gauge is read on demand. Labels are bounded: kinds of messages beyond `KINDS` are counted as `other`. A kind
+has a counter for each of `OUTCOMES` from its first message on, so that a rate sees the first of each. A
 durable counter is never shown higher than it is stored (`durable_totals`), so that no counter goes backwards
 when the hub is killed.
 """
@@ -133,10 +134,12 @@ METRICS: Final = (
 """Every metric of duly's own. Those of the process are added by `/metrics`."""
 
 STAGES: Final = ("send", "run", "total")
-CHARTED: Final = (
-    "accepted", "done", "failed", "expired", "superseded", "cancelled", "unknown", "duplicate", "refused",
-    "retries",
-)  # fmt: skip
+REFUSED: Final = ("refused", "conflict", "stale")
+"""The verdicts on messages that are not taken; charts and rates show them together, as `refused`."""
+ENDS: Final = ("done", "failed", "expired", "superseded", "cancelled", "unknown")
+OUTCOMES: Final = ("accepted", "duplicate", *REFUSED, *ENDS)
+"""The outcomes by which messages of every kind are counted."""
+CHARTED: Final = ("accepted", *ENDS, "duplicate", "refused", "retries")
 """The columns of a chart that are rates, per second."""
 
 
@@ -253,7 +256,7 @@ class Telemetry:
         self._counters: dict[str, dict[Labels, CounterCell]] = {
             metric.name: {} for metric in METRICS if metric.kind is MetricKind.COUNTER
         }
-        self._kinds: dict[str, str] = {}
+        self._kinds: set[str] = set()
         self._gauges: dict[str, GaugeReader] = {}
         self.duplicates = self.counter("duly_duplicates_total")
         self.retries = self.counter("duly_retries_total")
@@ -280,7 +283,7 @@ class Telemetry:
         if cell is None:
             cell = self._outcomes[kind, outcome] = self._outcome(kind, outcome)
         cell.value += times
-        charted = self._charted.get(outcome)
+        charted = self._charted.get("refused" if outcome in REFUSED else outcome)
         if charted is not None:
             charted.value += times
         if outcome == "duplicate":
@@ -288,19 +291,28 @@ class Telemetry:
         elif outcome == "superseded":
             self.superseded.value += times
 
+    def count_refused(self, kind: str, word: str) -> None:
+        """Count a message that was refused before it reached its application. A kind of which no message was
+        ever taken is counted as `other`, since anything may stand in its place."""
+        known = kind if kind in self._kinds else OTHER
+        self.count(known, word if word in REFUSED else "refused")
+
     def _outcome(self, kind: str, outcome: str) -> CounterCell:
         if len(self._outcomes) > 50 * KINDS:
             self._outcomes.clear()
         return self.counter("duly_messages_total", self.bounded_kind(kind), outcome)
 
     def bounded_kind(self, kind: str) -> str:
-        """Return the label of a kind: its name, or `other` if there are too many kinds."""
+        """Return the label of a kind: its name, or `other` if there are too many kinds. A new label gets a
+        counter for each outcome."""
         if kind in self._kinds:
             return kind
-        if len(self._kinds) >= KINDS or not kind:
-            return OTHER
-        self._kinds[kind] = kind
-        return kind
+        label = kind if kind and len(self._kinds) < KINDS else OTHER
+        if label != OTHER:
+            self._kinds.add(kind)
+        for outcome in OUTCOMES:
+            self.counter("duly_messages_total", label, outcome)
+        return label
 
     def retried(self, times: int = 1) -> None:
         """Count attempts after the first."""

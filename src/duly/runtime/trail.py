@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -20,14 +20,16 @@ from msgspec import Struct
 from duly.core.flow_control import next_page
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, names_in
-from duly.core.operations import AppendEntry, PutNewItem
+from duly.core.operations import AppendEntry, OpenDelivery, PutNewItem
 from duly.core.units import DAY, FOREVER, HOUR, MS, SECOND
 from duly.runtime.hop_counts import (
     ENDED,
     HOP_WIDTH,
     NOTED,
+    OPEN_KEPT,
     SAID,
     SENT,
+    UNHEARD,
     HopCounts,
     HopValues,
     NotedHop,
@@ -66,7 +68,7 @@ DETAIL_LIMIT: Final = 300
 
 class Hop(Struct, frozen=True, gc=False, omit_defaults=True):
     """Something that happened to a message: when (ms), what, in which attempt, why or to whom, and where; for
-    an outcome also whether its sender was not connected."""
+    a verdict and an outcome also whether its sender was not connected."""
 
     time: int
     what: str
@@ -89,6 +91,8 @@ _WORDS: Final = (
     "at work", "delivered", "conflict", "stale", "offline", "read", "attempt",
 )  # fmt: skip
 """Words that earlier versions stored as numbers: never change the order."""
+_WITH_KIND: Final = (SAID, SENT, UNHEARD)
+"""The hops that have the kind of their message; the others have `UNTOLD` in its place, or nothing."""
 _LEAD: Final = 8
 """The prefix of an entry: how many bytes the stream has had up to it."""
 
@@ -108,6 +112,10 @@ class Trail:
         self._size = size
         self._counts = HopCounts(self._telemetry)
         self._noted: NotedHops = defaultdict(tuple)
+        self._logs = LOG.isEnabledFor(logging.DEBUG)
+        """hops are logged"""
+        self._recipients: dict[bytes, str] = {}
+        """the recipients of messages whose hops are logged"""
         self._recent: deque[NotedHops] = deque()
         """the newest hops, as they were noted"""
         self._remembered = 0
@@ -128,15 +136,20 @@ class Trail:
 
     # ── noting ───────────────────────────────────────────────────────────────────────────────────
 
-    def said(self, message: Message, verdict: Verdict) -> None:
-        """Note the verdict that a sender got about its message."""
-        hop = (self._ledger.clock.now(), verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
+    def said(self, message: Message, verdict: Verdict, *, told: bool = True) -> None:
+        """Note the verdict on a message, and whether its sender was told."""
+        kind = SAID if told else UNHEARD
+        hop = (self._ledger.clock.now(), verdict.named, 0, verdict.reason[:DETAIL_LIMIT], kind, message.kind)
         self._noted[message.key] += hop
+        if self._logs:
+            self._recipients[message.key] = message.recipient
 
     def sent(self, message: Message, attempt: int) -> None:
         """Note that a message was handed over to its recipient."""
         hop = (self._ledger.clock.now(), "sent", attempt, "", SENT, message.kind)
         self._noted[message.key] += hop
+        if self._logs:
+            self._recipients[message.key] = message.recipient
 
     def ended(self, key: bytes, state: State, reason: str = "", *, told: bool = True) -> None:
         """Note the outcome of a message here, and whether its sender was told."""
@@ -146,19 +159,30 @@ class Trail:
         )  # fmt: skip
 
     def stored(self, message: Message, verdict: Verdict, state: State, *, told: bool = True) -> None:
-        """Note the verdict that a sender got about its message, which ended with it."""
-        now = self._ledger.clock.now()
-        said = (now, verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID, message.kind)
-        self._noted[message.key] += (*said, now, state.word, 0, "", ENDED, "" if told else UNTOLD)
+        """Note the verdict on a message that ended with it, and whether its sender was told."""
+        self.said(message, verdict, told=told)
+        self._noted[message.key] += (
+            self._ledger.clock.now(), state.word, 0, "", ENDED, "" if told else UNTOLD
+        )  # fmt: skip
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "", *, told: bool = True) -> None:
         """Note any other event of a message; also its outcome at another hub."""
         about = "" if told else UNTOLD
         self._noted[key] += (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, about)
 
-    def resume(self, messages: Iterable[Message]) -> None:
-        """Resume messages that were under way before a restart."""
-        self._counts.resume(messages, self._ledger.clock.now())
+    def know(self, message: Message) -> None:
+        """Take note of a message that ended before as `unknown`, and that is being settled."""
+        self._counts.know(message)
+        if self._logs:
+            self._recipients[message.key] = message.recipient
+
+    def resume(self, found: Sequence[OpenDelivery]) -> None:
+        """Resume messages that were under way before a restart, or that another hub has accepted."""
+        if any(item.delivery.attempt for item in found):
+            self.fold()  # the first attempt may be among the hops that are not counted yet
+        self._counts.resume(found, self._ledger.clock.now())
+        if self._logs:
+            self._recipients.update((item.message.key, item.message.recipient) for item in found)
 
     def skewed(self, seconds: float) -> None:
         """Note how far the clock of a sender is from the hub's."""
@@ -172,8 +196,9 @@ class Trail:
         if not noted:
             return
         self._noted = defaultdict(tuple)
-        if LOG.isEnabledFor(logging.DEBUG):
-            _log(noted)
+        self._logs = LOG.isEnabledFor(logging.DEBUG)
+        if self._logs:
+            self._log(noted)
         self._counts.count(noted)
         self._recent.append(noted)
         self._remembered += _count(noted)
@@ -258,8 +283,8 @@ class Trail:
             if since < begins and self._size:
                 found += await self._stored(hub, key, since, begins, shown)
             found += [
-                (at, _hop(at, what, attempt, why, shown, about))
-                for at, what, attempt, why, _, about in remembered
+                (at, _hop(at, what, attempt, why, shown, kind, about))
+                for at, what, attempt, why, kind, about in remembered
             ]
         return [hop for _, hop in sorted(found, key=lambda one: one[0])]
 
@@ -290,6 +315,25 @@ class Trail:
                 break
         return found
 
+    def _log(self, noted: NotedHops) -> None:
+        """Log every hop, including retries and duplicates."""
+        for key, hops in noted.items():
+            try:
+                scope, id_ = names_in(key)
+            except UnicodeDecodeError:
+                continue
+            for _, what, attempt, detail, kind, about in each(hops):
+                fields = {
+                    "scope": scope, "id": id_, "kind": about if kind in _WITH_KIND else None,
+                    "to": self._recipients.get(key), "attempt": attempt or None, "detail": detail,
+                }  # fmt: skip
+                untold = ", and its sender was not there to be told" if _is_untold(kind, about) else ""
+                LOG.debug("%s%s", what, untold, extra=fields)
+                if kind is ENDED:
+                    self._recipients.pop(key, None)
+        while len(self._recipients) > OPEN_KEPT:
+            del self._recipients[next(iter(self._recipients))]
+
     async def _seek(self, stream: str, first: int, last: int, holds: Callable[[StreamEntry], bool]) -> int:
         """Return the number of the first entry for which this holds, as it does for all later ones; beyond
         the last if there is none."""
@@ -302,22 +346,6 @@ class Trail:
             else:
                 low = found[0].n + 1
         return low
-
-
-def _log(noted: NotedHops) -> None:
-    """Log every hop, including retries and duplicates."""
-    for key, hops in noted.items():
-        try:
-            scope, id_ = names_in(key)
-        except UnicodeDecodeError:
-            continue
-        for _, what, attempt, detail, _, kind in each(hops):
-            told = kind != UNTOLD  # with an end this stands in the place of the kind
-            about = {
-                "scope": scope, "id": id_, "kind": kind if told else None,
-                "attempt": attempt or None, "detail": detail,
-            }  # fmt: skip
-            LOG.debug("%s", what if told else f"{what}, and its sender was not there to be told", extra=about)
 
 
 def _count(noted: NotedHops) -> int:
@@ -380,8 +408,14 @@ def _hops_in(entry: StreamEntry, key: bytes, until: int, hub: str) -> Iterator[t
         at = noted.began + after
         if at < until:
             what = word if isinstance(word, str) else _WORDS[word]
-            yield at, _hop(at, what, attempt, detail, hub, more[-1] if more else "")
+            kind: int = more[0] if len(more) > 1 else NOTED  # type: ignore[assignment]  # two: kind, about
+            yield at, _hop(at, what, attempt, detail, hub, kind, more[-1] if more else "")
 
 
-def _hop(at: int, what: str, attempt: int, detail: str, hub: str, about: object) -> Hop:
-    return Hop(at // MS, what, attempt, detail[:DETAIL_LIMIT], hub, about == UNTOLD)
+def _hop(at: int, what: str, attempt: int, detail: str, hub: str, kind: int, about: object) -> Hop:
+    return Hop(at // MS, what, attempt, detail[:DETAIL_LIMIT], hub, _is_untold(kind, about))
+
+
+def _is_untold(kind: int, about: object) -> bool:
+    """Return whether a hop is a verdict or an outcome that its sender was not connected to be sent."""
+    return kind == UNHEARD or (about == UNTOLD and kind not in _WITH_KIND)

@@ -140,7 +140,7 @@ class Hub:
         await self.metrics.load()
         self.notifier = await self._open_notifier()
         await self._start_applications(box)
-        await self.metrics.count_dead()
+        await self.alerts.dead_letters.refresh()
         if not settings.no_mqtt:
             # Not every hub has MQTT devices: what only they need is loaded only then.
             from duly.server.mqtt_service import MqttService
@@ -160,6 +160,7 @@ class Hub:
         self.metrics.start()
         self.dashboard.start()
         shutdown.add("periodic work", self.tasks.stop_periodic)
+        shutdown.call("the watch for outages", self.metrics.end_watch)
         runfile.write(self._folder, RunFile(self.url, self._token, os.getpid()))
         shutdown.call("the run file", partial(runfile.remove, self._folder))
         LOG.info(
@@ -203,6 +204,7 @@ class Hub:
         )  # fmt: skip
         self.applications = (self.gateway, self.chat, self.alerts)
         self.router = Router(activity, self.applications, self.tasks)
+        self.router.count_refused = self.telemetry.count_refused
         self._shutdown.add("the router", self.router.stop)
         for application in self.applications:
             await application.start()

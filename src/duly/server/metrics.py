@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from duly.apps.alerts.held_back_counts import REASONS
 from duly.core.units import DAY
 from duly.errors import DulyError, LedgerError
 from duly.runtime.durable_totals import DurableTotals
@@ -27,10 +28,8 @@ CHART_SECONDS: Final = 15.0
 TRIM_SECONDS: Final = 60.0
 SCRAPE_SECONDS: Final = 2.0
 """How long a scrape waits for the ledger."""
-DEAD_SECONDS: Final = 15.0
-"""How often dead letters are counted, which reads the ledger."""
-DEAD_COUNTED: Final = 1_000
-"""Dead letters are counted up to here."""
+DEAD_SECONDS: Final = 1.0
+"""How often alerts that have changed are searched for dead letters."""
 
 
 class HubMetrics:
@@ -47,8 +46,8 @@ class HubMetrics:
         self.totals = DurableTotals(ledger, self.telemetry)
         self._charts = KeptCharts(ledger, self.telemetry.series, hub.name)
         self._started = False
-        self._dead = 0
-        self._dead_at: tuple[int, ...] = ()
+        self._watches = False
+        """outages are logged"""
 
     async def load(self) -> None:
         """Continue from the totals and charts in the ledger."""
@@ -61,10 +60,16 @@ class HubMetrics:
         hub, telemetry = self._hub, self.telemetry
         for application in hub.applications:
             application.engine.on_commit = telemetry.commits.observe
+            application.engine.on_problem = self._check_outages
+        if hub.notifier is not None:
+            hub.notifier.on_problem = self._check_outages
+        if hub.mqtt is not None:
+            hub.mqtt.on_problem = self._check_outages
+        self._watches = True
         telemetry.read("duly_pending", lambda: hub.gateway.pending + hub.alerts.pending)
         telemetry.read("duly_oldest_pending_seconds", self._oldest)
         telemetry.read("duly_reorder_held", lambda: hub.gateway.held)
-        telemetry.read("duly_dead_letters", lambda: self._dead)
+        telemetry.read("duly_dead_letters", lambda: hub.alerts.dead_letters.value)
         telemetry.read("duly_clock_skew_seconds", self.trail.skew)
         telemetry.read("duly_connections", self._connections)
         telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
@@ -80,9 +85,13 @@ class HubMetrics:
             ("storing totals", STORE_SECONDS, self.totals.store),
             ("storing charts", CHART_SECONDS, self._charts.store),
             ("trimming the trail", TRIM_SECONDS, self.trail.trim),
-            ("count of dead letters", DEAD_SECONDS, self.count_dead),
+            ("count of dead letters", DEAD_SECONDS, hub.alerts.dead_letters.refresh),
         ):
             hub.tasks.every(name, seconds, partial(_when_possible, work))
+
+    def end_watch(self) -> None:
+        """Log no more outages: the hub stops its parts."""
+        self._watches = False
 
     async def stop(self) -> None:
         """Store what is not stored yet; a hub that could not be started has nothing to store."""
@@ -123,7 +132,11 @@ class HubMetrics:
         self._check_outages()
 
     def _check_outages(self) -> None:
+        """Log what has stopped or begun to work. A part reports each change of its problem, since an outage
+        may be shorter than the time between two samples; some problems are only found by looking."""
         hub = self._hub
+        if not self._watches:
+            return
         broker = None if hub.mqtt is None else hub.mqtt.state()["problem"]
         self.outages.see(
             {
@@ -153,18 +166,9 @@ class HubMetrics:
             ("duly_alert_retries_of_successes_total", counts.retries_well),
         ):
             telemetry.counter(name).value = value
-        for reason, count in hub.alerts.held_back.counts.items():
-            telemetry.counter("duly_alert_held_back_total", reason).value = count
-
-    async def count_dead(self) -> None:
-        """Count dead letters, again if anything was attempted, changed or has ended since the last count."""
-        counts, changes = self._hub.alerts.counts, self._hub.alerts.planner.changes
-        seen = (counts.accepted, counts.attempts, counts.failed, counts.in_doubt, changes)
-        if seen == self._dead_at:
-            return
-        self._dead_at = seen
-        found = await self._hub.alerts.operations.deliveries(state="dead", limit=DEAD_COUNTED)
-        self._dead = len(found)
+        held = hub.alerts.held_back.counts
+        for reason in REASONS:
+            telemetry.counter("duly_alert_held_back_total", reason).value = held[reason]
 
     def _oldest(self) -> float:
         gateway, alerts = self._hub.gateway.answers, self._hub.alerts

@@ -54,6 +54,8 @@ class MqttService:
         """where the embedded broker serves MQTT over WebSocket; empty: nowhere"""
         self.refused = 0
         """what the embedded broker has refused since the start"""
+        self.on_problem: Callable[[], None] | None = None
+        """called when the problem in `state` may have changed"""
 
     async def start(
         self,
@@ -119,6 +121,7 @@ class MqttService:
             websocket_port=settings.mqtt_ws_port,
             origins=[*settings.origins, *filter(None, [settings.public_url])],
         )
+        self.broker.on_problem = self._problem_changed
         self.broker.clients.given = devices.sessions.given
         devices.presence.watch_connections()
         self.broker.clients.callout.on_connections = devices.connections
@@ -142,23 +145,41 @@ class MqttService:
             devices.arrived(topic, payload, old and self.broker is not None, old, ack)
 
         def reconnected(_: bool) -> None:
+            self._problem_changed()
             self._tasks.do("mqtt reconnection", devices.sessions.reconnect())
 
+        def reports_back(present: bool) -> None:
+            self._problem_changed()
+            devices.reports_back(present)
+
+        def reports_lost(_: str) -> None:
+            self._problem_changed()
+            devices.presence.link_lost()
+
         devices.sessions.link = self.links["answers"] = MqttLink(
-            address, received, subscriptions=devices.answers, on_connect=reconnected, tasks=self._tasks
+            address,
+            received,
+            subscriptions=devices.answers,
+            on_connect=reconnected,
+            on_disconnect=lambda _: self._problem_changed(),
+            tasks=self._tasks,
         )
         devices.reports_link = self.links["reports"] = MqttLink(
             second_session(address),
             received,
             subscriptions=devices.reports,
             before=devices.presence.link_connects,
-            on_connect=devices.reports_back,
-            on_disconnect=lambda _: devices.presence.link_lost(),
+            on_connect=reports_back,
+            on_disconnect=reports_lost,
             tasks=self._tasks,
         )
         for name, link in self.links.items():
             await link.start()
             self._shutdown.add(f"the MQTT link of {name}", link.stop)
+
+    def _problem_changed(self) -> None:
+        if self.on_problem is not None:
+            self.on_problem()
 
     def _record(self, devices: MqttDevices, refused: BrokerRefusal) -> None:
         self.refused += 1

@@ -94,6 +94,8 @@ class Router:
         self._own = {
             role: self._by_type | dict.fromkeys(app.types, app) for role, app in self._by_role.items()
         }
+        self.count_refused: Callable[[str, str], None] = _not_counted
+        """called with the type and the error word of each frame that is refused"""
         self._prompt = {type_ for app in self._applications for type_ in getattr(app, "prompt", ())}
 
     async def connected(
@@ -157,9 +159,10 @@ class Router:
         """Take a frame; return an awaitable if the next frame has to wait for it. Coroutines that may take a
         commit of their own are added to `commits`."""
         seq_id: str | float | None = None
+        kind = ""
         try:
             frame = frames.decode(raw)
-            seq_id = frame.seq_id
+            seq_id, kind = frame.seq_id, frame.type
             if frame.type in self._prompt:
                 said = self._by_type[frame.type].receive(session, who, frame)
             elif who.role is not Role.DEVICE and frame.type not in self._own[who.role]:
@@ -168,20 +171,20 @@ class Router:
                 commits.append(self._answered(session, who, frame))
                 return None
         except SenderError as problem:
-            commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem))
+            commits.append(self._refuse(session, who, seq_id or frames.seq_id_in(raw), problem, kind))
             return None
         except Exception as problem:
             self._unable(session, who, seq_id, problem)
             return None
         if said is True or said is False:
             return None
-        return self._waited(session, who, frame.seq_id, said, commits)
+        return self._waited(session, who, frame, said, commits)
 
     async def _waited(
         self,
         session: Session,
         who: Principal,
-        seq_id: str | None,
+        frame: Frame,
         said: Awaitable[bool],
         commits: list[Coroutine[object, None, object]],
     ) -> None:
@@ -189,15 +192,15 @@ class Router:
         try:
             await said
         except SenderError as problem:
-            commits.append(self._refuse(session, who, seq_id, problem))
+            commits.append(self._refuse(session, who, frame.seq_id, problem, frame.type))
         except Exception as problem:
-            self._unable(session, who, seq_id, problem)
+            self._unable(session, who, frame.seq_id, problem)
 
     async def _answered(self, session: Session, who: Principal, frame: Frame) -> None:
         try:
             answered = await settled(self._take(session, who, frame))
         except SenderError as problem:
-            answered = await self._refuse(session, who, frame.seq_id, problem)
+            answered = await self._refuse(session, who, frame.seq_id, problem, frame.type)
         except Exception as problem:
             answered = self._unable(session, who, frame.seq_id, problem)
         if not answered:
@@ -218,11 +221,12 @@ class Router:
                     return self._take(session, who, frame)
                 said = application.receive(session, who, frame)
             except SenderError as problem:
-                seq_id = frames.seq_id_in(raw) if frame is None else frame.seq_id
-                return self._refuse(session, who, seq_id, problem)
+                if frame is None:
+                    return self._refuse(session, who, frames.seq_id_in(raw), problem)
+                return self._refuse(session, who, frame.seq_id, problem, frame.type)
             except Exception as problem:
                 return self._unable(session, who, None if frame is None else frame.seq_id, problem)
-            return said if said is True or said is False else self._wait(session, who, frame.seq_id, said)
+            return said if said is True or said is False else self._wait(session, who, frame, said)
 
         return receive
 
@@ -231,7 +235,7 @@ class Router:
         application = self._own[who.role].get(frame.type) or self._other(who, frame.type)
         if application is not None:
             said = application.receive(session, who, frame)
-            return said if isinstance(said, bool) else self._wait(session, who, frame.seq_id, said)
+            return said if isinstance(said, bool) else self._wait(session, who, frame, said)
         if frame.type != WATCH:
             raise Malformed(f"there is no frame type {frame.type[:80]!r} for {who.role.with_article}")
         if who.role is not Role.ADMIN:
@@ -245,19 +249,24 @@ class Router:
         application = self._by_role[who.role]
         return application if getattr(application, "open", False) and frames.is_own_type(type_) else None
 
-    async def _wait(
-        self, session: Session, who: Principal, seq_id: str | None, said: Awaitable[bool]
-    ) -> bool:
+    async def _wait(self, session: Session, who: Principal, frame: Frame, said: Awaitable[bool]) -> bool:
         try:
             return await said
         except SenderError as problem:
-            return await self._refuse(session, who, seq_id, problem)
+            return await self._refuse(session, who, frame.seq_id, problem, frame.type)
         except Exception as problem:
-            return self._unable(session, who, seq_id, problem)
+            return self._unable(session, who, frame.seq_id, problem)
 
     async def _refuse(
-        self, session: Session, who: Principal, seq_id: str | float | None, problem: SenderError
+        self,
+        session: Session,
+        who: Principal,
+        seq_id: str | float | None,
+        problem: SenderError,
+        kind: str = "",
     ) -> bool:
+        """Count, record and answer a faulty frame; `kind` is its type, empty if it could not be read."""
+        self.count_refused(kind, problem.word)
         verdict = Verdict(VerdictKind.REFUSED, reason=str(problem), cause=problem.word)
         self._leave_no_gap(who, seq_id)
         known = "" if seq_id is None else str(seq_id)
@@ -289,6 +298,10 @@ class Router:
             self._limited.note(who.name, "" if seq_id is None else str(seq_id), word, str(problem))
         session.push(outgoing.trouble(seq_id, ServerCode.INTERNAL, word, str(problem), problem.wait))
         return True
+
+
+def _not_counted(kind: str, word: str) -> None:
+    """Count nothing."""
 
 
 async def _together(commits: Sequence[Coroutine[object, None, object]]) -> None:

@@ -191,7 +191,10 @@ class MemoryQueries(Ledger):
         found.sort(
             key=lambda pair: (pair[0].accepted_at, pair[1].ref.key, pair[1].ref.recipient, pair[1].ref.round)
         )
-        return [w.OpenDelivery(record.message, record.state, delivery) for record, delivery in found]
+        return [
+            w.OpenDelivery(record.message, record.state, delivery, record.accepted_at)
+            for record, delivery in found
+        ]
 
     async def deliveries(self, key: bytes) -> list[w.Delivery]:
         """Return the deliveries of a message."""

@@ -9,6 +9,8 @@ from typing import Any
 import aiohttp
 import pytest
 
+from duly.apps.alerts.profiles import ProfileDraft
+from duly.identity.accounts import Role
 from duly.server.dashboard.live_updates import GONE, VIEWS_MOST
 from tests.guard import GUARD
 from tests.local_hub import LocalHub
@@ -97,3 +99,26 @@ async def test_a_page_shows_only_so_many_views(local: LocalHub, ann: PageVisitor
     async with asyncio.timeout(GUARD):
         while local.hub.dashboard.live.pages:
             await asyncio.sleep(0.01)
+
+
+async def test_a_dead_letter_is_shown_without_waiting_for_the_next_count_of_all(
+    local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alerts = local.hub.alerts
+    await alerts.dead_letters.refresh()
+    monkeypatch.setattr(alerts.dead_letters, "_due", float("inf"))
+    await local.add(Role.SENTINEL, "gate")
+    (local.folder / "notifications" / "taken").mkdir(parents=True)  # no file can be written there
+    await alerts.profiles.set("home", ProfileDraft(send=("file:taken",), tries=1))
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 1, "view": "overview"})
+        await told(socket)
+        async with aiohttp.ClientSession() as http:
+            data = {"profile_id": "home", "trigger_reason": "fall", "device_address": "AA", "timestamp": 0}
+            frame = {"type": "alert_event", "seq_id": "event-1", "data": data}
+            headers = {"Authorization": f"Bearer {local.tokens['gate']}"}
+            async with http.post(f"{local.url}/v1/messages", json=frame, headers=headers) as answer:
+                assert answer.status in (200, 202), await answer.text()
+        async with asyncio.timeout(GUARD):
+            while (await told(socket))["is"]["metrics"]["duly_dead_letters"][""] != 1:
+                pass

@@ -98,12 +98,12 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
         async with asyncio.timeout(GUARD):
             while (await ann.get(0, "/message.json", scope="dashboard", id=id_))["state"] != "done":
                 await asyncio.sleep(0.01)
-    async with asyncio.timeout(GUARD):  # until both have noted that its sender was told
+    async with asyncio.timeout(GUARD):  # until both have noted that its sender's request was over
         while True:
             for one in cluster.hubs:
                 await one.metrics.trail.flush()
             here, there = [await ann.get(hub, "/message.json", scope="dashboard", id=id_) for hub in range(2)]
-            if here["timeline"] == there["timeline"] and here["timeline"][-1]["what"] == "told":
+            if here["timeline"] == there["timeline"] and here["timeline"][-1]["what"] == "not told":
                 break
     steps = {(step["what"], step.get("hub", "")) for step in here["timeline"]}
     assert ("fresh", cluster.hubs[0].name) in steps

@@ -208,6 +208,17 @@ async def test_an_offline_device_refuses_and_the_same_form_may_be_sent_again(
         assert said["server_ack"]["code"] == 0
 
 
+async def test_the_timeline_of_a_command_from_the_page_says_that_its_request_was_over(
+    ann: PageVisitor, lock: CountingLock
+) -> None:
+    """The page sees the outcome in the ledger; no session of its sender was there to be told."""
+    id_ = mint()
+    await ann.act("command.send", id=id_, device="lock", type="lock_control", data="{}")
+    await _ended(ann, id_)
+    timeline = (await ann.get("/message.json", scope="dashboard", id=id_))["timeline"]
+    assert [step["what"] for step in timeline] == ["made", "stored", "fresh", "sent", "done", "not told"]
+
+
 async def test_a_command_that_has_ended_is_resent_as_a_new_one(ann: PageVisitor, lock: CountingLock) -> None:
     first, second = mint(), mint()
     await ann.act("command.send", id=first, device="lock", type="lock_control", data='{"n": 1}')
@@ -247,6 +258,9 @@ async def test_an_unknown_one_is_settled_once_with_who_and_why(local: LocalHub, 
     assert record.answer.reason == "settled by hand by ann: I looked: it is open"
     timeline = (await ann.get("/message.json", **where))["timeline"]
     assert [step for step in timeline if "settled by hand by ann: I looked" in json.dumps(step)], timeline
+    assert timeline[-1]["what"] == "not told", "the phone is not connected"
+    counted = (await ann.get("/overview.json"))["metrics"]["duly_messages_total"]
+    assert {what: count for what, count in counted.items() if count} == {"lock_control/done": 1}
     status, said = await ann.act("message.settle", **where, **{"as": "failed"}, why="no")
     assert status == 400
     assert "only what is unknown" in said["detail"]
@@ -299,6 +313,18 @@ async def test_a_device_shows_what_it_reported_and_what_waits_for_it(
 # ── alerts ───────────────────────────────────────────────────────────────────────────────────────
 
 
+async def report(local: LocalHub, event: str) -> None:
+    """Report an alert as the sentinel, and wait until it has ended."""
+    data = {"profile_id": "home", "trigger_reason": "water", "timestamp": round(time.time() * 1000)}
+    frame = {"type": "alert_event", "seq_id": event, "data": data}
+    heads = {"Authorization": f"Bearer {local.tokens['watch']}"}
+    async with (
+        aiohttp.ClientSession(local.url, headers=heads) as http,
+        http.post("/v1/messages?wait=10", json=frame) as answer,
+    ):
+        assert (await answer.json())["ack"]["state"] == "done"
+
+
 async def test_a_dead_letter_is_listed_until_it_is_sent_elsewhere_also_if_others_were_told(
     local: LocalHub, ann: PageVisitor
 ) -> None:
@@ -306,17 +332,23 @@ async def test_a_dead_letter_is_listed_until_it_is_sent_elsewhere_also_if_others
     (local.folder / "notifications" / "folder.txt").mkdir(parents=True)  # no notification can be written
     draft = {"send": ["file:told.txt", "file:folder.txt"], "tries": 1}
     await local.hub.alerts.profiles.set("home", verbs.draft_of(draft))
-    data = {"profile_id": "home", "trigger_reason": "water", "timestamp": round(time.time() * 1000)}
-    frame = {"type": "alert_event", "seq_id": "e" * 64, "data": data}
-    heads = {"Authorization": f"Bearer {local.tokens['watch']}"}
-    async with (
-        aiohttp.ClientSession(local.url, headers=heads) as http,
-        http.post("/v1/messages?wait=10", json=frame) as answer,
-    ):
-        assert (await answer.json())["ack"]["state"] == "done"
+    await report(local, "e" * 64)
     (letter,) = (await ann.get("/alerts-deliveries.json", state="dead"))["deliveries"]
     failed = letter["delivery"]["recipient"]
     assert (failed.partition("#")[0], letter["delivery"]["state"]) == ("file:folder.txt", "failed")
     wanted = {"sentinel": "watch", "event": "e" * 64, "recipient": failed, "url": "file:other.txt"}
     assert (await ann.act("deliveries.edit", **wanted))[0] == 200
     assert (await ann.get("/alerts-deliveries.json", state="dead"))["deliveries"] == []
+
+
+@pytest.mark.parametrize(("view", "rows"), [("alerts", "alerts"), ("alerts-deliveries", "deliveries")])
+async def test_a_short_list_of_alerts_is_whole_however_busy_the_machine_is(
+    local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch, view: str, rows: str
+) -> None:
+    monkeypatch.setattr("duly.server.dashboard.alert_views.LOOK_SECONDS", -1.0)
+    await local.add(Role.SENTINEL, "watch")
+    await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": ["file:told.txt"]}))
+    for n in range(4):
+        await report(local, f"{n:064}")
+    seen = await ann.get(f"/{view}.json", **({"state": "all"} if rows == "deliveries" else {}))
+    assert (len(seen[rows]), seen["next"]) == (4, None)

@@ -21,7 +21,8 @@ from duly.storage.ledger import Ledger
 
 
 class AlertAttempts:
-    """Makes the attempts of one tower. `changed` reads an alert again that was cancelled during one."""
+    """Makes the attempts of one tower. `changed` reads an alert again that was cancelled during one; `missed`
+    is called with each alert that a recipient did not surely get."""
 
     def __init__(
         self,
@@ -32,6 +33,7 @@ class AlertAttempts:
         activity: ActivityLog,
         outages: Outages,
         changed: Callable[[bytes], Awaitable[None]],
+        missed: Callable[[bytes], None],
     ) -> None:
         self._ledger = ledger
         self._planner = planner
@@ -40,6 +42,7 @@ class AlertAttempts:
         self._activity = activity
         self._outages = outages
         self._changed = changed
+        self._missed = missed
 
     async def make(self, attempt: StartAttempt, sender: NotificationSender) -> None:
         """Make one attempt and store its result."""
@@ -61,6 +64,9 @@ class AlertAttempts:
         with contextlib.suppress(DulyError):
             ended = AttemptEnded(attempt, sent.result, sent.reason, sent.rest)
             await commit(self._engine, MachineEvent(ended))
+            if sent.result is not AttemptResult.ARRIVED:
+                for item in attempt.items:
+                    self._missed(item.message.key)
             # A concurrent cancellation at another hub did not know that this recipient was notified.
             for key in await self._catch_up_on(attempt):
                 await self._changed(key)

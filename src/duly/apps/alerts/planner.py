@@ -36,8 +36,6 @@ class AlertPlanner:
         self._profiles = profiles
         self.statuses: dict[bytes, AlertStatus] = {}
         """the status of alerts that were changed after they were reported"""
-        self.changes = 0
-        """how often an alert, a profile or a silence was changed, here or at another hub"""
         self.sent_again: set[bytes] = set()
         """alerts that had ended before a person sent them again: they do not end once more"""
         self.silences: list[Silence] = []

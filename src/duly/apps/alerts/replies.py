@@ -42,10 +42,11 @@ class AlertReplies:
         message, verdict, state = reply.message, reply.verdict, reply.verdict.state
         origin = cast("Session | None", reply.origin)
         fresh = verdict.kind is _FRESH
+        told = origin is not None and origin.listening
         if fresh and state is not None:
-            self._trail.stored(message, verdict, state, told=origin is not None and origin.listening)
+            self._trail.stored(message, verdict, state, told=told)
         else:
-            self._trail.said(message, verdict)
+            self._trail.said(message, verdict, told=told)
         if self._activity.watchers:
             self._activity.see(
                 "said", scope=message.scope, id=message.id, word=verdict.named, kind=message.kind

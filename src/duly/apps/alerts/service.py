@@ -28,6 +28,7 @@ from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.alert_attempts import AlertAttempts
 from duly.apps.alerts.alert_changes import AlertChanges
 from duly.apps.alerts.configuration import AlertConfiguration
+from duly.apps.alerts.dead_letter_count import DeadLetterCount
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
 from duly.apps.alerts.held_back_counts import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.limited_alerts import LimitedAlerts
@@ -123,8 +124,11 @@ class AlertService:
             ReportOutcome: self._report_outcome,
         }
         # `receive` recalls alerts itself, before it counts them against their sender's limit.
-        self.engine = Engine(self._fanout, ledger, self._perform, performers=actions, recalls=False)
+        self.engine = Engine(
+            self._fanout, ledger, self._perform, performers=actions, recalls=False, ours=self._ours
+        )
         own = TowerAlerts(self.engine, self.operations)
+        self.dead_letters = DeadLetterCount(self.operations, self._fanout.counts, shared=not ledger.sole)
         self.heartbeats = Heartbeats(ledger, self.profiles, own.report, own.take_back, known)
         self.held_back = HeldBackCounts(ledger)
         self._limited = LimitedAlerts(
@@ -145,8 +149,9 @@ class AlertService:
         self.tasks = Supervisor()
         self.outages = Outages()
         self._attempts = AlertAttempts(
-            ledger, self.planner, self.engine, self._trail, activity, self.outages, self._changed
-        )
+            ledger, self.planner, self.engine, self._trail, activity, self.outages, self._changed,
+            self.dead_letters.touch,
+        )  # fmt: skip
         self._sender = NotificationSender(
             ledger, self.profiles, self.planner.statuses, self._attempts.is_wanted, private=private, data=data
         )
@@ -165,6 +170,12 @@ class AlertService:
             unsettled=unsettled,
             settled=settled,
         )
+
+    async def _ours(self) -> list[OpenDelivery]:
+        """Return the deliveries that the engine resumes."""
+        found = await self._ledger.open_deliveries(CHANNEL)
+        self._trail.resume(found)
+        return found
 
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""
@@ -339,6 +350,7 @@ class AlertService:
             self._trail.ended(key, state, answer.reason, told=told)
         self._replies.see_end(key, state, answer)
         if state in DEAD:
+            self.dead_letters.touch(key)
             self._spawn(self._unnotified.notify(key))
 
     def _spawn(self, work: Coroutine[object, None, None]) -> None:
@@ -362,10 +374,10 @@ class AlertService:
 
     async def _changed(self, key: bytes) -> None:
         """Read an alert again after a change in the ledger; an empty key stands for profiles and silences."""
-        self.planner.changes += 1
         if not key:
             await self.configuration.refresh()
             return
+        self.dead_letters.touch(key)
         with contextlib.suppress(DulyError):
             alert = await self.operations.get(key)
             if alert is None:
@@ -381,7 +393,7 @@ class AlertService:
                     alert = await self.operations.get(key) or alert
             record = alert.record
             still = [
-                OpenDelivery(record.message, record.state, one)
+                OpenDelivery(record.message, record.state, one, record.accepted_at)
                 for one in alert.deliveries
                 if not one.state.terminal
             ]
@@ -392,6 +404,7 @@ class AlertService:
         attempt means depends on the channel."""
         if any(one.state.terminal for one in still):
             self.planner.sent_again.add(key)
+        self._trail.resume(still)
         for one in still:
             await self.profiles.find_address(one.delivery.ref.recipient)
         await self.engine.put(MachineEvent(DeliveriesChanged(key, tuple(still))))

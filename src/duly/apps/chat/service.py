@@ -311,17 +311,18 @@ class ChatService:
         assert isinstance(asked, RequestOrigin)
         request = asked.request
         if verdict.answer is None:
-            self._trail.said(message, verdict)
+            self._trail.said(message, verdict, told=asked.session.listening)
             asked.session.push(outgoing.server_ack(message.id, verdict))
             return
         n = int(verdict.answer.data)
         repeated = verdict.kind is not _FRESH
         asked.session.push(_ack(message.id, request, n, repeated=repeated))
+        told = asked.session.listening
         if repeated:
-            self._trail.said(message, verdict)
+            self._trail.said(message, verdict, told=told)
             return
         conv = request.conv
-        self._trail.stored(message, verdict, _ENDED)
+        self._trail.stored(message, verdict, _ENDED, told=told)
         if self._activity.watchers:
             self._activity.see(
                 "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n

@@ -65,7 +65,8 @@ class CommandEffects:
     def reply(self, reply: Reply) -> None:
         """Send the verdict on a command to its sender."""
         message, verdict = reply.message, reply.verdict
-        self._trail.said(message, verdict)
+        session: Session | None = reply.origin  # type: ignore[assignment]  # the core gives back what it got
+        self._trail.said(message, verdict, told=session is not None and session.listening)
         if self._traces.open:
             taken = verdict.fresh or (verdict.state is not None and not verdict.state.terminal)
             self._traces.said(message.key, verdict.named, taken=taken)
@@ -78,7 +79,6 @@ class CommandEffects:
                 to=message.recipient,
                 kind=message.kind,
             )
-        session: Session | None = reply.origin  # type: ignore[assignment]  # the core gives back what it got
         self._answer(session, message, verdict)
 
     def tell_outcome(self, session: Session, scope: str, seq_id: str, record: Record | None) -> None:
@@ -127,13 +127,19 @@ class CommandEffects:
         told = self._tell_end(report.key, report.state, report.answer, report.recipient, origins)
         self._trail.ended(report.key, report.state, report.answer.reason, told=told)
 
-    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = AT_ANOTHER_HUB) -> None:
-        """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
-        or by hand."""
+    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
+        """Send the outcome of a command that ended at another hub to the apps at this hub."""
         message, answer = record.message, record.answer or Answer()
         self._backlog.remove(message.key)
         told = self._tell_end(message.key, record.state, answer, message.recipient, list(origins))
-        self._trail.note(message.key, record.state.word, detail=how, told=told)
+        self._trail.note(message.key, record.state.word, detail=AT_ANOTHER_HUB, told=told)
+
+    def tell_settled(self, record: Record) -> None:
+        """Send the outcome of a message that was settled by hand to the apps, and count it."""
+        message = record.message
+        self._trail.know(message)
+        answer = record.answer or Answer()
+        self.report(ReportOutcome(message.key, record.state, answer, recipient=message.recipient))
 
     def _tell_end(
         self, key: bytes, state: State, answer: Answer, recipient: str, origins: Collection[Origin]

@@ -22,6 +22,7 @@ from duly.core.steps import Answered, Event, Received
 from duly.errors import Malformed, NotAllowed, Overloaded
 from duly.identity.accounts import Principal
 from duly.runtime.engine import Engine
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
 from duly.wire import frames
 from duly.wire.fields import Fields
@@ -48,6 +49,7 @@ class DeviceAnswers:
         remote: GatewayRemote,
         tell_progress: TellProgress,
         unaddressed: UnaddressedAcks,
+        trail: Trail,
     ) -> None:
         self._inbox = inbox
         self._engine = engine
@@ -57,6 +59,7 @@ class DeviceAnswers:
         self.tell_progress = tell_progress
         """reports the progress of a device to the app"""
         self._unaddressed = unaddressed
+        self._trail = trail
         self._under_way = inbox.outbox.transmissions.get
 
     def take(self, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
@@ -110,6 +113,7 @@ class DeviceAnswers:
         if record is None or record.message.recipient != end.by or self._is_strangers(record):
             app, id_ = names_in(end.key)
             raise NotAllowed(f"{end.by} answered a command it never got: {id_} of {app}")
+        self._trail.know(record.message)
         await self._engine.put(msgspec.structs.replace(end, keep=record.message.kind != CHUNK))
         return False
 

@@ -22,7 +22,7 @@ from typing import Final
 import msgspec
 
 from duly.apps.gateway.admission import CommandAdmission, not_granted
-from duly.apps.gateway.command_effects import AT_ANOTHER_HUB, CommandEffects
+from duly.apps.gateway.command_effects import CommandEffects
 from duly.apps.gateway.device_answers import DeviceAnswers, put_later
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
@@ -36,6 +36,7 @@ from duly.cluster.notifier import Notifier
 from duly.core.account_limits import AccountLimits
 from duly.core.inbox import Inbox
 from duly.core.messages import Message, key_of, parts_of
+from duly.core.operations import OpenDelivery
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Arrived,
@@ -125,7 +126,7 @@ class GatewayService:
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
             self._inbox, self.engine, ledger, accounts.was_another, self.remote, self._effects.tell_progress,
-            unaddressed,
+            unaddressed, self._trail,
         )  # fmt: skip
         self._revoked = RevokedCommands(
             self._inbox, self.engine, ledger, accounts, self._admission, self.remote
@@ -149,7 +150,6 @@ class GatewayService:
         """Continue the commands under way in the ledger, and cancel those that are no longer allowed."""
         await self.remote.start()
         await self.engine.start()
-        self._trail.resume(self._inbox.waiting())
         await self._revoked.end()
 
     async def stop(self) -> None:
@@ -381,8 +381,18 @@ class GatewayService:
                 await self.pushes.introduce(session, device, self._believed_online)
 
     def _new_engine(self) -> Engine:
-        ours, performers = self.remote.open_deliveries, self.performers()
-        return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=ours)
+        performers = self.performers()
+        return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=self._ours)
+
+    async def _ours(self) -> list[OpenDelivery]:
+        """Return the deliveries that the engine resumes."""
+        found = await self.remote.open_deliveries()
+        self.resume(found)
+        return found
+
+    def resume(self, found: Sequence[OpenDelivery]) -> None:
+        """Take note of commands that this hub resumes, or that another hub has accepted."""
+        self._trail.resume(found)
 
     def performers(self) -> Performers:
         """The functions that perform the engine's effects, by type."""
@@ -430,10 +440,13 @@ class GatewayService:
         """The commands that wait here for their devices."""
         return self._inbox.waiting()
 
-    def tell_end(self, record: Record, origins: Iterable[Origin], how: str = AT_ANOTHER_HUB) -> None:
-        """Send the outcome of a command to the apps at this hub; `how` says where it ended: at another hub,
-        or by hand."""
-        self._effects.tell_end(record, origins, how)
+    def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
+        """Send the outcome of a command that ended at another hub to the apps here."""
+        self._effects.tell_end(record, origins)
+
+    def tell_settled(self, record: Record) -> None:
+        """Send the outcome of a message that was settled by hand to the apps, and count it."""
+        self._effects.tell_settled(record)
 
     async def replaced(self, device: str) -> None:
         """Close the session of a device that has connected to another hub."""

@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from duly.server.hub import Hub
 
 LOOK_SECONDS: Final = 0.12
+"""How long alerts are searched for one page."""
+LOOKED_AT_LEAST: Final = 100
+"""So many alerts are searched for one page, however long a busy machine takes."""
 PAGE_LIMIT: Final = 100
 EPISODE_SHOWN: Final = 50
 TEST_SECONDS: Final = 30.0
@@ -112,7 +115,7 @@ class AlertViews:
             place = cursors.decrypt(reader, cursor)
             before = int.from_bytes(place[:8], "big"), place[8:]
         found: list[dict[str, object]] = []
-        over = monotonic() + LOOK_SECONDS
+        over, searched = monotonic() + LOOK_SECONDS, 0
         last: tuple[int, bytes] | None = None
         async for record in self._hub.alerts.operations.newest(1 << 40, before):
             if rows := await pick(record):
@@ -120,7 +123,8 @@ class AlertViews:
                     break
                 found += rows
             last = (record.accepted_at, record.message.key)
-            if monotonic() > over:
+            searched += 1
+            if searched >= LOOKED_AT_LEAST and monotonic() > over:
                 break
         else:
             last = None

@@ -18,7 +18,7 @@ from msgspec import Raw
 from duly.errors import Conflict, Malformed
 from duly.identity.accounts import Principal, Role
 from duly.server.dashboard.visitors import DashboardVisitor
-from duly.transports.http.frame_batches import FrameBatch
+from duly.transports.http.frame_batches import hand_over
 from duly.wire import outgoing
 from duly.wire.fields import Fields
 
@@ -55,9 +55,7 @@ class PageCommands:
         frame |= {"type": kind, "seq_id": id_, "to": device, "data": data}
         if queue:
             frame["queue"] = True
-        batch = FrameBatch(1)
-        await self._hub.receive_all(batch.waiters, await self._sender(), [msgspec.json.encode(frame)])
-        await batch.said()
+        batch = await hand_over(self._hub, await self._sender(), [msgspec.json.encode(frame)])
         # A repeat of one that has ended has its `ack` in it, as JSON.
         said = msgspec.json.decode(outgoing.encode(batch.waiters[0].answer))
         return {"scope": SENDER, "id": id_, "server_ack": said}

@@ -143,8 +143,9 @@ def delivery_of(row: Sequence[Any]) -> Delivery:
 
 
 def open_of(row: Sequence[Any]) -> OpenDelivery:
-    """Return an open delivery: the columns of its message, the message's state, its own columns."""
-    return OpenDelivery(message_of(row[:7]), STATES[row[7]], delivery_of(row[8:]))
+    """Return an open delivery: the columns of its message, the message's state and time of acceptance, its
+    own columns."""
+    return OpenDelivery(message_of(row[:7]), STATES[row[7]], delivery_of(row[9:]), row[8])
 
 
 def aged_of(found: Iterable[Sequence[Any]]) -> list[AgedMessage]:

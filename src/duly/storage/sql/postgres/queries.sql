@@ -156,14 +156,14 @@ WHERE key = $1 ORDER BY channel, recipient, round;
 
 -- name: open
 -- What a restart goes on with.
-SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state, m.accepted_at,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: booked
-SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state, m.accepted_at,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
@@ -172,7 +172,7 @@ ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
 -- name: strays
 -- For a recipient who is here, but held by another hub; held by a hub that is gone; expired and held by none.
-SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state, m.accepted_at,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
 FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key

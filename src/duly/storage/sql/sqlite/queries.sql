@@ -144,7 +144,7 @@ ORDER BY m.accepted_at, m.key, d.channel, d.recipient, d.round;
 
 -- name: open
 -- What a restart goes on with.
-SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state,
+SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state, m.accepted_at,
        d.key, d.channel, d.recipient, d.round, d.state, d.attempt, d.due, d.expires, d.worker, d.error,
        d.kind, d.in_doubt
 FROM deliveries AS d JOIN messages AS m ON m.key = d.key

@@ -324,7 +324,7 @@ export default {
   "hop.stored": "Accepted and stored",
   "hop.fresh": "The sender was told: accepted",
   "hop.told": "The sender was told the outcome",
-  "hop.not told": "The sender was not connected, so it was not told the outcome",
+  "hop.not told": "The sender was not connected, so it was not told",
   "hop.duplicate": "A repeat came; nothing ran again",
   "hop.sent": "Handed to the recipient",
   "hop.attempt": "Attempt to notify",

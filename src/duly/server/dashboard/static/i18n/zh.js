@@ -324,7 +324,7 @@ export default {
   "hop.stored": "已接受并存储",
   "hop.fresh": "已告知发送方：接受",
   "hop.told": "已把结果告知发送方",
-  "hop.not told": "发送方不在线，结果没有告知它",
+  "hop.not told": "发送方不在线，没有告知它",
   "hop.duplicate": "收到重复；没有再次执行",
   "hop.sent": "已交给接收方",
   "hop.attempt": "尝试通知",

@@ -5,6 +5,7 @@ import { watch } from "../api.js";
 import { tile, segments, table, empty, tally } from "../widgets.js";
 import { chart } from "../charts.js";
 
+const REFUSED = ["refused", "conflict", "stale"];
 const OUTCOMES = ["accepted", "done", "failed", "expired", "unknown", "superseded", "cancelled", "duplicate", "refused"];
 const TODO = { duly_oldest_pending_seconds: "/messages?state=open", duly_dead_letters: "/alerts?view=dead" };
 const TILES = ["accepted", "done", "latency", "p99", "pending", "devices", "duplicate", "retries", "superseded", "refused", "unknown", "commit"];
@@ -41,7 +42,11 @@ export default function overview(page) {
     if (!seen.rates) return;
     about.textContent = t("hub.about", { hub: seen.hub, span: span((seen.time - seen.started) / 1000) });
     const rate = (name) => seen.rates[name] ?? 0;
-    const total = (name) => Object.entries(seen.metrics.duly_messages_total ?? {}).filter(([key]) => key.endsWith(`/${name}`)).reduce((sum, [, value]) => sum + value, 0);
+    const counts = Object.entries(seen.metrics.duly_messages_total ?? {}).map(([key, value]) => {
+      const at = key.lastIndexOf("/");
+      return [key.slice(0, at) || "–", REFUSED.includes(key.slice(at + 1)) ? "refused" : key.slice(at + 1), value];
+    });
+    const total = (name) => counts.reduce((sum, [, outcome, value]) => (outcome === name ? sum + value : sum), 0);
     for (const name of ["accepted", "done", "duplicate", "superseded", "refused", "unknown"]) {
       tiles[name].set(figure(rate(name)), { unit: t("a.second"), about: t("total", { n: number(total(name)) }), level: name === "unknown" && rate(name) > 0 ? "warning" : "" });
     }
@@ -61,10 +66,7 @@ export default function overview(page) {
     keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, t("attention.line", { what: word("metric", one.metric), value: `${number(one.value, 1)} ${one.unit}`.trim() })), " · ", TODO[one.metric] ? h("a", { href: TODO[one.metric] }, word("advice", one.metric)) : word("advice", one.metric)));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
     const kinds = {};
-    for (const [key, value] of Object.entries(seen.metrics.duly_messages_total ?? {})) {
-      const at = key.lastIndexOf("/");
-      (kinds[key.slice(0, at) || "–"] ??= {})[key.slice(at + 1)] = value;
-    }
+    for (const [kind, outcome, value] of counts) (kinds[kind] ??= {})[outcome] = (kinds[kind][outcome] ?? 0) + value;
     const rows = Object.entries(kinds).sort(([a], [b]) => a.localeCompare(b));
     fill(nothing, rows.length ? null : empty(t("nothing.yet"), t("overview.hint"), "duly add device lock && duly device lock"));
     outcomes.wrap.hidden = !rows.length;
