@@ -116,13 +116,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results: Path) -> None:
-    every = parts(short=False)
-    record.publish(every, [run_of("flood", "seed 0", commit="aaa", faults=3, messages_under_faults=100)])
+    every, here = parts(short=False), record.commit().rstrip("+")
+    record.publish(every, [run_of("flood", "seed 0", commit=here, faults=3, messages_under_faults=100)])
     record.publish(every, [run_of("flood", "seed 1", commit="bbb", faults=4, messages_under_faults=200)])
     flood = record.results()["flood"]
     assert (flood.counts, flood.steps, flood.of) == ({"faults": 7, "messages under faults": 300}, 2, 20)
     said = document.measured("en", flood, "messages under faults")
-    assert said == "2026-11-20, `aaa`: 100; 2026-11-20, `bbb`: 200, 2 of 20 steps"
+    gone = document.GONE["en"]
+    assert said == f"2026-11-20, `{here}`: 100; 2026-11-20, `bbb`{gone}: 200, 2 of 20 steps"
 
 
 def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:

@@ -170,6 +170,7 @@ class EmbeddedBroker:
 
     @problem.setter
     def problem(self, problem: BrokerError | None) -> None:
+        """Set the reason, and report it."""
         self._problem = problem
         if self.on_problem is not None:
             self.on_problem()

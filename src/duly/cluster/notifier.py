@@ -57,7 +57,7 @@ class Notifier(ABC):
         """the background tasks; a hub replaces them with its own before the start"""
         self._echoes: dict[str, asyncio.Future[None]] = {}
         self._problem = ""
-        self.on_problem: Callable[[], None] = _not_watched
+        self.on_problem: Callable[[], None] = _ignored
         """called when `problem` has changed"""
 
     @property
@@ -67,6 +67,7 @@ class Notifier(ABC):
 
     @problem.setter
     def problem(self, problem: str) -> None:
+        """Set the reason, and report the change."""
         if problem != self._problem:
             self._problem = problem
             self.on_problem()
@@ -142,8 +143,8 @@ class Notifier(ABC):
         """Send a note, or lose it, without raising an error and without taking long."""
 
 
-def _not_watched() -> None:
-    """Ignore a problem."""
+def _ignored() -> None:
+    """Do nothing."""
 
 
 _decode: Final = msgspec.json.Decoder(tuple[str, list[str]]).decode

@@ -95,8 +95,8 @@ def no_effect(_: Effect) -> None:
     """Do nothing: for an engine whose `performers` cover every effect that matters."""
 
 
-def _not_watched() -> None:
-    """Ignore a problem."""
+def _ignored() -> None:
+    """Do nothing."""
 
 
 def _not_told(_: LedgerError) -> None:
@@ -228,21 +228,12 @@ class Engine:
         """called with the seconds that each commit took"""
         self.on_down: Callable[[LedgerError], None] = _not_told
         """called with the error when the ledger begins to fail"""
-        self.on_problem: Callable[[], None] = _not_watched
+        self.on_problem: Callable[[], None] = _ignored
         """called when `down` has changed"""
-        self._down: Exception | None = None
+        self.down: Exception | None = None
+        """the reason why nothing can be committed now, or None"""
 
     # ── outside ──────────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def down(self) -> Exception | None:
-        """The reason why nothing can be committed now, or None."""
-        return self._down
-
-    @down.setter
-    def down(self, problem: Exception | None) -> None:
-        self._down = problem
-        self.on_problem()
 
     async def start(self) -> None:
         """Rebuild the machine from the ledger and start the loop."""
@@ -387,12 +378,12 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
-        handle, end_of, recalls = self._machine.handle, self._end_of, self._recalls
+        handle, recall, recalls = self._machine.handle, self._ledger.recall, self._recalls
         todo: list[Todo] = []
         for event, _ in batch:
             if type(event) is Arrived:
-                known = end_of(event.message, now) if recalls else None
-                if known is not None:
+                known = recall(event.message, now) if recalls else None
+                if known is not None and known.state is not None and known.state.terminal:
                     todo += self._machine.repeated(event.message, known, event.origin, now)
                 elif follows := handle(event, now):
                     todo += follows
@@ -402,11 +393,6 @@ class Engine:
                 todo += handle(event, now)
         self._do(todo, group)
         self._events.reserve(len(group.taken))
-
-    def _end_of(self, message: Message, now: int) -> Verdict | None:
-        """Return the verdict on a repeat of an ended message, if it is in memory."""
-        known = self._ledger.recall(message, now)
-        return None if known is None or known.state is None or not known.state.terminal else known
 
     def _follow_up(self, group: _Group) -> list[Todo]:
         """Return what follows the steps of a committed group. `done` of all steps is called before any effect
@@ -435,8 +421,12 @@ class Engine:
 
     # ── when the ledger fails ────────────────────────────────────────────────────────────────────
 
-    async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
+    def _set_down(self, problem: Exception | None) -> None:
         self.down = problem
+        self.on_problem()
+
+    async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
+        self._set_down(problem)
         if not self._failures:
             self.on_down(problem)
         gathered, self._gathering = self._gathering, _Group()
@@ -451,9 +441,9 @@ class Engine:
             try:
                 todo = await self._restore_meanwhile()
             except LedgerError as still:
-                self.down = still
+                self._set_down(still)
             else:
-                self.down = None
+                self._set_down(None)
                 return todo
         self._refuse_arrivals()
         self._events.clear()
@@ -486,7 +476,7 @@ class Engine:
         groups = [group for group in (self._flushing, self._gathering) if group is not None]
         self._flushing, self._gathering = None, _Group()
         self._bugs += 1
-        self.down = ProgramError("a bug has ended the engine; it is being started again")
+        self._set_down(ProgramError("a bug has ended the engine; it is being started again"))
         again: list[QueuedEvent] = []
         for group in groups:
             if await group.settled() or self._bugs > 1:
@@ -497,7 +487,7 @@ class Engine:
         self._events.reserve(0)
         self._withdraw(*groups)
         todo = await self._restore()
-        self.down = None
+        self._set_down(None)
         self._begin(todo)
 
     async def _rest(self, lasts: int) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -183,6 +183,18 @@ class Trail:
         self._counts.resume(found, self._ledger.clock.now())
         if self._logs:
             self._recipients.update((item.message.key, item.message.recipient) for item in found)
+
+    def resuming(
+        self, ours: Callable[[], Awaitable[list[OpenDelivery]]]
+    ) -> Callable[[], Awaitable[list[OpenDelivery]]]:
+        """Return a function that reads the deliveries an engine resumes, and resumes their messages here."""
+
+        async def read() -> list[OpenDelivery]:
+            found = await ours()
+            self.resume(found)
+            return found
+
+        return read
 
     def skewed(self, seconds: float) -> None:
         """Note how far the clock of a sender is from the hub's."""

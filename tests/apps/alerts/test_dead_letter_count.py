@@ -82,7 +82,7 @@ async def test_a_ledger_that_nothing_has_changed_is_not_read(tower: Tower) -> No
         read += 1
         return await deliveries(state=state, limit=limit)
 
-    operations.deliveries = counting  # type: ignore[method-assign,assignment]
+    operations.deliveries = counting  # type: ignore[method-assign,assignment]  # counts the reads
     for _ in range(3):
         await letters.refresh()
         clock.time += RECOUNT_SECONDS

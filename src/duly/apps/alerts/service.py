@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Final, cast
 
@@ -62,7 +63,7 @@ from duly.core.units import MS
 from duly.errors import DulyError, Malformed, NoProfile, NotAllowed
 from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
-from duly.runtime.engine import Engine
+from duly.runtime.engine import Engine, Performers
 from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.outages import Outages
 from duly.runtime.tasks import Supervisor
@@ -119,14 +120,7 @@ class AlertService:
         self._fanout = Fanout(
             policy or FanoutPolicy(CHANNEL), ledger.worker, self._queries(), sole=ledger.sole
         )
-        actions: dict[type, Callable[..., None]] = {
-            Reply: self._replies.reply,
-            ReportOutcome: self._report_outcome,
-        }
-        # `receive` recalls alerts itself, before it counts them against their sender's limit.
-        self.engine = Engine(
-            self._fanout, ledger, self._perform, performers=actions, recalls=False, ours=self._ours
-        )
+        self.engine = self._new_engine()
         own = TowerAlerts(self.engine, self.operations)
         self.dead_letters = DeadLetterCount(self.operations, self._fanout.counts, shared=not ledger.sole)
         self.heartbeats = Heartbeats(ledger, self.profiles, own.report, own.take_back, known)
@@ -156,6 +150,12 @@ class AlertService:
             ledger, self.profiles, self.planner.statuses, self._attempts.is_wanted, private=private, data=data
         )
 
+    def _new_engine(self) -> Engine:
+        actions: Performers = {Reply: self._replies.reply, ReportOutcome: self._report_outcome}
+        ours = self._trail.resuming(partial(self._ledger.open_deliveries, CHANNEL))
+        # `receive` recalls alerts itself, before it counts them against their sender's limit.
+        return Engine(self._fanout, self._ledger, self._perform, performers=actions, recalls=False, ours=ours)
+
     def _queries(self) -> FanoutQueries:
         profiles, planner = self.profiles, self.planner
         return FanoutQueries(
@@ -170,12 +170,6 @@ class AlertService:
             unsettled=unsettled,
             settled=settled,
         )
-
-    async def _ours(self) -> list[OpenDelivery]:
-        """Return the deliveries that the engine resumes."""
-        found = await self._ledger.open_deliveries(CHANNEL)
-        self._trail.resume(found)
-        return found
 
     async def start(self) -> None:
         """Read profiles, silences and open deliveries from the ledger, and begin to work."""

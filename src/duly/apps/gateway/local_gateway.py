@@ -8,11 +8,11 @@ from typing import Protocol
 from duly.apps.gateway.pushes import PushService
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.core.messages import Message
-from duly.core.operations import OpenDelivery
 from duly.core.steps import Origin
 from duly.runtime.engine import Engine
 from duly.runtime.kept_traces import KeptTraces
 from duly.runtime.tracing import CommandTraces
+from duly.runtime.trail import Trail
 from duly.storage.ledger import Record
 
 
@@ -24,6 +24,7 @@ class LocalGateway(Protocol):
     sessions: GatewaySessions
     traces: CommandTraces
     kept_traces: KeptTraces
+    trail: Trail
 
     def waiting(self) -> Iterable[Message]:
         """Return the commands that wait here for their devices."""
@@ -31,10 +32,6 @@ class LocalGateway(Protocol):
 
     async def learn_senders(self, messages: Sequence[Message]) -> None:
         """Look up the senders and grants of other hubs' commands that are not known here yet."""
-        ...
-
-    def resume(self, found: Sequence[OpenDelivery]) -> None:
-        """Take note of commands that this hub resumes, or that another hub has accepted."""
         ...
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:

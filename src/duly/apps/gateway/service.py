@@ -36,7 +36,6 @@ from duly.cluster.notifier import Notifier
 from duly.core.account_limits import AccountLimits
 from duly.core.inbox import Inbox
 from duly.core.messages import Message, key_of, parts_of
-from duly.core.operations import OpenDelivery
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
     Arrived,
@@ -115,18 +114,18 @@ class GatewayService:
         self.remote: GatewayRemote = SingleHub(ledger, channel, self)
         if notifier is not None:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
-        self._trail = Trail(ledger) if trail is None else trail
+        self.trail = Trail(ledger) if trail is None else trail
         self.traces = CommandTraces()
-        self.kept_traces = KeptTraces(ledger, self.traces, self._trail.hub)
+        self.kept_traces = KeptTraces(ledger, self.traces, self.trail.hub)
         unaddressed = UnaddressedAcks()
-        self._effects = CommandEffects(
+        self.effects = CommandEffects(
             self.sessions, accounts, self._admission, self._inbox.backlog, self.remote, activity,
-            self._trail, self.traces, unaddressed,
+            self.trail, self.traces, unaddressed,
         )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
-            self._inbox, self.engine, ledger, accounts.was_another, self.remote, self._effects.tell_progress,
-            unaddressed, self._trail,
+            self._inbox, self.engine, ledger, accounts.was_another, self.remote, self.effects.tell_progress,
+            unaddressed, self.trail,
         )  # fmt: skip
         self._revoked = RevokedCommands(
             self._inbox, self.engine, ledger, accounts, self._admission, self.remote
@@ -295,7 +294,7 @@ class GatewayService:
         key = key_of(who.name, frame.seq_id)
         if refusal := self._limit.excess(who.name, 0, self._ledger.clock.now()):
             raise self._limit.refuse(who.name, refusal)
-        self._effects.tell_outcome(session, who.name, frame.seq_id, await self._ledger.find(key))
+        self.effects.tell_outcome(session, who.name, frame.seq_id, await self._ledger.find(key))
         return True
 
     async def _take_repeat(
@@ -323,7 +322,7 @@ class GatewayService:
         if frame.traceparent is not None and self.traces.arrived(
             message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
         ):
-            self._trail.note(message.key, "trace", detail=frame.traceparent)
+            self.trail.note(message.key, "trace", detail=frame.traceparent)
         event = Arrived(message, session, patient, self._accounts.proof(who, recipient))
         if recipient not in self.sessions.devices and not (patient or self.remote.holds(recipient)):
             search = self.remote.search(recipient)
@@ -381,22 +380,12 @@ class GatewayService:
                 await self.pushes.introduce(session, device, self._believed_online)
 
     def _new_engine(self) -> Engine:
-        performers = self.performers()
-        return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=self._ours)
-
-    async def _ours(self) -> list[OpenDelivery]:
-        """Return the deliveries that the engine resumes."""
-        found = await self.remote.open_deliveries()
-        self.resume(found)
-        return found
-
-    def resume(self, found: Sequence[OpenDelivery]) -> None:
-        """Take note of commands that this hub resumes, or that another hub has accepted."""
-        self._trail.resume(found)
+        ours, performers = self.trail.resuming(self.remote.open_deliveries), self.performers()
+        return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=ours)
 
     def performers(self) -> Performers:
         """The functions that perform the engine's effects, by type."""
-        effects = self._effects
+        effects = self.effects
         return {Reply: effects.reply, Transmit: effects.transmit, ReportOutcome: effects.report}
 
     async def cancel(self, message: Message, reason: str) -> bool:
@@ -419,7 +408,7 @@ class GatewayService:
 
     def note_delivered(self, key: bytes) -> None:
         """Record in the trail that a device has acknowledged a command."""
-        self._trail.note(key, "delivered")
+        self.trail.note(key, "delivered")
 
     @property
     def pending(self) -> int:
@@ -442,11 +431,7 @@ class GatewayService:
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:
         """Send the outcome of a command that ended at another hub to the apps here."""
-        self._effects.tell_end(record, origins)
-
-    def tell_settled(self, record: Record) -> None:
-        """Send the outcome of a message that was settled by hand to the apps, and count it."""
-        self._effects.tell_settled(record)
+        self.effects.tell_end(record, origins)
 
     async def replaced(self, device: str) -> None:
         """Close the session of a device that has connected to another hub."""

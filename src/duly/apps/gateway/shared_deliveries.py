@@ -120,7 +120,7 @@ class SharedDeliveries:
         """Give deliveries to the engine once their senders are known here: permission is checked again before
         a command is sent, and another hub may have just created the account or the grant."""
         await self._local.learn_senders([item.message for item in found])
-        self._local.resume(found)
+        self._local.trail.resume(found)
         await self._local.engine.put(DeliveriesFound(tuple(found), marks or {}))
 
     async def _strays(self, devices: Collection[str], me: str, living: Collection[str]) -> list[OpenDelivery]:

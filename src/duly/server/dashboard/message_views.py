@@ -259,7 +259,7 @@ class MessageViews:
             raise Malformed(f"it is {state}; only what is unknown can be settled")
         settled = await ledger.find(record.message.key)
         if settled is not None:
-            self._hub.gateway.tell_settled(settled)
+            self._hub.gateway.effects.tell_settled(settled)
         return {"state": to.word}
 
     async def _asked(self, wanted: dict[str, str]) -> Record:
