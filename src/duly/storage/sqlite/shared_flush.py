@@ -77,11 +77,7 @@ class _SharedFlush:
             held.messages[key] = LockedMessage(fingerprint, rows.STATES[state], rows.answer_of(answer))
         if touched.admits:
             held.floor = Floor(*next(iter(self._run(sql.queries("sqlite")["floor"], ()))))
-        # A message that is not stored has no deliveries.
-        admits, stored = touched.admits, held.messages
-        found = self._many(
-            "deliveries", (d for d in touched.deliveries if d[0] not in admits or d[0] in stored)
-        )
+        found = self._many("deliveries", touched.deliveries)
         for channel, due in touched.claims.items():
             found += self._run(sql.queries("sqlite")["due"], (channel, due.now, due.limit))
         for delivery in map(rows.delivery_of, found):
