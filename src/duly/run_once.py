@@ -226,7 +226,7 @@ class OnceOptions(msgspec.Struct, frozen=True):
 
     def message(self, id_: str, digest: bytes) -> Message:
         """Return the message that stands for a call."""
-        if (size := len(id_.encode())) > NAME_LIMIT:
+        if (size := len(id_.encode("utf-8", "surrogatepass"))) > NAME_LIMIT:
             raise TooLarge(f"a key has at most {NAME_LIMIT} bytes, not {size}; use a hash of it instead")
         return Message(self.scope, id_, CHANNEL, "run", digest)
 

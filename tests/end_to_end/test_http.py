@@ -271,7 +271,7 @@ async def test_openapi_describes_what_is_there(local: HubUnderTest) -> None:
     assert {"200", "202", "400", "401", "403", "409", "413", "422", "503"} <= set(responses)
     for path, verbs in described["paths"].items():
         for verb, operation in verbs.items():
-            assert verb in ("get", "post")
+            assert verb in ("get", "post", "put")
             assert all(one["description"] for one in operation["responses"].values())
             named = {p["name"] for p in operation.get("parameters", []) if p["in"] == "path"}
             assert named == {part[1:-1] for part in path.split("/") if part.startswith("{")}

@@ -16,9 +16,16 @@ from tests import servers
 
 SOURCES = Path(sql.__file__).parents[1]
 ASKED = {
-    "sqlite": ["sql/ledger.py", "sqlite/ledger.py", "sqlite/tables.py", "sqlite/writer.py"],
+    "sqlite": [
+        "sql/ledger.py",
+        "sql/ledger_queries.py",
+        "sqlite/ledger.py",
+        "sqlite/tables.py",
+        "sqlite/writer.py",
+    ],
     "postgres": [
         "sql/ledger.py",
+        "sql/ledger_queries.py",
         "postgres/ledger.py",
         "postgres/snapshot.py",
         "postgres/flush.py",

@@ -243,12 +243,7 @@ def no_timer(patch: Patch) -> None:
 def memory_is_the_truth(patch: Patch) -> None:
     """The memory of hot ids is filled once and never corrected."""
     patch.setattr(Ledger, "_moved", lambda self, write: None)
-    from duly.runtime.engine import Engine
-
-    def trusting(self: Engine, message: Message, now: int) -> Verdict | None:
-        return self._ledger.recall(message, now)
-
-    patch.setattr(Engine, "_end_of", trusting)
+    patch.setattr("duly.runtime.engine._end_of", lambda ledger, message, now: ledger.recall(message, now))
 
 
 @breaks("ordered")

@@ -378,12 +378,12 @@ class Engine:
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
-        handle, recall, recalls = self._machine.handle, self._ledger.recall, self._recalls
+        handle, ledger, recalls = self._machine.handle, self._ledger, self._recalls
         todo: list[Todo] = []
         for event, _ in batch:
             if type(event) is Arrived:
-                known = recall(event.message, now) if recalls else None
-                if known is not None and known.state is not None and known.state.terminal:
+                known = _end_of(ledger, event.message, now) if recalls else None
+                if known is not None:
                     todo += self._machine.repeated(event.message, known, event.origin, now)
                 elif follows := handle(event, now):
                     todo += follows
@@ -531,3 +531,9 @@ def _tell(group: _Group) -> None:
     for _, committed in group.taken:
         if committed is not None:
             committed()
+
+
+def _end_of(ledger: Ledger, message: Message, now: int) -> Verdict | None:
+    """Return the verdict on a repeat of an ended message, if it is in memory."""
+    known = ledger.recall(message, now)
+    return None if known is None or known.state is None or not known.state.terminal else known

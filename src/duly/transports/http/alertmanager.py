@@ -27,15 +27,16 @@ from duly.wire.frames import ServerCode
 from duly.wire.outgoing import ServerAck
 
 DEFAULT_PROFILE: Final = "default"
-PATHS: Final = ("/v1/alertmanager", "/v1/grafana")
+ALERTMANAGER: Final = "/v1/alertmanager"
+GRAFANA: Final = "/v1/grafana"
 _CONFLICT: Final = "id_conflict"
 _PASSING: Final = (ServerCode.INTERNAL, ServerCode.OFFLINE)
 
 
 def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
     """Returns the routes of the webhooks. Grafana sends them by POST or by PUT, as its contact point says."""
-    webhooks = AlertWebhooks(server)
-    return [web.route(method, path, webhooks.serve) for path in PATHS for method in ("POST", "PUT")]
+    serve = AlertWebhooks(server).serve
+    return [web.post(ALERTMANAGER, serve), web.post(GRAFANA, serve), web.put(GRAFANA, serve)]
 
 
 class AlertWebhooks:
