@@ -196,3 +196,27 @@ async def test_an_odd_token_is_an_unknown_one_and_the_guard_counts_it(local: Loc
             if b"429" in said:
                 break
     assert said in ({b"401", b"429"}, {b"400"})
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"a":' * 2000, b'{"name":"ann","a":' + b"[" * 8000], ids=["objects", "arrays"]
+)
+async def test_a_deeply_nested_body_is_malformed_at_every_endpoint(
+    local: LocalHub, body: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {}
+    for path in (path for path in PATHS if "{" not in path and path.startswith("/v1/")):
+        for token in (local.tokens["phone"], local.tokens["root"]):
+            heads = b"POST %b HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %b\r\n" % (
+                path.encode(), token.encode(),
+            )  # fmt: skip
+            kind = b"Content-Type: application/json\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % len(
+                body
+            )
+            async with bare(local.url) as one:
+                await one.send(heads + kind + body)
+                async with asyncio.timeout(GUARD):
+                    said[path, token] = (await one.reader.read(64)).split(b" ")[1]
+    assert b"500" not in said.values(), said
+    assert said["/v1/login", local.tokens["phone"]] == b"400"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], caplog.text[:4000]

@@ -22,7 +22,16 @@ def decode(text: bytes | Raw, as_: type[T]) -> T:
     ...     limit: int = 50
     >>> decode(b'{"limit": null}', Page), decode(b'{"limit": 7}', Page)
     (Page(limit=50), Page(limit=7))
+
+    JSON that is nested too deeply raises `msgspec.DecodeError`, as other invalid JSON does.
     """
+    try:
+        return _decode(text, as_)
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+
+
+def _decode(text: bytes | Raw, as_: type[T]) -> T:
     try:
         return msgspec.json.decode(text, type=as_)
     except msgspec.ValidationError:

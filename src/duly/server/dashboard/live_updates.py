@@ -126,7 +126,7 @@ class LiveUpdates:
                     break
                 try:
                     wanted = msgspec.json.decode(message.data, type=ViewRequest)
-                except (msgspec.DecodeError, ValueError):
+                except (msgspec.DecodeError, ValueError, RecursionError):
                     await socket.close(code=1007, message=b"this is no request for a view")
                     break
                 page.ask(wanted)
