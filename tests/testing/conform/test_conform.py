@@ -178,6 +178,9 @@ async def test_a_python_device_passes(tmp_path: Path, patient: None, scheme: str
         ("waiting", "keeps-order"),
         ("ordering", "keeps-order"),
         ("sulking", "never-runs-the-forgotten"),
+        ("possessive", "keys-by-sender"),
+        ("silent", "names-the-unknown"),
+        ("dazed", "connects"),
     ],
 )
 async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mode: str, rule: str) -> None:
@@ -344,6 +347,8 @@ async def broken_node_report(mode: str, rule: str) -> ConformReport:
         ("ancient", "minds-old-tasks"),
         ("plain", "answers-in-kind"),
         ("modern", "answers-in-kind"),
+        ("recent", "answers-in-kind"),
+        ("encoded", "answers-in-kind"),
         ("unsure", "answers"),
         ("wildcard", "keeps-its-session"),
         ("renamed", "keeps-its-session"),

@@ -47,7 +47,15 @@ def _killed_at_work(*moments: Pause | AtWork) -> Iterator[Step]:
 
 _BOTH: Final = (
     Script(
-        "connects", (Cut(), DeliverTask("a"), ExpectAnswer("a"), Cut(), DeliverTask("b"), ExpectAnswer("b"))
+        "connects",
+        (
+            Cut(),
+            DeliverTask("a"),
+            ExpectAnswer("a", proves=True),
+            Cut(),
+            DeliverTask("b"),
+            ExpectAnswer("b", proves=True),
+        ),
     ),
     Script(
         "answers",
@@ -80,7 +88,7 @@ _BOTH: Final = (
             DeliverTask("a"),
             ExpectAnswer("a"),
             DeliverTask("b", sender="tablet", like="a"),
-            ExpectAnswer("b"),
+            ExpectAnswer("b", proves=True),
             CountEffects(2),
         ),
     ),
@@ -147,7 +155,11 @@ _BOTH: Final = (
     Script("minds-expiry", (DeliverTask("a", expired=True), NotDone("a"), CountEffects(0))),
     Script(
         "names-the-unknown",
-        (DeliverTask("a", unknown_type=True), ExpectAnswer("a", how="not done"), CountEffects(0)),
+        (
+            DeliverTask("a", unknown_type=True),
+            ExpectAnswer("a", how="not done", proves=True),
+            CountEffects(0),
+        ),
     ),
     Script(
         "survives-nonsense",
@@ -219,10 +231,10 @@ NODE_SCRIPTS: Final = (
         "answers-in-kind",
         (
             DeliverTask("a", sender="reader", plain_json=True),
-            ExpectAnswer("a"),
+            ExpectAnswer("a", proves=True),
             InKind("a"),
             DeliverTask("b", sender="elder", old_names=True),
-            ExpectAnswer("b"),
+            ExpectAnswer("b", proves=True),
             InKind("b"),
         ),
     ),

@@ -11,7 +11,8 @@ nothing; `slow` works before it stores; `careful` notes what it begins, and brea
 command before; `ordering` orders what is in no lane; `sulking` runs nothing more of a sender of whom it has
 forgotten an id; `hoarding` keeps the last 200 ids and nothing of those before; `leisurely` takes its time for
 every frame, and breaks no rule of pushes; `fading` keeps the last 100 ids in its file, and the marks of those
-before in memory only.
+before in memory only; `possessive` passes over an id that another sender has used; `silent` passes over what
+it does not know; `dazed` comes back after a cut, and hears nothing then.
 """
 
 import asyncio
@@ -49,6 +50,9 @@ class BrokenDevice:
         """of each sender the newest id that was forgotten"""
         self.newest: dict[str, int] = {}
         self.pushes: dict[str, dict[str, Any]] = {}
+        self.owners: dict[str, str] = {}
+        """who has used an id first"""
+        self.connections = 0
 
     def count(self) -> int:
         n = int(self.number.read_text()) + 1 if self.number.exists() else 1
@@ -114,6 +118,12 @@ class BrokenDevice:
                 return "data" not in frame
             case "strict":
                 return not set(frame) <= fields
+            case "possessive":
+                return self.owners.setdefault(frame["seq_id"], sender) != sender
+            case "silent":
+                return bool(frame["type"] != "count")
+            case "dazed":
+                return self.connections > 1
             case "waiting" if order.get("key"):
                 before, self.newest[sender] = self.newest.get(sender, -1), n
                 return bool(order["after"] > before >= 0)
@@ -136,6 +146,7 @@ async def main(mode: str, url: str, token: str, store: str) -> None:
             try:
                 async with http.ws_connect(f"{url}/v1/ws", autoping=mode != "pingless") as socket:
                     await socket.send_json({"type": "auth", "token": token})
+                    device.connections += 1
                     for push in device.pushes.values():
                         await socket.send_json(push)
                     async for message in socket:

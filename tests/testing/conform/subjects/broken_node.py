@@ -7,7 +7,8 @@ does not use older names of fields in answers; `unsure` answers with QoS 0. None
 `gullible` takes any result for its own; `last` takes the last result of a task that it sent. `wildcard`
 subscribes to all its topics with QoS 0; `renamed` has another client id at each connection; `unnamed` brings
 no name and password; `resumed` has the same session at each connection; `dated` takes no task without `exp`;
-`wordless` answers with nothing; `nameless` sends a task without an id.
+`wordless` answers with nothing; `nameless` sends a task without an id; `recent` passes over tasks with
+older names of fields, and `encoded` over those that are not in base64.
 """
 
 import base64
@@ -82,6 +83,10 @@ class BrokenNode:
         expired = 0 < exp < time.time() or (not exp and at < time.time() - 86_400 and self.mode != "ancient")
         other = task.get("receiver", task.get("receiver_client_id")) != "node" and self.mode != "nosy"
         if expired or other or (self.mode == "dated" and not exp):
+            return
+        if (self.mode == "recent" and "message_id" in task) or (
+            self.mode == "encoded" and isinstance(task.get("payload"), dict)
+        ):
             return
         field = "message_id" if "message_id" in task and self.mode != "modern" else "msg_id"
         if self.mode != "unconfirmed" and (self.mode != "terse" or (sender, id_) not in self.known):
