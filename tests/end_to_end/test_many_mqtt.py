@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ from duly.wire import fd, frames
 from tests.end_to_end.many import LocalCluster, until
 from tests.guard import GUARD
 from tests.servers import Mosquitto, Postgres
+
+LOG = logging.getLogger(__name__)
 
 
 @pytest.fixture
@@ -154,25 +157,49 @@ async def test_what_it_pushes_while_its_home_is_dead_is_kept(
 async def test_what_comes_while_the_ledger_is_away_waits_for_it(
     cluster: LocalCluster, mosquitto_server: Mosquitto, postgres_server: Postgres
 ) -> None:
-    """If it were dropped it would never be acknowledged, and nothing after it either."""
+    """If an answer were dropped it would never be acknowledged, and nothing after it either. A forged one
+    is recorded at every hub, each of which hears it."""
     stranger = fd.encode(fd.FdComplete("phone:1700000000000_0", fd.Content(b"1")))
-    await asyncio.to_thread(postgres_server.stop)
-    try:
-        said = await asyncio.create_subprocess_exec(
-            "mosquitto_pub", "-p", str(mosquitto_server.port), "-q", "1", "-t", "nodes/hub/complete",
-            "-m", stranger.decode(),
-        )  # fmt: skip
-        assert await said.wait() == 0
-        await asyncio.sleep(0.3)
-    finally:
-        await asyncio.to_thread(postgres_server.start)
+    asked, go = asyncio.Event(), asyncio.Event()
+    device = lock(mosquitto_server, [])
+
+    @device.on("query")
+    async def query(command: Command) -> object:
+        asked.set()
+        await go.wait()
+        return "late but true"
+
+    async with device:
+        await cluster.known("lock")
+        async with App(cluster.hubs[0].url, cluster.tokens["phone"]) as app:
+            command = await app.post("lock", "query")
+            await asked.wait()
+            await asyncio.to_thread(postgres_server.stop)
+            try:
+                go.set()
+                await publish(mosquitto_server, "nodes/hub/complete", stranger)
+                await until(lambda: any("the ledger" in hub.metrics.outages.current for hub in cluster.hubs))
+            finally:
+                await asyncio.to_thread(postgres_server.start)
+            async with asyncio.timeout(GUARD):
+                assert (await command.settled()).data == "late but true"
+    seen: list[str] = []
     async with asyncio.timeout(GUARD):
-        while True:
+        while seen.count("nodes/hub/complete") < len(cluster.hubs):
+            before = seen
             with suppress(LedgerError):
-                words = [r.id for r in await cluster.hubs[0].ledger.refusals()]
-                if words.count("nodes/hub/complete") == 3:  # every hub has looked it up
-                    break
+                seen = [refusal.id for refusal in await cluster.hubs[0].ledger.refusals()]
+            if seen != before:
+                LOG.info("recorded so far: %s", seen)
             await asyncio.sleep(0.05)
+
+
+async def publish(broker: Mosquitto, topic: str, payload: bytes) -> None:
+    """Publish as a client of another program."""
+    said = await asyncio.create_subprocess_exec(
+        "mosquitto_pub", "-p", str(broker.port), "-q", "1", "-t", topic, "-m", payload.decode()
+    )
+    assert await said.wait() == 0
 
 
 async def test_hubs_keep_their_sessions_at_the_broker_apart_and_their_names(cluster: LocalCluster) -> None:

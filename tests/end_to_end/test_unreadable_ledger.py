@@ -80,6 +80,9 @@ async def test_commands_get_code_4_while_their_table_is_gone_and_go_on_when_it_i
     hub = cluster.hubs[0]
     try:
         async with cluster.join(0, "phone") as phone, cluster.join(0, "lock") as lock:
+            seq_id = await phone.command("lock")
+            await lock.obey()  # so that the lock's connection has read the ledger
+            await phone.first(lambda frame: frame["type"] == "ack" and frame["seq_id"] == seq_id)
             async with asyncio.timeout(GUARD), without_table(cluster.ledger_url, MESSAGES):
                 for _ in range(2 * ENGINE_TRIES):
                     seq_id = await phone.command("lock")
