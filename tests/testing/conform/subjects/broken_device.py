@@ -119,7 +119,7 @@ class BrokenDevice:
             case "strict":
                 return not set(frame) <= fields
             case "possessive":
-                return self.owners.setdefault(frame["seq_id"], sender) != sender
+                return bool(self.owners.setdefault(frame["seq_id"], sender) != sender)
             case "silent":
                 return bool(frame["type"] != "count")
             case "dazed":
