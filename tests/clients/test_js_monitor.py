@@ -224,3 +224,11 @@ def test_both_machines_decide_the_same(seeds: range) -> None:
         pairs = zip(script, told(ours, script), told(theirs, script), strict=True)
         for n, (step, here, there) in enumerate(pairs):
             assert there == here, f"seed {seed}, step {n}: {step} after {script[:n]}"
+
+
+def test_both_machines_cancel_an_event_that_waited_for_hours() -> None:
+    script: Script = [["signal", "a", "fall", "critical", 0], ["wait", 7_200], ["cancel", "a"], ["reach"]]
+    (theirs,) = play_in_javascript([script])
+    ours = PythonPlayer().play(script)
+    assert told(theirs, script) == told(ours, script)
+    assert not [effect for effects in theirs for effect in effects if effect[0] == "transmit"]

@@ -400,6 +400,17 @@ def test_offline_a_cancel_takes_the_event_back_without_a_trace() -> None:
     assert only(Transmit, watch.give(Reachable(""))) == []
 
 
+@pytest.mark.parametrize("hours", [-30, -2, 2, 30])
+@pytest.mark.parametrize("restart", [False, True])
+def test_an_event_that_was_not_sent_can_be_cancelled_however_old_it_is(hours: int, restart: bool) -> None:
+    watch = Watch(AT_ONCE, online=False)
+    ruled = watch.signal()
+    watch.clock.set(watch.clock.now() + hours * HOUR)
+    watch = watch.restarted(online=False) if restart else watch
+    assert watch.call_off().dropped == (ruled.event,)
+    assert only(Transmit, watch.give(Reachable(""))) == []
+
+
 def test_a_newer_location_goes_out_with_an_event_that_has_not_left() -> None:
     watch = Watch()
     ruled = watch.signal(location=b'{"lat":1}', meta=b'{"rssi":-50}')

@@ -1492,7 +1492,7 @@ class Monitor {
   cancel(name, event, at, now) {
     const device = name ? this.#devices.get(name) : this.#devices.of(event);
     const known = device && (!event || device.events.has(event));
-    const events = !known ? [] : event ? [event] : device.recent(at);
+    const events = !known ? [] : event ? [event] : this.#cancellable(device, at);
     const held = known && !event ? [...device.held.keys()] : [];
     if (!device || (!events.length && !held.length)) {
       this.#effects.push({ do: "cancelled", device: name, dropped: [], corrected: [], held: [] });
@@ -1515,6 +1515,12 @@ class Monitor {
     for (const one of corrected) {
       this.#follow(CANCEL, { event: one, cancelled_at: Math.floor(at / MS) }, at, now);
     }
+  }
+  #cancellable(device, at) {
+    const unsent = [...this.#messages.values()].filter(
+      ({ kind, sent, data }) => kind === EVENT && !sent && data.device_address === device.name && !data.summary
+    );
+    return [...new Set([...device.recent(at), ...unsent.map(({ id }) => id)])];
   }
   change(event, change, at, now) {
     if (!this.#devices.of(event)) {

@@ -307,7 +307,9 @@ class Monitor:
         device = self._devices.get(name)
         if device is None or (call.event and call.event not in device.events):
             return [MachineEffect(CancelResult(name))]
-        events = [call.event] if call.event else device.recent(call.at)
+        # an unsent event can be cancelled however old it is, and whatever the clock shows
+        recent = (*device.recent(call.at), *self._sender.pending.of(name))
+        events = [call.event] if call.event else list(dict.fromkeys(recent))
         held = () if call.event else tuple(device.held)
         if not events and not held:
             return [MachineEffect(CancelResult(name))]
@@ -318,7 +320,7 @@ class Monitor:
         writes: list[Finish] = []
         steps: list[Todo] = []
         for event in events:
-            del device.events[event]
+            device.events.pop(event, None)
             key = key_of(SCOPE, event)
             self.unstored.withhold(key)
             if key in self._sender.pending and key not in self.unstored:

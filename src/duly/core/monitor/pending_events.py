@@ -78,6 +78,14 @@ class PendingEvents:
         """Return the event that is in its countdown for this cause, or None."""
         return self._waiting.get(self._counting.get((device, reason, critical), b""))
 
+    def of(self, device: str) -> list[str]:
+        """Return the events of a device that were not sent, without the summaries."""
+        return [
+            waiting.event
+            for waiting in self._waiting.values()
+            if (data := waiting.data) is not None and data.device_address == device and data.summary is None
+        ]
+
     def behind(self, event: str) -> list[bytes]:
         """Return the keys of the messages that wait for this event."""
         return list(self._behind.get(event, ()))

@@ -254,7 +254,7 @@ export class Monitor {
   cancel(name, event, at, now) {
     const device = name ? this.#devices.get(name) : this.#devices.of(event);
     const known = device && (!event || device.events.has(event));
-    const events = !known ? [] : event ? [event] : device.recent(at);
+    const events = !known ? [] : event ? [event] : this.#cancellable(device, at);
     const held = known && !event ? [...device.held.keys()] : [];
     if (!device || (!events.length && !held.length)) {
       this.#effects.push({ do: "cancelled", device: name, dropped: [], corrected: [], held: [] });
@@ -277,6 +277,15 @@ export class Monitor {
     for (const one of corrected) {
       this.#follow(CANCEL, { event: one, cancelled_at: Math.floor(at / MS) }, at, now);
     }
+  }
+
+  /** The recent events of a device, and its unsent ones, however old they are and whatever the clock shows.
+   * @param {import("./devices.js").MonitoredDevice} device @param {number} at */
+  #cancellable(device, at) {
+    const unsent = [...this.#messages.values()].filter(
+      ({ kind, sent, data }) => kind === EVENT && !sent && data.device_address === device.name && !data.summary
+    );
+    return [...new Set([...device.recent(at), ...unsent.map(({ id }) => id)])];
   }
 
   /** Something newer about an event: it goes out with it, or after it.
