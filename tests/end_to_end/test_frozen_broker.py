@@ -1,5 +1,5 @@
-"""A frozen broker: its connections stay open and it says nothing. Within ten seconds health tells it, also while
-nothing is sent: the hub is unhealthy with its own broker, and degraded with an outside one."""
+"""A frozen broker: its connections stay open and it says nothing. Within ten seconds health tells it, also
+while nothing is sent: the hub is unhealthy with its own broker, and degraded with an outside one."""
 
 from __future__ import annotations
 
