@@ -36,6 +36,8 @@ from duly.transports.mqtt.link import MqttLink
 from duly.wire.task_ids import SECRET_SIZE, TaskIds
 
 SWEEP_SECONDS: Final = 5.0
+ANSWER_WITHIN: Final = 5.0
+"""Seconds within which the broker answers the hub; one that does not makes the hub unhealthy."""
 _TASKS: Final = "mqtt_tasks"
 
 
@@ -162,6 +164,7 @@ class MqttService:
             subscriptions=devices.answers,
             on_connect=reconnected,
             on_disconnect=lambda _: self._problem_changed(),
+            answer_within=ANSWER_WITHIN,
             tasks=self._tasks,
         )
         devices.reports_link = self.links["reports"] = MqttLink(
@@ -171,6 +174,7 @@ class MqttService:
             before=devices.presence.link_connects,
             on_connect=reports_back,
             on_disconnect=reports_lost,
+            answer_within=ANSWER_WITHIN,
             tasks=self._tasks,
         )
         for name, link in self.links.items():

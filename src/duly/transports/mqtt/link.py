@@ -72,7 +72,9 @@ class MqttLink:
     `on_connect(session_present)` is called when the subscriptions are active; messages of a kept session may
     arrive before that. A handler that raises an error has a bug: it is reported, the message is not
     acknowledged, and the link reconnects. `on_retained(topic)` is called instead of `on_message` for messages
-    that the broker has retained and, with MQTT 5, is just retaining.
+    that the broker has retained and, with MQTT 5, is just retaining. `answer_within` is for links to a broker
+    that is near: seconds after which one that has stopped answering is noticed, also while nothing is sent;
+    without it the keepalive decides, which suits networks that are slow or paid for.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class MqttLink:
         retry: RetryPolicy = RECONNECT,
         stable: float = STABLE,
         in_flight: int = IN_FLIGHT,
+        answer_within: float | None = None,
         tasks: Supervisor | None = None,
         changes: Changes | None = None,
         versions: BrokerVersions = VERSIONS,
@@ -121,6 +124,7 @@ class MqttLink:
         self._retry = retry
         self._stable = stable
         self._in_flight = in_flight
+        self._answer_within = answer_within
         self._session: MqttSession | None = None
         self._ready = asyncio.Event()
         self._settled = asyncio.Event()
@@ -327,6 +331,7 @@ class MqttLink:
                 version=version,
                 in_flight=self._in_flight,
                 as_published=self._on_retained is not None,
+                answer_within=self._answer_within,
             )
             self._session = session  # usable from CONNACK on: messages of a kept session need answers
             try:

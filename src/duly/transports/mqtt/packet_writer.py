@@ -22,6 +22,8 @@ class PacketWriter:
         self.transport: asyncio.Transport | None = None
         self.wrote_at = self._loop.time()
         """when something last went out, on the loop's clock"""
+        self.written = 0
+        """bytes"""
 
     def write(self, packet: bytes) -> None:
         """Send a packet at the end of this turn of the loop."""
@@ -45,4 +47,6 @@ class PacketWriter:
             out.insert(0, acknowledgements)
         if out:
             self.wrote_at = self._loop.time()
-            self.transport.write(b"".join(out))
+            data = b"".join(out)
+            self.written += len(data)
+            self.transport.write(data)

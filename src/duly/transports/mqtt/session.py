@@ -35,6 +35,12 @@ CONFIRM_WITHIN: Final = 20.0
 
 CLOSE_WITHIN: Final = 2.0
 
+LOOKS: Final = 4
+"""How often a link with an `answer_within` looks in that time whether the broker has said something."""
+
+SLOWEST: Final = 32 * 1024
+"""Bytes a second that a connection carries at least: a broker answers what is behind a large message late."""
+
 LOG: Final = logging.getLogger("duly.mqtt")
 
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]")
@@ -69,7 +75,8 @@ class IncomingPublish(Struct, eq=False):
 
 
 class MqttSession(asyncio.Protocol):
-    """One connection, used once."""
+    """One connection, used once. `answer_within`: seconds that a silent broker has for a PINGREQ, which it is
+    then sent at once; without it the keepalive decides."""
 
     def __init__(
         self,
@@ -81,6 +88,7 @@ class MqttSession(asyncio.Protocol):
         version: int = 3,
         in_flight: int = packets.LAST_NUMBER,
         as_published: bool = False,
+        answer_within: float | None = None,
     ) -> None:
         self.version = version
         """of MQTT: 3 (3.1.1) or 5"""
@@ -109,6 +117,13 @@ class MqttSession(asyncio.Protocol):
         )
         self.publish = self.outgoing.publish
         self._heard_at = self._loop.time()
+        self._answer_within = answer_within
+        self._looked_at = self._heard_at
+        self._silent_looks = 0
+        """how often in a row the broker had said nothing since the look before; time in which this process
+        did not run does not count"""
+        self._written_before = 0
+        """bytes written before the broker fell silent"""
         self._watch: asyncio.TimerHandle | None = None
         self._gone = asyncio.Event()
         self.connected = False
@@ -238,10 +253,28 @@ class MqttSession(asyncio.Protocol):
             self.end(f"the broker did not confirm a message within {CONFIRM_WITHIN:g} s")
         elif now - self._heard_at > 2 * keepalive:
             self.end(f"the broker has been silent for {2 * keepalive} s")
+        elif self._answer_within is not None and self._unanswered(now, self._answer_within):
+            self.end(f"the broker did not answer within {self._answer_within:g} s")
         else:
-            if now - min(self._heard_at, self._writer.wrote_at) >= keepalive / 2:
+            quiet = now - min(self._heard_at, self._writer.wrote_at) >= keepalive / 2
+            if quiet or self._silent_looks == 1:
                 self._write(packets.PINGREQ)
-            self._watch = self._loop.call_later(min(CONFIRM_WITHIN, keepalive) / 4, self._watch_socket)
+            look = min(CONFIRM_WITHIN, keepalive) / 4
+            if self._answer_within is not None:
+                look = min(look, self._answer_within / LOOKS)
+            self._watch = self._loop.call_later(look, self._watch_socket)
+
+    def _unanswered(self, now: float, within: float) -> bool:
+        """Whether the broker is silent for longer than it has for an answer to the PINGREQ of the first
+        silent look, behind what was written before."""
+        written = self._writer.written
+        if self._heard_at >= self._looked_at:
+            self._silent_looks, self._written_before = 0, written
+        else:
+            self._silent_looks += 1
+        self._looked_at = now
+        allowed = within + (written - self._written_before) / SLOWEST
+        return (self._silent_looks - 1) * within / LOOKS >= allowed
 
     # ── what asyncio tells ───────────────────────────────────────────────────────────────────────
 
