@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from duly.core.operations import Results, Write
 from duly.errors import ProgramError, Stopped
 from duly.idempotency.ledgers import close_ledgers
+from duly.storage.group_commit import TransactionMark
 from duly.storage.ledger import Transaction
 
 B = TypeVar("B")
@@ -108,19 +109,21 @@ def blocking_within(
 ) -> T:
     """Run `work` on the loop. It is given a function to call with a transaction: that runs `body` here, in
     the caller's thread, and waits for it."""
-    handed: Future[Transaction] = Future()
+    handed: Future[tuple[Transaction, TransactionMark]] = Future()
     result: Future[B] = Future()
 
     async def hand_over(transaction: Transaction) -> B:
-        handed.set_result(transaction)
+        handed.set_result((transaction, TransactionMark()))
         return await asyncio.wrap_future(result)
 
     running = blocking_loop().submit(work(hand_over))
     either: list[Future[Any]] = [handed, running]
     wait(either, return_when=FIRST_COMPLETED)
     if handed.done():
+        transaction, mark = handed.result()
         try:
-            result.set_result(body(BlockingTransaction(handed.result())))
+            with mark:
+                result.set_result(body(BlockingTransaction(transaction)))
         except BaseException as problem:
             result.set_exception(problem)
     return running.result()

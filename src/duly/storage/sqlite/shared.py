@@ -60,6 +60,7 @@ class SharedSqliteLedger(PolledLedger):
         super().__init__(clock, hot=1)
         self._file = SharedFile(path)
         self.path = self._file.path
+        self._group_commit.locked = self.path
         self._pid = os.getpid()
         self._writer = _Connection(self._file, "duly-write", readonly=False)
         self._reader = _Connection(self._file, "duly-read", readonly=True)
