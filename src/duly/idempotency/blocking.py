@@ -85,22 +85,29 @@ def blocking(work: Coroutine[object, None, T]) -> T:
 
 
 class BlockingTransaction:
-    """The ledger's own transaction, for code without an event loop."""
+    """The ledger's own transaction, for code without an event loop. It belongs to the loop of this module, or
+    to the loop of an application that has called the code in a thread."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Transaction, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._transaction = transaction
+        self._loop = loop
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            return blocking(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def execute(self, sql: str, *args: object) -> None:
         """Run a statement."""
-        blocking(self._transaction.execute(sql, *args))
+        self._do(self._transaction.execute(sql, *args))
 
     def fetch(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
-        return blocking(self._transaction.fetch(sql, *args))
+        return self._do(self._transaction.fetch(sql, *args))
 
     def write(self, *operations: Write) -> Results:
         """Carry a group of operations out within this transaction."""
-        return blocking(self._transaction.write(*operations))
+        return self._do(self._transaction.write(*operations))
 
 
 def blocking_within(
