@@ -92,7 +92,7 @@ class BlockingTransaction:
         self._transaction = transaction
         self._loop = loop
 
-    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+    def _do(self, work: Coroutine[object, None, T]) -> T:
         if self._loop is None:
             return blocking(work)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()

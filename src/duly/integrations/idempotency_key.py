@@ -15,7 +15,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -539,9 +539,8 @@ def transaction_of(request: Any) -> Transaction:
     methods are not awaited."""
     for place in (request, getattr(request, "scope", None), getattr(request, "META", None)):
         if isinstance(place, Mapping) and TRANSACTION in place:
-            found: Any = place[TRANSACTION]
-            transaction: Transaction = found.here() if isinstance(found, LoopTransaction) else found
-            return transaction
+            found = place[TRANSACTION]
+            return cast("Transaction", found.here() if isinstance(found, LoopTransaction) else found)
     raise ProgramError(
         "there is no transaction here: the route must be effect='exactly_once', and the request must carry "
         "an Idempotency-Key (required=True makes sure of that)"

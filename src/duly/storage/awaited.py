@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Coroutine
 from contextlib import suppress
 from inspect import CORO_CREATED, getcoroutinestate
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from duly.errors import ProgramError
 
@@ -20,9 +20,9 @@ class AwaitedCalls:
     __slots__ = ("_made",)
 
     def __init__(self) -> None:
-        self._made: deque[Coroutine[Any, Any, Any]] = deque()
+        self._made: deque[Coroutine[object, None, object]] = deque()
 
-    def add(self, call: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
+    def add(self, call: Coroutine[object, None, T]) -> Coroutine[object, None, T]:
         """Keep a call until it has begun, and return it."""
         made = self._made
         with suppress(IndexError):  # empty, perhaps by the same work of another thread

@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from duly.core import operations as w
 from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
@@ -321,6 +321,10 @@ class PostgresLedger(PolledLedger):
             await self._pool.execute(self._queries["scrub"])
 
 
+Row: TypeAlias = tuple[Any, ...]
+"""The columns of a row, or the arguments of a statement."""
+
+
 class _PostgresSession:
     """A caller's transaction. The first error ends it, even if the caller catches it: PostgreSQL would answer
     a later COMMIT with a silent rollback."""
@@ -334,11 +338,11 @@ class _PostgresSession:
         self.written: list[w.Results] = []
         self._awaited = AwaitedCalls()
 
-    def execute(self, statement: str, *args: Any) -> Coroutine[Any, Any, None]:
+    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
         """Run a statement."""
         return self._awaited.add(self._execute(statement, args))
 
-    def fetch(self, statement: str, *args: Any) -> Coroutine[Any, Any, list[tuple[Any, ...]]]:
+    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
         """Run a statement and return its rows."""
         return self._awaited.add(self._fetch(statement, args))
 
@@ -346,10 +350,10 @@ class _PostgresSession:
         """Raise if a statement was not awaited."""
         self._awaited.check()
 
-    async def _execute(self, statement: str, args: tuple[Any, ...]) -> None:
+    async def _execute(self, statement: str, args: Row) -> None:
         await self._fetch(statement, args)
 
-    async def _fetch(self, statement: str, args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    async def _fetch(self, statement: str, args: Row) -> list[Row]:
         async with self._turn():
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]

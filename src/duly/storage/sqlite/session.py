@@ -46,11 +46,11 @@ class SqliteSession(CommitBatch):
 
     # ── on the loop ──────────────────────────────────────────────────────────────────────────────
 
-    def execute(self, statement: str, *args: Any) -> Coroutine[Any, Any, None]:
+    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
         """Run a statement."""
         return self._awaited.add(self._execute(statement, args))
 
-    def fetch(self, statement: str, *args: Any) -> Coroutine[Any, Any, list[Row]]:
+    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
         """Run a statement and return its rows."""
         return self._awaited.add(self._fetch(statement, args))
 
