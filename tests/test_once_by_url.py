@@ -285,6 +285,47 @@ def test_a_plain_function_joins_the_ledgers_transaction(tmp_path: Path) -> None:
     assert [book("o-1"), book("o-1"), book("o-2")] == [1, 1, 2]
 
 
+WITHIN = "a transaction of this ledger is open here"
+
+
+def test_a_run_within_the_transaction_of_a_plain_function_is_a_program_error(tmp_path: Path) -> None:
+    url = plain(tmp_path)
+    charge: Any = duly.once(url, scope="card", key=str)(lambda order: order)
+
+    @duly.once(url, scope="shop", key=str, effect="exactly_once")
+    def book(tx: BlockingTransaction, order: str) -> str:
+        return str(charge(order))
+
+    with pytest.raises(ProgramError, match=WITHIN):
+        book("o-1")
+    block = duly.once_block(url, scope="block", key="o-1", effect="exactly_once")
+    with pytest.raises(ProgramError, match=WITHIN), block:
+        charge("o-1")
+    assert charge("o-1") == "o-1"
+
+
+async def test_plain_and_async_runs_within_the_others_transaction_are_program_errors(url: str) -> None:
+    plainly: Any = duly.once(url, scope="card", key=str)(lambda order: order)
+
+    @duly.once(url, scope="shop", key=str, effect="exactly_once")
+    async def book(tx: duly.Transaction, order: str) -> str:
+        return str(plainly(order))
+
+    @duly.once(url, scope="card", key=str)
+    async def charge(order: str) -> str:
+        return order
+
+    @duly.once(url, scope="threads", key=str, effect="exactly_once")
+    def book_plainly(tx: BlockingTransaction, order: str) -> str:
+        return asyncio.run(charge(order))
+
+    with pytest.raises(ProgramError, match=WITHIN):
+        await book("o-1")
+    with pytest.raises(ProgramError, match=WITHIN):
+        await asyncio.to_thread(book_plainly, "o-1")
+    assert [plainly("o-1"), await charge("o-1")] == ["o-1", "o-1"]
+
+
 async def test_a_plain_function_may_be_called_from_async_code(url: str) -> None:
     @duly.once(url, scope="shop", key=str)
     def charge(n: int) -> int:

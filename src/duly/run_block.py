@@ -28,6 +28,7 @@ from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
 from duly.idempotency.runs import UNSTORABLE, Effect, Run, Runs
 from duly.idempotency.values import ResultCodec, digest_of, error_answer, key_text, said
 from duly.run_once import OnceOptions, unpack, within_key
+from duly.storage.group_commit import TransactionMark
 from duly.storage.ledger import Transaction
 
 _UNSET: Final = object()
@@ -79,6 +80,7 @@ class OnceBlock:
         self._caller: object = None
         """the thread that entered it by a plain `with`; None: a task, which is asked for"""
         self._within = ExitStack()
+        self._mark: TransactionMark | None = None
         self._fresh: bool | None = None
         self._result: object = _UNSET
 
@@ -200,6 +202,7 @@ class OnceBlock:
             verdict = (await tx.write(admit)).of(admit)
             if verdict.fresh:
                 self._transaction, self._tx, self._fresh = transaction, tx, True
+                self._mark = TransactionMark()
                 return
             self._repeat(verdict)
         except BaseException as problem:
@@ -249,9 +252,13 @@ class OnceBlock:
             )
         self._blocking, self._caller = True, threading.get_ident()
         blocking(self.__aenter__())
+        if self._mark is not None:
+            self._mark.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._mark is not None:
+            self._mark.__exit__()
         blocking(self.__aexit__(kind, error, trace))

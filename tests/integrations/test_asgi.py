@@ -55,6 +55,7 @@ class FastApiShop:
         self.app.post("/payments")(self.pay)
         self.app.post("/stream")(self.stream)
         self.app.post("/book")(self.book)
+        self.app.post("/book-plainly")(self.book_plainly)
         self.app.get("/payments")(self.look)
         self.app.add_middleware(IdempotencyMiddleware, ledger=ledger, **options)
         transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
@@ -89,6 +90,13 @@ class FastApiShop:
         if self.statuses:
             raise RuntimeError("after the booking")
         return {"bookings": count, "filler": self.size}
+
+    def book_plainly(self, payment: FastApiPayment, request: Request) -> dict[str, int]:
+        tx: Any = transaction_of(request)
+        tx.execute("CREATE TABLE IF NOT EXISTS bookings (id TEXT)")
+        tx.execute(f"INSERT INTO bookings VALUES ('{payment.order}')")
+        ((count,),) = tx.fetch("SELECT count(*) FROM bookings")
+        return {"bookings": count}
 
     async def look(self) -> dict[str, int]:
         return {"payments": len(self.runs)}
@@ -438,6 +446,12 @@ async def test_a_handler_joins_the_ledgers_transaction(ledger: str) -> None:
     assert again.headers["idempotent-replayed"] == "true"
     assert problem(await shop.post(path="/book", order="o-2")) == (422, "urn:duly:key-reused")
     assert shop.runs == ["o-1", "o-1"]
+
+
+async def test_a_plain_endpoint_joins_the_transaction_without_await(ledger: str) -> None:
+    shop = FastApiShop(ledger, default=IdempotencyPolicy(effect="exactly_once"))
+    answers = [await shop.post(f"k-{n}", path="/book-plainly") for n in (1, 2, 2)]
+    assert [answer.json() for answer in answers] == [{"bookings": 1}, {"bookings": 2}, {"bookings": 2}]
 
 
 @sqlite

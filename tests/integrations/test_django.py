@@ -174,7 +174,7 @@ def test_a_view_joins_the_ledgers_transaction(shop: Callable[..., None]) -> None
 
 
 async def test_async_views_are_served_on_their_own_loop(shop: Callable[..., None]) -> None:
-    shop(routes={"/book-async": IdempotencyPolicy(effect="exactly_once")})
+    shop(default=IdempotencyPolicy(effect="exactly_once"), routes={"/payments-async": IdempotencyPolicy()})
     client = AsyncClient()
 
     async def call(where: str) -> Any:
@@ -186,6 +186,7 @@ async def test_async_views_are_served_on_their_own_loop(shop: Callable[..., None
     assert (await call("/payments-async"))["Idempotent-Replayed"] == "true"
     assert RUNS == ["o-1"]
     assert [(await call("/book-async")).content for _ in range(2)] == [b"1", b"1"]
+    assert [(await call("/book")).content for _ in range(2)] == [b"2", b"2"], "a plain view, in a thread"
     await close_ledgers()
 
 

@@ -117,6 +117,15 @@ async def test_several_tasks_may_use_one_transaction(ledger: Ledger) -> None:
     assert [each.values for each in results] == [[1], [2], [3], [4], [5]]
 
 
+@pytest.mark.parametrize("call", ["execute", "fetch"])
+async def test_a_statement_that_is_not_awaited_is_told_and_undoes_the_rest(ledger: Ledger, call: str) -> None:
+    with pytest.raises(ProgramError, match="was not awaited"):
+        async with ledger.transaction() as tx:
+            await tx.execute("INSERT INTO doors VALUES ('front')")
+            getattr(tx, call)("INSERT INTO doors VALUES ('back')")
+    assert await doors(ledger) == []
+
+
 async def test_a_transaction_that_has_ended_cannot_be_used(ledger: Ledger) -> None:
     async with ledger.transaction() as tx:
         pass

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 from duly.core.operations import Results, Write
 from duly.errors import ProgramError, Stopped
 from duly.idempotency.ledgers import close_ledgers
+from duly.storage.group_commit import TransactionMark
 from duly.storage.ledger import Transaction
 
 B = TypeVar("B")
@@ -84,22 +85,29 @@ def blocking(work: Coroutine[object, None, T]) -> T:
 
 
 class BlockingTransaction:
-    """The ledger's own transaction, for code without an event loop."""
+    """The ledger's own transaction, for code without an event loop. It belongs to the loop of this module, or
+    to the loop of an application that has called the code in a thread."""
 
-    def __init__(self, transaction: Transaction) -> None:
+    def __init__(self, transaction: Transaction, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._transaction = transaction
+        self._loop = loop
+
+    def _do(self, work: Coroutine[object, None, T]) -> T:
+        if self._loop is None:
+            return blocking(work)
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def execute(self, sql: str, *args: object) -> None:
         """Run a statement."""
-        blocking(self._transaction.execute(sql, *args))
+        self._do(self._transaction.execute(sql, *args))
 
     def fetch(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
-        return blocking(self._transaction.fetch(sql, *args))
+        return self._do(self._transaction.fetch(sql, *args))
 
     def write(self, *operations: Write) -> Results:
         """Carry a group of operations out within this transaction."""
-        return blocking(self._transaction.write(*operations))
+        return self._do(self._transaction.write(*operations))
 
 
 def blocking_within(
@@ -108,19 +116,21 @@ def blocking_within(
 ) -> T:
     """Run `work` on the loop. It is given a function to call with a transaction: that runs `body` here, in
     the caller's thread, and waits for it."""
-    handed: Future[Transaction] = Future()
+    handed: Future[tuple[Transaction, TransactionMark]] = Future()
     result: Future[B] = Future()
 
     async def hand_over(transaction: Transaction) -> B:
-        handed.set_result(transaction)
+        handed.set_result((transaction, TransactionMark()))
         return await asyncio.wrap_future(result)
 
     running = blocking_loop().submit(work(hand_over))
     either: list[Future[Any]] = [handed, running]
     wait(either, return_when=FIRST_COMPLETED)
     if handed.done():
+        transaction, mark = handed.result()
         try:
-            result.set_result(body(BlockingTransaction(handed.result())))
+            with mark:
+                result.set_result(body(BlockingTransaction(transaction)))
         except BaseException as problem:
             result.set_exception(problem)
     return running.result()

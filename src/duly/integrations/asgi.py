@@ -21,6 +21,7 @@ from duly.integrations.idempotency_key import (
     TRANSACTION,
     IdempotencyPolicy,
     KeyedRequest,
+    LoopTransaction,
     RequestHead,
     ResponseEnd,
     StoredResponse,
@@ -187,7 +188,7 @@ class _CallInside:
     async def collect(self, tx: Transaction) -> StoredResponse | None:
         """Let the application answer within a transaction, and return its response; None if it is too
         large."""
-        self._scope[TRANSACTION] = tx
+        self._scope[TRANSACTION] = LoopTransaction(tx, asyncio.get_running_loop())
         await self._app(self._scope, self._received.next, self._keep)
         response = self._response
         if len(response.body) > self._limit:

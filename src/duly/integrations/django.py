@@ -10,7 +10,7 @@ their own event loop, plain ones by the ledger's. A streaming response is passed
 
 from __future__ import annotations
 
-from asyncio import iscoroutinefunction
+from asyncio import get_running_loop, iscoroutinefunction
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
 
@@ -22,6 +22,7 @@ from duly.integrations.idempotency_key import (
     TRANSACTION,
     IdempotencyPolicy,
     KeyedRequest,
+    LoopTransaction,
     RequestHead,
     StoredResponse,
     caller_of,
@@ -153,7 +154,7 @@ class _AsyncView(_DjangoCall):
 
     async def answer_within(self, tx: Transaction) -> StoredResponse | None:
         """Do the same within a transaction."""
-        self._request.META[TRANSACTION] = tx
+        self._request.META[TRANSACTION] = LoopTransaction(tx, get_running_loop())
         return await self.answer()
 
 

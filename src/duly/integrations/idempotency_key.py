@@ -9,12 +9,13 @@ caller. What cannot be kept is refused before the handler runs, as far as that c
 
 from __future__ import annotations
 
+import asyncio
 import re
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -24,6 +25,7 @@ from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, VerdictKind
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
+from duly.idempotency.blocking import BlockingTransaction
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
 from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs, check_options
 from duly.idempotency.values import key_text
@@ -515,13 +517,30 @@ def answer_to(verdict: Verdict, cookies: frozenset[bytes]) -> StoredResponse:
     return stored.replayed() if cookies.issuperset(stored.cookies) else REUSED
 
 
+class LoopTransaction(Struct, frozen=True):
+    """The transaction of a request that an event loop serves, and that loop: plain handlers run in threads
+    beside it."""
+
+    transaction: Transaction
+    loop: asyncio.AbstractEventLoop
+
+    def here(self) -> Transaction | BlockingTransaction:
+        """Return the transaction as this thread can use it; without an event loop its methods block."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return BlockingTransaction(self.transaction, self.loop)
+        return self.transaction
+
+
 def transaction_of(request: Any) -> Transaction:
     """Return the ledger's transaction in a handler whose route is `exactly_once`: from a Starlette, FastAPI,
-    Litestar or Django request, an ASGI scope or a WSGI environ."""
+    Litestar or Django request, an ASGI scope or a WSGI environ. In a handler that is a plain function its
+    methods are not awaited."""
     for place in (request, getattr(request, "scope", None), getattr(request, "META", None)):
         if isinstance(place, Mapping) and TRANSACTION in place:
-            found: Transaction = place[TRANSACTION]
-            return found
+            found = place[TRANSACTION]
+            return cast("Transaction", found.here() if isinstance(found, LoopTransaction) else found)
     raise ProgramError(
         "there is no transaction here: the route must be effect='exactly_once', and the request must carry "
         "an Idempotency-Key (required=True makes sure of that)"

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
-from typing import ClassVar, Final
+from contextvars import ContextVar, Token
+from typing import ClassVar, Final, Self
 
 from duly.core.operations import Group, Results
 from duly.errors import ProgramError, Stopped
@@ -42,11 +42,29 @@ class _Within:
 
     __slots__ = ("of",)
 
-    def __init__(self, of: GroupCommit) -> None:
-        self.of: GroupCommit | None = of
+    def __init__(self, of: object) -> None:
+        self.of: object | None = of
+        """what the transaction has locked; None: it has ended"""
 
 
 _within: ContextVar[_Within | None] = ContextVar("duly_transaction", default=None)
+
+
+class TransactionMark:
+    """Says in another thread, or in another task, that its code runs in a transaction too."""
+
+    def __init__(self) -> None:
+        self._mark = _within.get()
+        self._token: Token[_Within | None] | None = None
+
+    def __enter__(self) -> Self:
+        self._token = _within.set(self._mark)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._token is not None
+        with suppress(ValueError):  # entered in another context: a fixture or generator
+            _within.reset(self._token)
 
 
 class GroupCommit:
@@ -61,6 +79,8 @@ class GroupCommit:
         start: Callable[[list[CommitBatch]], object],
         learn: Callable[[Sequence[Results]], None],
     ) -> None:
+        self.locked: object = self
+        """what a transaction locks: a file, which another event loop of this process may have open as well"""
         self._start = start
         self._learn = learn
         self._waiting: list[CommitBatch] = []
@@ -139,7 +159,7 @@ class GroupCommit:
     def not_within(self) -> None:
         """Raise if the caller runs in a transaction of this ledger."""
         here = _within.get()
-        if here is not None and here.of is self:
+        if here is not None and here.of is not None and here.of == self.locked:
             raise ProgramError("a transaction of this ledger is open here; write through it instead")
 
     @contextmanager
@@ -148,7 +168,7 @@ class GroupCommit:
         self.not_within()
         if self._barred is not None:
             raise self._barred()
-        here = _Within(self)
+        here = _Within(self.locked)
         token = _within.set(here)
         try:
             yield

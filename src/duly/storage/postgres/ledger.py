@@ -11,15 +11,16 @@ that wait."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from duly.core import operations as w
 from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
+from duly.storage.awaited import AwaitedCalls
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction, reading
 from duly.storage.postgres.flush import ConcurrentChange, flush
@@ -217,6 +218,7 @@ class PostgresLedger(PolledLedger):
                 try:
                     yield session
                     session.check()
+                    session.check_awaited()
                 except BaseException:
                     with suppress(*GONE), self._watch.over(connection):
                         await transaction.rollback()
@@ -319,6 +321,10 @@ class PostgresLedger(PolledLedger):
             await self._pool.execute(self._queries["scrub"])
 
 
+Row: TypeAlias = tuple[Any, ...]
+"""The columns of a row, or the arguments of a statement."""
+
+
 class _PostgresSession:
     """A caller's transaction. The first error ends it, even if the caller catches it: PostgreSQL would answer
     a later COMMIT with a silent rollback."""
@@ -330,13 +336,24 @@ class _PostgresSession:
         self._error: BaseException | None = None
         self.over = False
         self.written: list[w.Results] = []
+        self._awaited = AwaitedCalls()
 
-    async def execute(self, statement: str, *args: Any) -> None:
+    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
         """Run a statement."""
-        await self.fetch(statement, *args)
+        return self._awaited.add(self._execute(statement, args))
 
-    async def fetch(self, statement: str, *args: Any) -> list[tuple[Any, ...]]:
+    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
         """Run a statement and return its rows."""
+        return self._awaited.add(self._fetch(statement, args))
+
+    def check_awaited(self) -> None:
+        """Raise if a statement was not awaited."""
+        self._awaited.check()
+
+    async def _execute(self, statement: str, args: Row) -> None:
+        await self._fetch(statement, args)
+
+    async def _fetch(self, statement: str, args: Row) -> list[Row]:
         async with self._turn():
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]

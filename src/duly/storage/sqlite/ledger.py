@@ -183,6 +183,7 @@ class SqliteLedger(SqlLedger):
             try:
                 await session.begun
                 yield session
+                session.check_awaited()
                 session.end("commit")
                 await asyncio.shield(through)
             finally:

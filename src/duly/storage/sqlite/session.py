@@ -9,12 +9,14 @@ caller catches it.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, TypeAlias
 
 from duly.core import operations as w
 from duly.errors import ProgramError
+from duly.storage.awaited import AwaitedCalls
 from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sqlite.cached_rows import ALL, CachedRows
@@ -38,17 +40,28 @@ class SqliteSession(CommitBatch):
         self.committing = False
         """whether the commit was attempted"""
         self._written: list[w.Results] = []
+        self._awaited = AwaitedCalls()
         self.begun: asyncio.Future[None] = self._loop.create_future()
         self._calls: SimpleQueue[tuple[str, Row, asyncio.Future[Any] | None]] = SimpleQueue()
 
     # ── on the loop ──────────────────────────────────────────────────────────────────────────────
 
-    async def execute(self, statement: str, *args: Any) -> None:
+    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
         """Run a statement."""
-        await self._call("fetch", statement, args)
+        return self._awaited.add(self._execute(statement, args))
 
-    async def fetch(self, statement: str, *args: Any) -> list[Row]:
+    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
         """Run a statement and return its rows."""
+        return self._awaited.add(self._fetch(statement, args))
+
+    def check_awaited(self) -> None:
+        """Raise if a statement was not awaited."""
+        self._awaited.check()
+
+    async def _execute(self, statement: str, args: Row) -> None:
+        await self._fetch(statement, args)
+
+    async def _fetch(self, statement: str, args: Row) -> list[Row]:
         found: list[Row] = await self._call("fetch", statement, args)
         return found
 

@@ -18,7 +18,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
@@ -32,6 +32,7 @@ from duly.core.messages import Message, Verdict
 from duly.errors import LedgerError, LedgerInUse, LedgerUnavailable, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
+from duly.storage.awaited import AwaitedCalls
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import StreamPosition, Transaction, reading
 from duly.storage.sql.ledger import as_duly
@@ -60,6 +61,7 @@ class SharedSqliteLedger(PolledLedger):
         super().__init__(clock, hot=1)
         self._file = SharedFile(path)
         self.path = self._file.path
+        self._group_commit.locked = self.path
         self._pid = os.getpid()
         self._writer = _Connection(self._file, "duly-write", readonly=False)
         self._reader = _Connection(self._file, "duly-read", readonly=True)
@@ -188,6 +190,7 @@ class SharedSqliteLedger(PolledLedger):
             try:
                 await session.begin()
                 yield session
+                session.check_awaited()
                 await session.commit()
             except BaseException as problem:
                 session.error = problem if isinstance(problem, Exception) else Stopped("cancelled")
@@ -244,6 +247,7 @@ class _SharedSession(CommitBatch):
         self._db: apsw.Connection | None = None
         self._over = False
         self._written: list[w.Results] = []
+        self._awaited = AwaitedCalls()
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """done when no other flush of this process is under way, and none begins until this ends"""
 
@@ -261,12 +265,22 @@ class _SharedSession(CommitBatch):
 
         await self._do(work)
 
-    async def execute(self, statement: str, *args: Any) -> None:
+    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
         """Run a statement."""
-        await self.fetch(statement, *args)
+        return self._awaited.add(self._execute(statement, args))
 
-    async def fetch(self, statement: str, *args: Any) -> list[Row]:
+    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
         """Run a statement and return its rows."""
+        return self._awaited.add(self._fetch(statement, args))
+
+    def check_awaited(self) -> None:
+        """Raise if a statement was not awaited."""
+        self._awaited.check()
+
+    async def _execute(self, statement: str, args: Row) -> None:
+        await self._fetch(statement, args)
+
+    async def _fetch(self, statement: str, args: Row) -> list[Row]:
         return await self._call(lambda db: db.execute(statement, args).fetchall())
 
     async def write(self, *operations: w.Write) -> w.Results:
