@@ -58,17 +58,24 @@ class SlowBroker:
         self._late = late
         self.pings = 0
         self.connections = 0
+        self._serving: set[asyncio.Task[None]] = set()
 
     async def start(self) -> str:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=1 << 20)
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=1 << 20)
         return f"mqtt://hub@127.0.0.1:{self._server.sockets[0].getsockname()[1]}?version=3"
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         self._server.close()
+        for task in self._serving:
+            task.cancel()
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self._serving.add(asyncio.ensure_future(self._serve(reader, writer)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError), contextlib.closing(writer):
             await self._packet(reader)
             writer.write(b"\x20\x02\x00\x00")
             while packet := await self._packet(reader):
@@ -78,7 +85,6 @@ class SlowBroker:
                     writer.write(PINGRESP)
                 elif packet[:1] == b"\x32":
                     writer.write(b"\x40\x02" + packet[4:6])
-        writer.close()
 
     async def _packet(self, reader: asyncio.StreamReader) -> bytes:
         """One packet without its length; the topic of a PUBLISH is one letter long."""
@@ -100,7 +106,7 @@ async def slow(request: pytest.FixtureRequest) -> AsyncIterator[tuple[SlowBroker
     await link.connected()
     yield broker, link
     await link.stop()
-    broker.stop()
+    await broker.stop()
 
 
 @pytest.mark.parametrize("slow", [WITHIN / 2], indirect=True)
