@@ -42,7 +42,7 @@ def _report(step: Step, said: str) -> dict[str, Any]:
     """Return the report of a simulation; nothing if the step is none, or has not come to one."""
     if "sim" not in step.command or '{"seeds"' not in said:
         return {}
-    found: dict[str, Any] = json.loads(said[said.index('{"seeds"') :])
+    found: dict[str, Any] = json.JSONDecoder().raw_decode(said, said.index('{"seeds"'))[0]
     return found
 
 

@@ -260,6 +260,31 @@ def test_what_waits_in_the_ledger_keeps_its_place_behind_a_gap_when_it_arrives_a
     assert [effect.message.id for effect in only(Transmit, begun)] == [message(0).id, message(1).id]
 
 
+def test_a_repeat_of_a_failed_message_at_another_worker_makes_no_earlier_one_late() -> None:
+    """The mark of the failed one went back; its repeat must not raise it again."""
+    disk, clock = Disk(), ManualClock()
+    a, b = SharedHub("a", disk, clock), SharedHub("b", disk, clock)
+    a.comes()
+    a.give(Arrived(message(1), "a"))
+    assert sent(a.wait(1)) == [b"1"]
+    a.give(Answered(message(1).key, State.FAILED, Answer(1, b"", "jammed")))
+    a.give(Unreachable("lock"))
+    b.machine = Inbox(POLICY, "b", lanes=LanePolicy(gated=True), shared=True, adopt=True)
+    b.comes()
+    assert not only(Transmit, b.give(Arrived(message(1), "b")) + b.wait(1))
+    assert sent(b.give(Arrived(message(0), "b")) + b.wait(1)) == [b"0"]
+
+
+def test_what_another_worker_has_taken_is_not_adopted() -> None:
+    disk, clock = Disk(), ManualClock()
+    a, b = SharedHub("a", disk, clock), SharedHub("b", disk, clock)
+    a.comes()
+    assert sent(a.give(Arrived(message(0), "a"))) == [b"0"]
+    b.machine = Inbox(POLICY, "b", lanes=LanePolicy(gated=True), shared=True, adopt=True)
+    b.give(Reachable("lock"))
+    assert not only(Transmit, b.give(Arrived(message(0), "b")) + b.wait(1))
+
+
 def test_a_recipient_that_leaves_takes_along_what_waits_for_it_and_nothing_else() -> None:
     a, _, _ = two()
     lamp = Message("app", "1700000000009_9", "k", "lamp", b"9", order=Order("", n=9))

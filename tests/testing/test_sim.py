@@ -69,6 +69,14 @@ def test_a_seed_that_once_failed_in_the_nodes_world_passes(seed: int) -> None:
     assert run_seed(seed, "nodes").violations == ()
 
 
+@pytest.mark.parametrize(
+    ("world", "seed"),
+    [("hubs", 4696), ("journal", 1383), ("journal", 3906), ("journal", 4175), ("mqtt", 3387), ("mqtt", 4594)],
+)
+def test_a_seed_that_failed_in_the_long_simulation_passes(world: str, seed: int) -> None:
+    assert run_seed(seed, world).violations == ()
+
+
 def test_a_failure_is_shown_with_a_short_trace_about_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "handlers_side_by_side"
     KERNEL.bugs[name](monkeypatch)

@@ -367,16 +367,17 @@ class Inbox:
         if self._minted and message.order is not None and message.order.n is not None:
             then = (*then, RaiseMark(self._minted, message.order.n, message.made // MS))
 
-        admit = Admit(message, horizons.remember_until(message, horizon), now, state, then)
+        adopt = self._start(move, now) if self._adopt and type(move) is Release else None
+        otherwise: Group = () if adopt is None else adopt.writes
+        until = horizons.remember_until(message, horizon)
+        admit = Admit(message, until, now, state, then, otherwise=otherwise)
         first: Write = admit
         if live.given:
             refused = (Recall(message, REVOKED, now),)
             for given in reversed(live.given):
                 first = CheckItem(given.bucket, given.name, given.body, (first,), refused)
-        adopt = self._start(move, now) if self._adopt and type(move) is Release else None
-        writes: Group = () if adopt is None else adopt.writes
         done = partial(self._admitted, live, move, admit, raised, adopt)
-        return Step((first, *writes), done, (Reply(live.origins[0], message, UNABLE),))
+        return Step((first,), done, (Reply(live.origins[0], message, UNABLE),))
 
     def _admitted(
         self,
@@ -390,10 +391,12 @@ class Inbox:
     ) -> list[Todo]:
         message, origins = live.message, live.origins
         # If a condition did not hold, a `Recall` ran instead of the admission.
-        verdict = (results.first(Recall) if live.given else None) or results.of(admit)
+        recalled = results.first(Recall) if live.given else None
+        verdict = recalled or results.of(admit)
         if verdict.kind is not _FRESH:
-            waits = self._adopt and verdict.kind is VerdictKind.DUPLICATE and verdict.state is State.ACCEPTED
-            if not waits or live.away or (adopt is None and move is not None):
+            if verdict.kind is not VerdictKind.DUPLICATE or verdict.state is not State.ACCEPTED:
+                return self._not_fresh(live, verdict, now)
+            if not self._adopt or recalled is not None or live.away or (adopt is None and move is not None):
                 return self._not_fresh(live, verdict, now)
             live.committed = True
             told = [Reply(origin, message, verdict) for origin in origins]
@@ -490,25 +493,25 @@ class Inbox:
         return [self._start(move, now)]
 
     def _start(self, move: Release, now: int) -> Step:
-        """Return the step that starts a stored message, or supersedes it if its mark says that it is late."""
+        """Return the step that starts a stored message, or supersedes it if its mark says that it is late. If
+        it does not wait any more, nothing is written: a repeat of a message that failed must not make earlier
+        ones late."""
         message = move.message
-        ref = self.outbox.ref(message)
-        late = Finish(ref, 0, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
-        take = self.outbox.relaunch(message, 0, now)
-        start: Group = (take, Advance(message.key, State.SENT, now))
+        start: Group = (Advance(message.key, State.SENT, now),)
+        late = Finish(self.outbox.ref(message), 1, State.SUPERSEDED, LATE, (_supersede(message, LATE, now),))
         # A message without order has no mark, and is never late.
-        mark = _raise(move, start, (late,)) if move.mark else None
+        mark = RaiseMark(move.mark, move.n, move.ms, start, (late,)) if move.mark else None
+        take = self.outbox.relaunch(message, 0, now, start if mark is None else (mark,))
 
         def done(results: Results, now: int) -> list[Todo]:
-            raised = mark is None or results.of(mark)
-            if not results.of(take if raised else late):
+            if not results.of(take):
                 return self._lost(message, now)
-            if raised:
-                self._stop_waiting(message.key)
-                return [self.outbox.launched(message, 1, move.after, now)]
-            return self._superseded(message, LATE, now)
+            if mark is not None and not results.of(mark):
+                return self._superseded(message, LATE, now)
+            self._stop_waiting(message.key)
+            return [self.outbox.launched(message, 1, move.after, now)]
 
-        return Step(start if mark is None else (mark,), done)
+        return Step((take,), done)
 
     def _finish(self, message: Message, state: State, answer: Answer, now: int) -> Step:
         end = Advance(message.key, state, now, answer)
@@ -594,7 +597,3 @@ REVOKED: Final = Verdict(
 )
 """The reply to a sender that lost its permission before its message was admitted."""
 _TOO_LATE: Final = Answer(TIMED_OUT, b"", LATE)
-
-
-def _raise(move: Release, then: tuple[Write, ...], otherwise: tuple[Write, ...]) -> RaiseMark:
-    return RaiseMark(move.mark, move.n, move.ms, then, otherwise)

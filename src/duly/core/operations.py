@@ -158,6 +158,8 @@ class Take(Operation[bool], frozen=True, gc=False):
     attempt: int
     worker: str
     due: int
+    then: tuple[Write, ...] = ()
+    otherwise: tuple[Write, ...] = ()
 
 
 class Claim(Operation[list[Delivery]], frozen=True, gc=False):
@@ -358,7 +360,7 @@ class Results(Struct, gc=False):
         return None
 
 
-BRANCHING: Final[frozenset[type[Write]]] = frozenset({Admit, Finish, RaiseMark, PutNewItem, CheckItem})
+BRANCHING: Final[frozenset[type[Write]]] = frozenset({Admit, Take, Finish, RaiseMark, PutNewItem, CheckItem})
 """The operations that have consequences (`then`, `otherwise`)."""
 
 

@@ -257,11 +257,10 @@ class Outbox:
             self.ref(message), self.transmissions.next_try(message, 1, now), message.expires, 1, self.worker
         )
 
-    def relaunch(self, message: Message, attempt: int, now: int) -> Take:
-        """Return the write that starts the attempt after `attempt`."""
-        return Take(
-            self.ref(message), attempt, self.worker, self.transmissions.next_try(message, attempt + 1, now)
-        )
+    def relaunch(self, message: Message, attempt: int, now: int, then: Group = ()) -> Take:
+        """Return the write that starts the attempt after `attempt`, and writes `then` if it does."""
+        next_try = self.transmissions.next_try(message, attempt + 1, now)
+        return Take(self.ref(message), attempt, self.worker, next_try, then)
 
     def launched(self, message: Message, attempt: int, after: int, now: int) -> Transmit:
         """Track an attempt that was committed, and return its transmission."""

@@ -62,7 +62,11 @@ class Footprint:
                 self.recalls.add(message.key)
             case w.Withdraw(key=key):
                 self.moves.add(key)
-            case w.Take(ref=ref) | w.Renew(ref=ref) | w.Postpone(ref=ref):
+            case w.Take(ref=ref, then=then, otherwise=otherwise):
+                self._add_delivery(ref)
+                self._add(then)
+                self._add(otherwise)
+            case w.Renew(ref=ref) | w.Postpone(ref=ref):
                 self._add_delivery(ref)
             case w.Claim(channel=channel, now=now, limit=limit):
                 other = self.claims.get(channel, DueDeliveries(0, 0))

@@ -466,6 +466,7 @@ def _inbox_of(
         permit=admission.forbidden,
         backlog=admission.backlog,
         shared=shared,
+        adopt=shared,
         once=lambda message: accounts.is_sent_once(message.recipient),
         patience=_own_patience,
     )

@@ -69,9 +69,14 @@ class JournalProcess(SimProcess):
         assert isinstance(ledger, JournalLedger)
         if self.world.faulty and self.world.rng.random() < TORN:
             self.world.torn += accepts_torn_row(self.files, self.world.rng)
-        self.doubt.find(self.files)
+        found = self.doubt.is_on(self.files)
         self._note_what_is_missing()
         ledger.begin()
+        # Only now it is flushed: a process that dies while it opens its ledger leaves the doubt to the next.
+        if found:
+            self.doubt.settle()
+        else:
+            self.doubt.drop()
         await super().begin()
 
     def _note_what_is_missing(self) -> None:

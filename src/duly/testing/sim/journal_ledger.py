@@ -204,11 +204,32 @@ class UnsettledFlush:
             for operation, result in zip(each.operations, each.values, strict=True):
                 self._watch(_NOWHERE, operation, result)
 
-    def find(self, files: SectorDisk) -> None:
-        """Settle the flush if it is on the disk after all."""
-        if self._results and _last_row(files.path) == (self._n, self._body):
-            self.settle()
+    def is_on(self, files: SectorDisk) -> bool:
+        """Return whether the flush is on the disk after all: in the journal, or in the tables, if a process
+        died while it brought them up to date. It may still be lost if it was not flushed."""
+        if not self._results:
+            return False
+        return _last_row(files.path) == (self._n, self._body) or self._left_traces(contents(files))
+
+    def drop(self) -> None:
+        """Note that the flush is not on the disk."""
         self._results = []
+
+    def _left_traces(self, disk: Disk) -> bool:
+        """Return whether the messages are where the flush put them, or the deliveries if it moved none."""
+        moved: list[bool] = []
+        taken: list[bool] = []
+        for each in self._results:
+            for operation, result in zip(each.operations, each.values, strict=True):
+                if isinstance(operation, w.Advance) and isinstance(result, w.Advanced) and result.moved:
+                    record = disk.messages.get(operation.key)
+                    moved.append(record is not None and record.state is operation.to)
+                elif isinstance(operation, w.Take) and result:
+                    delivery = disk.deliveries.get(operation.ref)
+                    taken.append(delivery is not None and delivery.attempt > operation.attempt)
+        # A delivery that ended with its message is gone, so it tells nothing of the flush.
+        traces = moved or taken
+        return bool(traces) and all(traces)
 
 
 class JournalLedger(SqliteLedger):

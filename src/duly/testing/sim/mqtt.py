@@ -28,6 +28,7 @@ from duly.core.acl import HUB, AccountClass, Act, decide
 from duly.core.ids import SeqId
 from duly.core.lifecycle import State
 from duly.core.messages import Message
+from duly.core.units import SECOND
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
 from duly.server.mqtt_service import SWEEP_SECONDS
@@ -37,6 +38,7 @@ from duly.testing.sim.broker import SimBroker, WiredLoop, version_of
 from duly.testing.sim.checkers import Finding
 from duly.testing.sim.gateway import (
     LAMP,
+    POLICY,
     GatewayApp,
     GatewayDevice,
     GatewayHub,
@@ -386,11 +388,21 @@ class MqttWorld(GatewayWorld):
                 self.mqtt_log.back.append(name)
 
     def _send_last(self) -> None:
+        self.tunnel.close()
         for app in list(self.nodes.values()):
             for device in self.nodes.values():
-                reachable = isinstance(device, BrokeredDevice) and device.name not in self.gone
-                if isinstance(app, GatewayApp) and app.ready and reachable:
+                if isinstance(app, GatewayApp) and app.ready and self._may_act(device):
                     app.spawn(app.submit(device.name, LAMP, None, 0))
+
+    def _may_act(self, device: SimProcess) -> bool:
+        """Return whether this is a device that can be reached, and for which a new command of the hub has not
+        expired already: their clocks may differ by more than a command lasts."""
+        ahead = device.clock.now() - self.nodes[HUB].clock.now()
+        return (
+            isinstance(device, BrokeredDevice)
+            and device.name not in self.gone
+            and ahead < POLICY.lasts - SECOND
+        )
 
 
 def _may_publish(client: str, topic: str) -> bool:

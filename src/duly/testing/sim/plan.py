@@ -7,8 +7,12 @@ failure, without becoming another world.
 from __future__ import annotations
 
 from random import Random
+from typing import Final
 
 from msgspec import Struct
+
+PROMPT: Final = 0.05
+"""The longest delay of a network without faults, seconds."""
 
 
 class SimPlan(Struct, frozen=True):
@@ -42,8 +46,9 @@ class SimPlan(Struct, frozen=True):
 
     @property
     def faultless(self) -> bool:
-        """Whether nothing goes wrong: every message must be done."""
-        return not any(
+        """Whether nothing goes wrong: every message must be done. Delays that exceed the windows of lanes
+        are a fault too."""
+        return self.slow <= PROMPT and not any(
             (
                 self.drop, self.repeat, self.crash, self.faulty_disk, self.cuts, self.skew, self.steps,
                 self.replays, self.conflicts, self.failing, self.reinstalls,
@@ -62,7 +67,7 @@ def plan(seed: int) -> SimPlan:
             rng.randint(4, 10),
             0,
             0,
-            0.05,
+            PROMPT,
             0,
             0,
             0,

@@ -30,6 +30,10 @@ class Tunnel:
         if plan.drop and rng.random() < TUNNELS:
             self._ahead = rng.choice(apps)
 
+    def close(self) -> None:
+        """Let no app lose its connection from now on."""
+        self._ahead = ""
+
     def accepting(self, app: str) -> None:
         """Called before an app is told that the hub has stored a command."""
         if app == self._ahead:
