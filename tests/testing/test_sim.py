@@ -71,7 +71,15 @@ def test_a_seed_that_once_failed_in_the_nodes_world_passes(seed: int) -> None:
 
 @pytest.mark.parametrize(
     ("world", "seed"),
-    [("hubs", 4696), ("journal", 1383), ("journal", 3906), ("journal", 4175), ("mqtt", 3387), ("mqtt", 4594)],
+    [
+        ("hubs", 4696),
+        ("journal", 1154),
+        ("journal", 1383),
+        ("journal", 3906),
+        ("journal", 4175),
+        ("mqtt", 3387),
+        ("mqtt", 4594),
+    ],
 )
 def test_a_seed_that_failed_in_the_long_simulation_passes(world: str, seed: int) -> None:
     assert run_seed(seed, world).violations == ()

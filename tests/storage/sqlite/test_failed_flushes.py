@@ -12,7 +12,7 @@ import pytest
 from duly.core import operations as w
 from duly.errors import LedgerUnavailable
 from duly.testing import ManualClock
-from duly.testing.sim.journal_ledger import JournalLedger, UnsettledFlush
+from duly.testing.sim.journal_ledger import JournalLedger, UnsettledFlushes
 from duly.testing.sim.sector_disk import SectorDisk
 
 
@@ -46,7 +46,7 @@ class FailingDisk:
 
     def open(self) -> JournalLedger:
         """Begin a life with what the last one has left."""
-        doubt = UnsettledFlush(lambda disk, write, result: None)
+        doubt = UnsettledFlushes(lambda disk, write, result: None)
         ledger = JournalLedger(ManualClock(), self._disk, "worker", self._fault, self._die, doubt)
         ledger.begin()
         return ledger

@@ -20,7 +20,7 @@ from duly.errors import LedgerDamaged, LedgerError
 from duly.testing.sim.checkers import CHECKERS, Finding
 from duly.testing.sim.journal_ledger import (
     JournalLedger,
-    UnsettledFlush,
+    UnsettledFlushes,
     accepts_torn_row,
     contents,
     left_in_journal,
@@ -48,7 +48,7 @@ class JournalProcess(SimProcess):
             world.root / name, f"{world.plan.seed} {name}", lambda what: world.fault(self, what),
             self._die_soon,
         )  # fmt: skip
-        self.doubt = UnsettledFlush(partial(world.committed, self))
+        self.doubt = UnsettledFlushes(partial(world.committed, self))
         self._loop = asyncio.get_running_loop()
 
     def _die_soon(self) -> None:
@@ -69,14 +69,12 @@ class JournalProcess(SimProcess):
         assert isinstance(ledger, JournalLedger)
         if self.world.faulty and self.world.rng.random() < TORN:
             self.world.torn += accepts_torn_row(self.files, self.world.rng)
-        found = self.doubt.is_on(self.files)
+        found = self.doubt.find(self.files)
         self._note_what_is_missing()
         ledger.begin()
         # Only now it is flushed: a process that dies while it opens its ledger leaves the doubt to the next.
-        if found:
-            self.doubt.settle()
-        else:
-            self.doubt.drop()
+        if found is not None:
+            self.doubt.found(found)
         await super().begin()
 
     def _note_what_is_missing(self) -> None:

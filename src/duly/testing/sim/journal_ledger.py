@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from shutil import copyfile
 from tempfile import TemporaryDirectory
-from typing import Final, ParamSpec, TypeVar, cast
+from typing import Final, NamedTuple, ParamSpec, TypeVar, cast
 
 import apsw
 
@@ -173,7 +173,7 @@ class _FewRows(CachedRows):
 
 class _SimFlushes(Flushes):
     cached_rows = _FewRows
-    doubt: UnsettledFlush
+    doubt: UnsettledFlushes
 
     def _carry_out(self, batches: Sequence[CommitBatch]) -> list[bytes]:
         bodies = super()._carry_out(batches)
@@ -181,55 +181,73 @@ class _SimFlushes(Flushes):
         return bodies
 
 
-class UnsettledFlush:
-    """The newest flush of a process, from its start until it is known to be on the disk. It may be on the
-    disk before that is known: the next life of the process finds it."""
+class UnsettledFlush(NamedTuple):
+    """A flush that began, and is not known to be on the disk."""
+
+    n: int
+    body: bytes
+    results: list[w.Results]
+
+
+class UnsettledFlushes:
+    """The flushes of a process since the last that is known to be on the disk. Each may be on the disk before
+    that is known: the next life of the process finds it, or a later one. A sector that was lost can get its
+    content back by a write that the next crash undoes elsewhere."""
 
     def __init__(self, watch: Callable[[Disk, w.Write, w.Result], None]) -> None:
         self._watch = watch
-        self._n = 0
-        self._body = b""
-        self._results: list[w.Results] = []
+        self._flushes: list[UnsettledFlush] = []
 
     def begin(self, n: int, bodies: Sequence[bytes], results: list[w.Results]) -> None:
         """Note that a flush starts, after the row with this number."""
-        self._n, self._body, self._results = n + len(bodies), bodies[-1] if bodies else b"", results
-        if not bodies:
-            self.settle()
+        flush = UnsettledFlush(n + len(bodies), bodies[-1] if bodies else b"", results)
+        if bodies:
+            self._flushes.append(flush)
+        else:
+            self._note(flush)
 
     def settle(self) -> None:
-        """Note that the flush is on the disk."""
-        results, self._results = self._results, []
-        for each in results:
+        """Note that the newest flush is on the disk, and so that no earlier one is."""
+        if self._flushes:
+            self.found(self._flushes[-1])
+
+    def found(self, flush: UnsettledFlush) -> None:
+        """Note that this flush is on the disk, and no other."""
+        self._flushes = []
+        self._note(flush)
+
+    def _note(self, flush: UnsettledFlush) -> None:
+        for each in flush.results:
             for operation, result in zip(each.operations, each.values, strict=True):
                 self._watch(_NOWHERE, operation, result)
 
-    def is_on(self, files: SectorDisk) -> bool:
-        """Return whether the flush is on the disk after all: in the journal, or in the tables, if a process
-        died while it brought them up to date. It may still be lost if it was not flushed."""
-        if not self._results:
-            return False
-        return _last_row(files.path) == (self._n, self._body) or self._left_traces(contents(files))
+    def find(self, files: SectorDisk) -> UnsettledFlush | None:
+        """Return the flush that is on the disk after all: in the journal, or in the tables, if a process died
+        while it brought them up to date. It may still be lost if it was not flushed."""
+        if not self._flushes:
+            return None
+        last, newest = _last_row(files.path), self._flushes[-1]
+        in_journal = next((flush for flush in reversed(self._flushes) if flush[:2] == last), None)
+        if in_journal is None and _left_traces(newest, contents(files)):
+            return newest
+        return in_journal
 
-    def drop(self) -> None:
-        """Note that the flush is not on the disk."""
-        self._results = []
 
-    def _left_traces(self, disk: Disk) -> bool:
-        """Return whether the messages are where the flush put them, or the deliveries if it moved none."""
-        moved: list[bool] = []
-        taken: list[bool] = []
-        for each in self._results:
-            for operation, result in zip(each.operations, each.values, strict=True):
-                if isinstance(operation, w.Advance) and isinstance(result, w.Advanced) and result.moved:
-                    record = disk.messages.get(operation.key)
-                    moved.append(record is not None and record.state is operation.to)
-                elif isinstance(operation, w.Take) and result:
-                    delivery = disk.deliveries.get(operation.ref)
-                    taken.append(delivery is not None and delivery.attempt > operation.attempt)
-        # A delivery that ended with its message is gone, so it tells nothing of the flush.
-        traces = moved or taken
-        return bool(traces) and all(traces)
+def _left_traces(flush: UnsettledFlush, disk: Disk) -> bool:
+    """Return whether the messages are where the flush put them, or the deliveries if it moved none."""
+    moved: list[bool] = []
+    taken: list[bool] = []
+    for each in flush.results:
+        for operation, result in zip(each.operations, each.values, strict=True):
+            if isinstance(operation, w.Advance) and isinstance(result, w.Advanced) and result.moved:
+                record = disk.messages.get(operation.key)
+                moved.append(record is not None and record.state is operation.to)
+            elif isinstance(operation, w.Take) and result:
+                delivery = disk.deliveries.get(operation.ref)
+                taken.append(delivery is not None and delivery.attempt > operation.attempt)
+    # A delivery that ended with its message is gone, so it tells nothing of the flush.
+    traces = moved or taken
+    return bool(traces) and all(traces)
 
 
 class JournalLedger(SqliteLedger):
@@ -243,7 +261,7 @@ class JournalLedger(SqliteLedger):
     def __init__(
         self, clock: Clock, files: SectorDisk, worker: str,
         fault: Callable[[str], str], crash: Callable[[], None],
-        doubt: UnsettledFlush,
+        doubt: UnsettledFlushes,
     ) -> None:  # fmt: skip
         files.begin()
         super().__init__(files.path, clock, hot=64, readonly=False)
