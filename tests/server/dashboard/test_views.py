@@ -345,7 +345,7 @@ async def test_a_dead_letter_is_listed_until_it_is_sent_elsewhere_also_if_others
 async def test_a_short_list_of_alerts_is_whole_however_busy_the_machine_is(
     local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch, view: str, rows: str
 ) -> None:
-    monkeypatch.setattr("duly.server.dashboard.alert_views.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("duly.server.dashboard.alert_views.SEARCH_SECONDS", -1.0)
     await local.add(Role.SENTINEL, "watch")
     await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": ["file:told.txt"]}))
     for n in range(4):
