@@ -216,8 +216,8 @@ class AppendEntry(Operation[int], frozen=True, gc=False):
     at: int
     key: bytes = b""
     ends: bool = False
-    """the entry ends the message `key`, which has just been admitted, as done; the answer is the number of the
-    entry, which a repeat gets as well"""
+    """the entry ends the message `key`, which has just been admitted, as done; its answer is the number of
+    the entry, which a repeat gets as well"""
 
 
 class RewriteEntry(Operation[bool], frozen=True, gc=False):

@@ -220,7 +220,7 @@ class AlertViews:
             open_channel,
             address.url,
             address.secret,
-            data=Path(settings.data),
+            folder=Path(settings.data),
             private=settings.allow_private_webhooks,
         )
         began = monotonic()
