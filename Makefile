@@ -90,11 +90,12 @@ $(VENV)/.docs: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[all,docs]'
 	@touch $@
 
+# Not with --quiet: it hides the warnings from --strict as well, and they are no errors any more.
 docs: $(VENV)/.docs ## build the site of the documents, into site/; warnings are errors
 	$(BIN)/python tools/map
 	$(BIN)/python tools/reference
 	$(BIN)/python tools/js
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # Tracing makes everything several times slower; the limit of a single test allows for that. The simulation is
 # no part of it: on Python 3.11 a traced `asyncio.timeout` ends in a CancelledError that nothing catches.

@@ -17,7 +17,7 @@ from typing import Final
 
 from duly.errors import DulyError
 from duly.storage.sqlite.journal_format import entries_of, flushes_in
-from duly.storage.sqlite.tables import TableChanges
+from duly.storage.sqlite.table_rows import TableChanges
 from duly.transports.mqtt import packets
 from duly.wire import fd, frames
 from duly.wire.fd import FdKind

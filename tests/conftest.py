@@ -107,7 +107,7 @@ def cheap_passwords() -> Iterator[None]:
     stolen, and no test is about that. Hubs in processes of their own hash as always."""
     with pytest.MonkeyPatch.context() as patch:
         cheap = functools.partial(PasswordHasher, time_cost=1, memory_cost=8, parallelism=1)
-        patch.setattr("duly.identity.password_hashing.PasswordHasher", cheap)
+        patch.setattr("duly.identity.passwords.PasswordHasher", cheap)
         yield
 
 

@@ -73,6 +73,14 @@ def test_links_between_the_texts_lead_somewhere(text: Path) -> None:
             assert (text.parent / target).exists(), f"{text.name} points to {target}"
 
 
+@pytest.mark.parametrize("text", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_to_a_heading_lead_to_one(text: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text.read_text(encoding="utf-8")):
+        if target.endswith(".md") or not target:
+            page = text.parent / target if target else text
+            assert anchor in anchors(page), f"{text.name} points to {target}#{anchor}"
+
+
 def test_the_promises_are_the_designs_own_words() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for promise in (
@@ -178,6 +186,12 @@ def test_the_chinese_map_shows_the_packages_that_exist() -> None:
         if path.is_dir() and path.name != "__pycache__" and path.parent.name != "sql"
     ]
     assert sorted(shown) == sorted(here)
+
+
+def anchors(text: Path) -> set[str]:
+    """The anchors of a text's headings, as the site and GitHub make them."""
+    headings = re.findall(r"^#+ (.+)$", prose(text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
 def prose(text: Path) -> str:

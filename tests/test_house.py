@@ -384,6 +384,24 @@ def ignored_types() -> Iterator[tuple[str, int, str]]:
             yield file, len(bare), f"ignores a type without a code and a reason in line {', '.join(bare)}"
 
 
+def folders_called_data() -> Iterator[tuple[str, int, str]]:
+    """`data` is a payload; a parameter or field that holds a path has another name."""
+    for file in FILES:
+        found = [
+            node.lineno
+            for node in ast.walk(tree(file))
+            if (isinstance(node, ast.arg) and node.arg == "data")
+            or (
+                isinstance(node, ast.AnnAssign)
+                and isinstance(node.target, ast.Name)
+                and node.target.id == "data"
+            )
+            if node.annotation is not None and re.search(r"\bPath\b", ast.unparse(node.annotation))
+        ]
+        if found:
+            yield file, len(found), f"calls a path `data` in line {', '.join(map(str, found))}"
+
+
 def uses_of_any() -> Iterator[tuple[str, int, str]]:
     uses = sum(
         isinstance(node, ast.Name) and node.id == "Any" for file in FILES for node in ast.walk(tree(file))
@@ -406,6 +424,7 @@ RULES: Final[tuple[Rule, ...]] = (
     stray_heaps,
     unexplained_waits,
     ignored_types,
+    folders_called_data,
     uses_of_any,
 )
 

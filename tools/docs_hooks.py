@@ -23,6 +23,8 @@ PAGES = {
     "SECURITY.md": "security-policy.md",
     "CODE_OF_CONDUCT.md": "code-of-conduct.md",
 }
+LANGUAGES = {"py": "python", "sh": "sh", "pl": "perl"}
+"""The languages of the examples, by the endings of their files."""
 _LINK = re.compile(r"(\]\()([^)#:\s]+)(#[^)]*)?(\))")
 
 
@@ -42,11 +44,11 @@ def for_site(text: str, page: str) -> str:
 def examples() -> str:
     """The list of examples, and each of them in full."""
     text = (ROOT / "examples/README.md").read_text(encoding="utf-8")
-    programs = re.findall(r"\]\((\w+\.py)\)", text)
-    shown = [re.sub(r"\]\((\w+)\.py\)", r"](#\1py)", text)]
-    for name in programs:
-        code = (ROOT / "examples" / name).read_text(encoding="utf-8")
-        shown.append(f"## {name}\n\n```python\n{code}```\n")
+    programs = re.findall(r"\]\((\w+)\.(py|sh|pl)\)", text)
+    shown = [re.sub(r"\]\((\w+)\.(py|sh|pl)\)", r"](#\1\2)", text)]
+    for name, kind in programs:
+        code = (ROOT / f"examples/{name}.{kind}").read_text(encoding="utf-8")
+        shown.append(f"## {name}.{kind}\n\n```{LANGUAGES[kind]}\n{code}```\n")
     return "\n".join(shown)
 
 
@@ -60,8 +62,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: object, config: MkDocsConfig, files: Files) -> str:
-    """Links from a document up to a text at the root lead to its page."""
+    """Links from a document up to a text at the root, or to an example, lead to its page."""
     for name, inside in PAGES.items():
         markdown = markdown.replace(f"](../{name})", f"]({inside})")
         markdown = markdown.replace(f"](../../{name})", f"](../{inside})")
-    return markdown
+    return re.sub(r"\]\(\.\./((?:\.\./)?)examples/(\w+)\.(py|sh|pl)\)", r"](\1examples.md#\2\3)", markdown)

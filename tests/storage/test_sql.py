@@ -20,7 +20,7 @@ ASKED = {
         "sql/ledger.py",
         "sql/ledger_queries.py",
         "sqlite/ledger.py",
-        "sqlite/tables.py",
+        "sqlite/table_rows.py",
         "sqlite/writer.py",
     ],
     "postgres": [

@@ -15,7 +15,7 @@ from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.file import LedgerFile
 from duly.storage.sqlite.flushes import Flushes
 from duly.storage.sqlite.pending_changes import PendingChanges
-from duly.storage.sqlite.tables import Statement, TableChanges
+from duly.storage.sqlite.table_rows import Statement, TableChanges
 from duly.storage.sqlite.write_ahead_log import WriteAheadLog
 from duly.storage.sqlite.writer import SqliteWriter
 from tests.testing.planting import breaks, planted

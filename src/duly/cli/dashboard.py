@@ -81,7 +81,7 @@ def password(name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, j
     end.
     """
     from duly.identity.account_names import check_name
-    from duly.identity.password_hashing import check_password
+    from duly.identity.passwords import check_password
 
     check_name(name)
     if sys.stdin.isatty():

@@ -265,14 +265,14 @@ def try_channel(
         raise typer.Exit(Exit.UNKNOWN if isinstance(problem, InDoubt) else Exit.FAILED)
 
 
-async def _test(address: str, secret: str, data: str, private: bool) -> None:
+async def _test(address: str, secret: str, folder: str, private: bool) -> None:
     import secrets
     from pathlib import Path
 
     from duly.apps.alerts.channels import open_channel
     from duly.apps.alerts.channels.channel import Notification
 
-    way = open_channel(address, secret, data=Path(data), private=private)
+    way = open_channel(address, secret, folder=Path(folder), private=private)
     id_ = f"test_{secrets.token_hex(12)}"
     body = {"type": "alert.test", "timestamp": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "data": {}}
     try:

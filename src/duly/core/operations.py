@@ -110,7 +110,7 @@ class Admit(Operation[Verdict], frozen=True, gc=False):
     state: State = State.ACCEPTED
     then: tuple[Write, ...] = ()
     sliding: bool = False
-    """`until` counts from now, so that of a repeat does not say how long the first message is remembered"""
+    """`until` is counted from now: the `until` of a repeat does not say how long the first message is kept"""
     listed: bool = False
     """the message can be found by its kind, in the order of acceptance"""
     otherwise: tuple[Write, ...] = ()
@@ -216,8 +216,8 @@ class AppendEntry(Operation[int], frozen=True, gc=False):
     at: int
     key: bytes = b""
     ends: bool = False
-    """this ends the message `key`, which has just been admitted, as done, with the number as its answer: so a
-    repeat gets the number of the first message's entry"""
+    """the entry ends the message `key`, which has just been admitted, as done; its answer is the number of
+    the entry, which a repeat gets as well"""
 
 
 class RewriteEntry(Operation[bool], frozen=True, gc=False):

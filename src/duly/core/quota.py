@@ -1,5 +1,7 @@
 """Rate limits: how much each account or address may do in a given time.
 
+What an account may send and store is in `duly.core.account_limits`, which counts with this module.
+
 The laws. A refusal says how long to wait. Memory is bounded, and a flood of new names does not reset the
 count of a limited name: when every remembered name is active, new names share one allowance. When the clock
 is set back, counts in the future are dropped and the allowance is full again.
@@ -113,7 +115,7 @@ class Quota:
         return max(0, full_at + self._interval - now - self._span)
 
     def give_back(self, name: str, amount: int = 1) -> None:
-        """Give back what `take` has counted and what turned out not to count."""
+        """Undo a `take` of something that turned out not to count."""
         if name not in self._full_at:
             name = _REST
         if name in self._full_at:

@@ -191,8 +191,8 @@ class Runs:
         return await RunEnd(self.ledger, me, end).stored()
 
 
-LOOK_SECONDS: Final = 0.2
-"""How often a repeat that waits looks whether the process of the first run still lives."""
+POLL_SECONDS: Final = 0.2
+"""How often a repeat that waits checks whether the process of the first run still lives."""
 RUNNING: Final = -1
 """No attempt: another process is at it."""
 
@@ -306,7 +306,7 @@ async def _wait(news: asyncio.Future[None], lasts: int, is_gone: Callable[[], bo
     loop = asyncio.get_running_loop()
     until = loop.time() + lasts / SECOND
     while not news.done() and not is_gone() and (left := until - loop.time()) > 0:
-        await asyncio.wait([news], timeout=min(left, LOOK_SECONDS))
+        await asyncio.wait([news], timeout=min(left, POLL_SECONDS))
 
 
 def _may_have_begun(delivery: Delivery, ledger: Ledger) -> bool:

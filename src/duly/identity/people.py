@@ -1,6 +1,6 @@
 """People: accounts that register, log in with a password and have several logins at once.
 
-A password is kept as argon2id, computed in a thread (`password_hashing`). A login is a session with a token
+A password is kept as argon2id, computed in a thread (`passwords`). A login is a session with a token
 of its own, of which only the SHA-256 is kept. A session is valid as long as its row exists and its account is
 in the epoch in which the session was made; so one write ends all of them: a new password, or logging out
 everywhere. A wrong name and a wrong password get the same answer and take the same time; `LoginGuard`
@@ -27,7 +27,7 @@ from duly.errors import Conflict, DulyError, NotAllowed, NotAuthenticated
 from duly.identity.account_names import NAME, check_account_name
 from duly.identity.accounts import NETWORKS, PREFIX, VERSIONS, Accounts, Principal, Role, digest, sessions
 from duly.identity.login_guard import LoginGuard, pair_of
-from duly.identity.password_hashing import PasswordHashing, check_password
+from duly.identity.passwords import PasswordHashing, check_password
 from duly.storage.ledger import Ledger
 
 SESSIONS_KEPT: Final = 50

@@ -200,7 +200,7 @@ class Hub:
         )
         self.alerts = AlertService(
             ledger, activity, fanout_policy(settings), private=settings.allow_private_webhooks, box=box,
-            data=self._folder, known=self._may_report, trail=trail, limits=limits,
+            folder=self._folder, known=self._may_report, trail=trail, limits=limits,
         )  # fmt: skip
         self.applications = (self.gateway, self.chat, self.alerts)
         self.router = Router(activity, self.applications, self.tasks)

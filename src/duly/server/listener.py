@@ -18,7 +18,16 @@ from duly.errors import Malformed
 from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
-from duly.transports.http import alertmanager, alerts, client_files, cloud_events, logins, messages, metrics
+from duly.transports.http import (
+    alertmanager,
+    alerts,
+    client_files,
+    cloud_events,
+    devices,
+    logins,
+    messages,
+    metrics,
+)
 from duly.transports.http.fast_path import FastPath
 from duly.transports.http.gate import RequestGate
 from duly.transports.read_memory import MEMORY, ReadMemory
@@ -101,6 +110,7 @@ class Listener:
             [
                 web.get("/v1/ws", sockets.serve),
                 *messages.routes(post),
+                *devices.routes(hub),
                 *logins.routes(hub),
                 *alerts.routes(hub),
                 *alertmanager.routes(hub),

@@ -191,6 +191,6 @@ class HubMetrics:
 
 
 async def _when_possible(work: Callable[[], Awaitable[None]]) -> None:
-    """Do this, unless the ledger is unusable now: the next time comes soon."""
+    """Do this work; if the ledger cannot be used now, skip it until the next time."""
     with contextlib.suppress(LedgerError):
         await work()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from duly.core import operations as w
 from duly.core.operations import Admit, Advance, Deliver, Finish
+from duly.errors import ProgramError
 
 
 class Footprint:
@@ -96,6 +97,8 @@ class Footprint:
                 self.items.add((bucket, name))
             case w.RecordRefusal():
                 pass
+            case _:
+                raise ProgramError(f"no footprint is known for {type(operation).__name__}")
 
 
 class DueDeliveries(NamedTuple):

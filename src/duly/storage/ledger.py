@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol, Self, cast
 from msgspec import Struct
 
 from duly.core import horizon as horizons
-from duly.core.dedup import TimeWindow
 from duly.core.horizon import Horizon
+from duly.core.id_windows import TimeWindow
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (

@@ -113,7 +113,7 @@ def make_key(path: Path) -> None:
 
 
 async def open_box(
-    ledger: Ledger, data: Path, given: str = "", *, make: bool = True, reading: bool = False
+    ledger: Ledger, folder: Path, given: str = "", *, make: bool = True, reading: bool = False
 ) -> SecretBox | None:
     """Return the box of this ledger, with the key in the given file or in the one in the data folder.
 
@@ -121,7 +121,7 @@ async def open_box(
     only a given file is used. None means that nothing is encrypted yet. Raises `SecretKeyMissing` if the key
     that the ledger needs is not available.
     """
-    path = Path(given) if given else data / FILE
+    path = Path(given) if given else folder / FILE
     needed = await needed_key(ledger)
     made = False
     if not path.exists():

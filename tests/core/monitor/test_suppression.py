@@ -350,8 +350,8 @@ TestSuppressorMachine.settings = settings(max_examples=80, stateful_step_count=4
 
 def test_a_signal_that_the_limit_did_not_hold_back_leaves_the_summary_as_it_is() -> None:
     suppressor = Suppressor(SuppressPolicy())
-    suppressor.told_apart("never seen", "fall")
+    suppressor.remove_from_summary("never seen", "fall")
     suppressor = exhausted()
     before = suppressor.snapshot()
-    suppressor.told_apart("band", "another reason")
+    suppressor.remove_from_summary("band", "another reason")
     assert suppressor.snapshot() == before

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -345,10 +346,19 @@ async def test_a_dead_letter_is_listed_until_it_is_sent_elsewhere_also_if_others
 async def test_a_short_list_of_alerts_is_whole_however_busy_the_machine_is(
     local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch, view: str, rows: str
 ) -> None:
-    monkeypatch.setattr("duly.server.dashboard.alert_views.LOOK_SECONDS", -1.0)
+    monkeypatch.setattr("duly.server.dashboard.alert_views.SEARCH_SECONDS", -1.0)
     await local.add(Role.SENTINEL, "watch")
     await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": ["file:told.txt"]}))
     for n in range(4):
         await report(local, f"{n:064}")
     seen = await ann.get(f"/{view}.json", **({"state": "all"} if rows == "deliveries" else {}))
     assert (len(seen[rows]), seen["next"]) == (4, None)
+
+
+async def test_a_test_from_the_page_reaches_its_recipient(local: LocalHub, ann: PageVisitor) -> None:
+    profile, _ = await local.hub.alerts.profiles.set("home", verbs.draft_of({"send": ["file:told.txt"]}))
+    (recipient,) = profile.steps[0].to
+    status, said = await ann.act("channel.test", recipient=recipient)
+    assert (status, said["recipient"], said["fate"]) == (200, recipient, "arrived")
+    told = Path(local.hub.settings.data) / "notifications/told.txt"
+    assert json.loads(told.read_text())["title"] == "Test from duly"

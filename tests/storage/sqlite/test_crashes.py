@@ -29,7 +29,7 @@ from duly.storage.sqlite.flushes import Flushes
 from duly.storage.sqlite.journal_format import VERSION, entries_of
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.pending_changes import PendingChanges
-from duly.storage.sqlite.tables import Statement, TableChanges
+from duly.storage.sqlite.table_rows import Statement, TableChanges
 from duly.storage.sqlite.writer import SqliteWriter
 from duly.testing import ManualClock
 

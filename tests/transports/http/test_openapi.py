@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from duly.transports.http import alertmanager, alerts, cloud_events, logins, messages, metrics
+from duly.transports.http import alertmanager, alerts, cloud_events, devices, logins, messages, metrics
 from duly.transports.http.openapi import OPENAPI
 from duly.transports.http.schemas import Credentials, ErrorAnswer, LogoutRequest, PasswordChange
 from duly.wire.frames import Frame, FrameOrder
@@ -53,6 +53,7 @@ def test_the_paths_are_the_routes() -> None:
     hub = cast("Any", None)
     routes = [
         *messages.routes(messages.MessagesEndpoint(hub)),
+        *devices.routes(hub),
         *logins.routes(hub),
         *alerts.routes(hub),
         *alertmanager.routes(hub),

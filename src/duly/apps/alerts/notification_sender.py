@@ -45,7 +45,7 @@ class NotificationSender:
         wanted: Callable[[StartAttempt], Awaitable[bool]],
         *,
         private: bool,
-        data: Path | None,
+        folder: Path | None,
     ) -> None:
         self.links: AckLinks | None = None
         """makes the links by which recipients acknowledge; None: notifications carry no links"""
@@ -54,7 +54,7 @@ class NotificationSender:
         self._statuses = statuses
         self._wanted = wanted
         self._private = private
-        self._data = data
+        self._folder = folder
         self._received: dict[bytes, int] = {}
         """when alerts were received according to the ledger, so that every attempt at every hub shows the
         same time"""
@@ -135,7 +135,7 @@ class NotificationSender:
         if known is not None and known[0] == address:
             return known[1]
         channel = await asyncio.to_thread(
-            open_channel, address.url, address.secret, data=self._data, private=self._private
+            open_channel, address.url, address.secret, folder=self._folder, private=self._private
         )
         others = self._channels.get(label)
         if others is not known and others is not None and others[0] == address:

@@ -101,7 +101,7 @@ class AlertService:
         policy: FanoutPolicy | None = None,
         *,
         private: bool = False,
-        data: Path | None = None,
+        folder: Path | None = None,
         box: SecretBox | None = None,
         known: Callable[[str], Awaitable[bool]] = _every_name,
         trail: Trail | None = None,
@@ -147,7 +147,12 @@ class AlertService:
             self.dead_letters.touch,
         )  # fmt: skip
         self._sender = NotificationSender(
-            ledger, self.profiles, self.planner.statuses, self._attempts.is_wanted, private=private, data=data
+            ledger,
+            self.profiles,
+            self.planner.statuses,
+            self._attempts.is_wanted,
+            private=private,
+            folder=folder,
         )
 
     def _new_engine(self) -> Engine:

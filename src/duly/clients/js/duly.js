@@ -1140,7 +1140,7 @@ class Suppressor {
     marks.critical.delete(reason);
     if (!critical) marks.last.delete(reason);
   }
-  toldApart(marks, reason) {
+  removeFromSummary(marks, reason) {
     const { summary } = marks;
     const count = summary?.reasons.get(reason);
     if (!summary || !count) return;
@@ -1437,7 +1437,7 @@ class Monitor {
       const { suppressor } = this.#devices;
       const decision = suppressor.signal(device.marks, now, critical, signal.reason, !limited);
       if (decision.ruling === "pass") {
-        if (limited) suppressor.toldApart(device.marks, signal.reason);
+        if (limited) suppressor.removeFromSummary(device.marks, signal.reason);
         this.#pass(signal, device, now, now);
       } else {
         this.#devices.hold(device, signal, decision);

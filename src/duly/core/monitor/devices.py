@@ -186,7 +186,7 @@ class MonitoredDevices:
         summary counts signals that the limit holds back, but a lasting state that still holds becomes an
         event then."""
         device, limited = self._devices[signal.device], decision.ruling is Ruling.LIMITED
-        until = self.suppressor.told_by(signal.device) if limited else decision.until
+        until = self.suppressor.summary_due(signal.device) if limited else decision.until
         told = bool(device.covered) if signal.lasting else decision.ruling is not Ruling.COOLING
         if not told and until is not None:
             device.hold(signal, until, limited=limited)

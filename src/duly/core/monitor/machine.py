@@ -237,7 +237,7 @@ class Monitor:
             changed |= self._devices.hold(signal, decision)
             # the summary reports it, before the limit allows events again
             if decision.ruling is Ruling.LIMITED:
-                decision = SuppressionDecision(Ruling.LIMITED, suppressor.told_by(signal.device))
+                decision = SuppressionDecision(Ruling.LIMITED, suppressor.summary_due(signal.device))
             id_ = ""
         ruled = MachineEffect(SignalRuling(signal.origin, signal.device, signal.reason, decision, id_))
         if not changed:
@@ -263,7 +263,7 @@ class Monitor:
             decision = suppressor.signal(name, now, signal.critical, reason, limit=not held.limited)
             if decision.passes:
                 if held.limited:
-                    suppressor.told_apart(name, reason)
+                    suppressor.remove_from_summary(name, reason)
                 id_ = self.messages.id_of(signal, device.cancels)
                 todo.append(self._pass(signal, device, id_, now, now))
             else:

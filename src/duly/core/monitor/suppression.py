@@ -230,12 +230,12 @@ class Suppressor:
             if not critical:
                 marks.last.pop(reason, None)
 
-    def told_by(self, device: str) -> int | None:
+    def summary_due(self, device: str) -> int | None:
         """Return when the summary of what the limit holds back from this device is due, or None."""
         marks = self._holding.get(device)
         return None if marks is None or marks.held is None else marks.held.due
 
-    def told_apart(self, device: str, reason: str) -> None:
+    def remove_from_summary(self, device: str, reason: str) -> None:
         """Remove a signal from the summary because it became an event of its own."""
         marks = self._holding.get(device)
         if marks is None or marks.held is None or reason not in marks.held.reasons:

@@ -27,7 +27,7 @@ from duly.core.units import HOUR, MINUTE
 from duly.errors import DulyError, NotAuthenticated
 from duly.identity.account_names import NAME, check_name
 from duly.identity.login_guard import LoginGuard
-from duly.identity.password_hashing import PasswordHashing, check_password
+from duly.identity.passwords import PasswordHashing, check_password
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox

@@ -35,9 +35,9 @@ from duly.transports.http.query_options import number
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
-LOOK_SECONDS: Final = 0.12
+SEARCH_SECONDS: Final = 0.12
 """How long alerts are searched for one page."""
-LOOKED_AT_LEAST: Final = 100
+SEARCHED_AT_LEAST: Final = 100
 """So many alerts are searched for one page, however long a busy machine takes."""
 PAGE_LIMIT: Final = 100
 EPISODE_SHOWN: Final = 50
@@ -115,7 +115,7 @@ class AlertViews:
             place = cursors.decrypt(reader, cursor)
             before = int.from_bytes(place[:8], "big"), place[8:]
         found: list[dict[str, object]] = []
-        over, searched = monotonic() + LOOK_SECONDS, 0
+        over, searched = monotonic() + SEARCH_SECONDS, 0
         last: tuple[int, bytes] | None = None
         async for record in self._hub.alerts.operations.newest(1 << 40, before):
             if rows := await pick(record):
@@ -124,7 +124,7 @@ class AlertViews:
                 found += rows
             last = (record.accepted_at, record.message.key)
             searched += 1
-            if searched >= LOOKED_AT_LEAST and monotonic() > over:
+            if searched >= SEARCHED_AT_LEAST and monotonic() > over:
                 break
         else:
             last = None
@@ -150,7 +150,7 @@ class AlertViews:
         episode = traits_of(alert.record.message).episode
         others: list[dict[str, object]] = []
         if episode:
-            over = monotonic() + LOOK_SECONDS
+            over = monotonic() + SEARCH_SECONDS
             async for record in self._hub.alerts.operations.newest(5_000):
                 if traits_of(record.message).episode == episode and len(others) < EPISODE_SHOWN:
                     status = self._statuses.get(record.message.key, NOTHING_SAID)
@@ -220,7 +220,7 @@ class AlertViews:
             open_channel,
             address.url,
             address.secret,
-            data=Path(settings.data),
+            folder=Path(settings.data),
             private=settings.allow_private_webhooks,
         )
         began = monotonic()

@@ -39,7 +39,7 @@ from duly.wire.fields import unpack
 if TYPE_CHECKING:
     from duly.server.hub import Hub
 
-LOOK_SECONDS: Final = 0.15
+SEARCH_SECONDS: Final = 0.15
 """A filtered page that has searched for this long does not start another stretch."""
 STRETCH: Final = 50_000
 """How many messages the ledger searches per query."""
@@ -150,7 +150,7 @@ class MessageViews:
     ) -> tuple[list[Record], bytes | None]:
         """Return matching messages, and where to continue; None if that was all."""
         found: list[Record] = []
-        over = monotonic() + LOOK_SECONDS
+        over = monotonic() + SEARCH_SECONDS
         while True:
             page = await self._hub.ledger.messages(
                 wanted=wanted, before=place, limit=limit + 1 - len(found), look_at=STRETCH

@@ -1,4 +1,4 @@
-"""The verbs of the command line on the dashboard and the audit chain, with and without a running hub."""
+"""Carries out the verbs for the dashboard and the audit chain, with and without a running hub."""
 
 from __future__ import annotations
 

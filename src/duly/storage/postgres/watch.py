@@ -32,7 +32,7 @@ __all__ = ["DoubtfulCommits", "StatementWatch", "asyncpg", "process_of"]
 SLOW_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 2.5
 """How long a connection may take to be made."""
-LOOK_SECONDS: Final = 0.25
+CHECK_SECONDS: Final = 0.25
 HEARTBEAT_SECONDS: Final = 1.0
 """How often a slow server is checked again."""
 END_SECONDS: Final = 3.0
@@ -60,7 +60,7 @@ class StatementWatch:
         number = self._count
         self._waiting[number] = (connection, loop.time())
         if self._timer is None:
-            self._timer = loop.call_later(LOOK_SECONDS, self._check)
+            self._timer = loop.call_later(CHECK_SECONDS, self._check)
         try:
             yield
             self.silent = False
@@ -85,7 +85,7 @@ class StatementWatch:
             self._last = now
             self._heartbeat = loop.create_task(self._ask())
             self._heartbeat.add_done_callback(report("asking whether PostgreSQL lives"))
-        self._timer = loop.call_later(LOOK_SECONDS, self._check)
+        self._timer = loop.call_later(CHECK_SECONDS, self._check)
 
     async def _ask(self) -> None:
         began = asyncio.get_running_loop().time()

@@ -30,7 +30,7 @@ from duly.storage.interpreter import earliest
 from duly.storage.ledger import Record, StreamEntry
 from duly.storage.sql import rows
 from duly.storage.sqlite.pending_changes import PendingChanges
-from duly.storage.sqlite.tables import FIXED_WIDTH, Row, TableChanges, TableReader
+from duly.storage.sqlite.table_rows import FIXED_WIDTH, Row, TableChanges, TableReader
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -30,7 +30,7 @@ from duly.storage.sqlite.cached_rows import CachedMessage, CachedRows
 from duly.storage.sqlite.file import translated
 from duly.storage.sqlite.journal_format import entries_of
 from duly.storage.sqlite.session import SqliteSession
-from duly.storage.sqlite.tables import TableReader
+from duly.storage.sqlite.table_rows import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
 
 LOG: Final = logging.getLogger("duly.storage.ledger")

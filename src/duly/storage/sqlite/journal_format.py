@@ -1,7 +1,7 @@
 """The format of a SQLite ledger's journal: changes that are committed and not yet in the tables.
 
 A flush is one entry of the table `journal`: the rows that it changed, with their new values
-(`duly.storage.sqlite.tables`). An entry holds rows and not operations, so replaying it reads nothing and
+(`duly.storage.sqlite.table_rows`). An entry holds rows and not operations, so replaying it reads nothing and
 decides nothing. It begins with a byte for the version of this format and a checksum of the rest. The rest is
 a byte that says whether the next entry continues the same flush, and the rows. An entry that cannot be read
 raises an error; it is never skipped.

@@ -14,7 +14,7 @@ from typing import Final
 import apsw
 
 from duly.storage.sqlite.replay import replay
-from duly.storage.sqlite.tables import Row, TableChanges, TableReader
+from duly.storage.sqlite.table_rows import Row, TableChanges, TableReader
 
 _KEYS: Final = {
     "messages": "key",

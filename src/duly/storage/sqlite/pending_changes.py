@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from duly.storage.sqlite.tables import Statement, TableChanges
+from duly.storage.sqlite.table_rows import Statement, TableChanges
 
 
 class PendingChanges:

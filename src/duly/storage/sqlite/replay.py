@@ -16,7 +16,7 @@ from duly.core.operations import Delivery
 from duly.errors import LedgerDamaged
 from duly.storage.sql import rows
 from duly.storage.sqlite.journal_format import checked_part, flushes_in
-from duly.storage.sqlite.tables import Row, TableChanges
+from duly.storage.sqlite.table_rows import Row, TableChanges
 
 OLD_VERSION: Final = 1
 _OLD_HEAD: Final = bytes((OLD_VERSION,))

@@ -21,7 +21,7 @@ from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sqlite.cached_rows import ALL, CachedRows
 from duly.storage.sqlite.file import translated
-from duly.storage.sqlite.tables import TableReader
+from duly.storage.sqlite.table_rows import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
 
 Row: TypeAlias = tuple[Any, ...]

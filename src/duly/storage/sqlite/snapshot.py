@@ -17,7 +17,7 @@ from duly.storage.snapshot import BATCH, LedgerTable, Snapshot, StoredRow
 from duly.storage.sqlite.file import LedgerFile, connect, translated
 from duly.storage.sqlite.overlay import JournalOverlay
 from duly.storage.sqlite.replay import replay
-from duly.storage.sqlite.tables import TableReader
+from duly.storage.sqlite.table_rows import TableReader
 
 T = TypeVar("T")
 

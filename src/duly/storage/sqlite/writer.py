@@ -34,7 +34,7 @@ from duly.storage.sqlite.file import (
     translated,
 )
 from duly.storage.sqlite.replay import replay
-from duly.storage.sqlite.tables import Row, Statement, TableReader
+from duly.storage.sqlite.table_rows import Row, Statement, TableReader
 
 LOG: Final = logging.getLogger("duly.storage.ledger")
 CHECKPOINT_PAGES: Final = 2_000

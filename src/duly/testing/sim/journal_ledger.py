@@ -35,7 +35,7 @@ from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.overlay import JournalOverlay
 from duly.storage.sqlite.replay import replay
 from duly.storage.sqlite.session import SqliteSession
-from duly.storage.sqlite.tables import TableReader
+from duly.storage.sqlite.table_rows import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
 from duly.testing.sim.sector_disk import MOMENT, SectorDisk, SectorFile
 

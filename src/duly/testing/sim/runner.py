@@ -59,7 +59,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "nodes": NodesWorld,
     "mqtt": MqttWorld,
 }
-_CHECKERS: Final = {
+CHECKERS_OF: Final = {
     "journal": JOURNAL_CHECKERS,
     "gateway": GATEWAY_CHECKERS,
     "hubs": MULTI_HUB_CHECKERS,
@@ -73,7 +73,7 @@ _CHECKERS: Final = {
 
 def checkers_of(world: str) -> tuple[str, ...]:
     """Return the names of what is checked in a world."""
-    return (*(checker.__name__ for checker in _CHECKERS.get(world, CHECKERS)), "sound", "awake")
+    return (*(checker.__name__ for checker in CHECKERS_OF.get(world, CHECKERS)), "sound", "awake")
 
 
 def run_seed(seed: int, world: str = "kernel") -> SimReport:
@@ -107,7 +107,7 @@ def _run(chosen: SimPlan, name: str = "kernel") -> SimReport:
     world.run()
     violations = tuple(
         Violation(checker.__name__, sentence, key, _trace(world, key))
-        for checker in _CHECKERS.get(name, CHECKERS)
+        for checker in CHECKERS_OF.get(name, CHECKERS)
         for sentence, key in checker(world)
     )
     violations += tuple(

@@ -171,13 +171,6 @@ class MessagesBackend(TokenCheck, Protocol):
         """Return the receipts of a chat line; None for any other message."""
         ...
 
-    async def list_devices(
-        self, who: Principal, after: str, limit: int
-    ) -> tuple[list[dict[str, object]], str | None]:
-        """Return the devices that a principal may see, by name, and the name after which the next page
-        begins."""
-        ...
-
 
 async def entered(server: TokenCheck, request: web.Request, token: str | None = None) -> Principal:
     """Return the account of this request, by the token in its headers unless another one is given; raises
@@ -216,7 +209,6 @@ def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
         web.get("/v1/messages", http.guarded(http.list_messages)),
         web.get("/v1/messages/{scope}/{id}", http.guarded(http.outcome)),
         web.get("/v1/refusals", http.guarded(http.refusals)),
-        web.get("/v1/devices", http.guarded(http.devices)),
         web.get("/v1/state", http.guarded(http.state)),
         web.get("/v1/health", http.health),
         web.get("/v1/openapi.json", http.openapi),
@@ -224,7 +216,7 @@ def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
 
 
 class MessagesEndpoint:
-    """Accepts frames, and shows messages, refusals, devices and the hub's state."""
+    """Accepts frames, and shows messages, refusals and the hub's state."""
 
     def __init__(self, server: MessagesBackend) -> None:
         self._server = server
@@ -388,12 +380,6 @@ class MessagesEndpoint:
         shown = [msgspec.to_builtins(r) | {"at": r.at // MS} for r in page]
         begins = None if following is None else cursors.encrypt(reader, following)
         return as_json({"refusals": shown, "next": begins})
-
-    async def devices(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers with a page of the devices that the caller may see."""
-        limit = number(request.query.get("limit"), 100, 1_000)
-        devices, following = await self._server.list_devices(who, request.query.get("after", ""), limit)
-        return as_json({"devices": devices, "next": following})
 
     async def state(self, request: web.Request, who: Principal) -> web.Response:
         """Answers an admin with the state of the hub."""

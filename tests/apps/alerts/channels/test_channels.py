@@ -28,8 +28,8 @@ async def hook() -> AsyncIterator[Receiver]:
         yield it
 
 
-async def send(url: str, *, private: bool = True, data: Path | None = None) -> None:
-    channel: Channel = open_channel(url, data=data, private=private)
+async def send(url: str, *, private: bool = True, folder: Path | None = None) -> None:
+    channel: Channel = open_channel(url, folder=folder, private=private)
     try:
         await channel.send(NOTICE)
     finally:
@@ -94,17 +94,17 @@ async def test_mail_is_tried_from_the_command_line_too() -> None:
 
 async def test_a_file_gets_a_line_each(tmp_path: Path) -> None:
     for _ in range(2):
-        await send("file:out", data=tmp_path)
+        await send("file:out", folder=tmp_path)
     out = tmp_path / "notifications" / "out"
     assert [json.loads(line)["id"] for line in out.read_text().splitlines()] == ["alert_1"] * 2
     assert (out.stat().st_mode & 0o077, out.parent.stat().st_mode & 0o077) == (0, 0), "for the owner alone"
     with pytest.raises(NotSent, match="there is no data folder"):
-        await send("file:out", data=tmp_path / "nowhere")
+        await send("file:out", folder=tmp_path / "nowhere")
 
 
 async def test_a_file_that_is_shown_in_a_terminal_does_not_steer_it(tmp_path: Path) -> None:
     title = "a\u202eb\x1b[31m\x9b\u2028 \U000e0041 é 雪"
-    channel = open_channel("file:out", data=tmp_path, private=True)
+    channel = open_channel("file:out", folder=tmp_path, private=True)
     await channel.send(Notification("alert_1", title, "text", {"data": {title: title}}))
     text = (tmp_path / "notifications" / "out").read_text()
     assert not {"\u202e", "\x1b", "\x9b", "\u2028", "\U000e0041"} & set(text)

@@ -27,8 +27,8 @@ from tests.local_hub import LocalHub
 NOTICE = Notification("alert_1", "warning: smoke", "Reason: smoke", {"type": "alert.test"})
 
 
-async def send(url: str, data: Path | None) -> None:
-    channel = open_channel(url, data=data)
+async def send(url: str, folder: Path | None) -> None:
+    channel = open_channel(url, folder=folder)
     await channel.send(NOTICE)
     await channel.close()
 

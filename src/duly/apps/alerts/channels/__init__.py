@@ -99,8 +99,8 @@ def declared(url: str) -> DoubtPolicy:
     return DoubtPolicy.RESEND if parts.scheme in WEBHOOK | LOCAL else DoubtPolicy.REPEAT
 
 
-def open_channel(url: str, secret: str = "", *, data: Path | None = None, private: bool = False) -> Channel:
-    """Open the channel of an address; `data` is the data folder, without which no file is written."""
+def open_channel(url: str, secret: str = "", *, folder: Path | None = None, private: bool = False) -> Channel:
+    """Open the channel of an address; `folder` is the data folder, without which no file is written."""
     parts = _split(url)
     doubt = declared(url)
     if parts.scheme in WEBHOOK:
@@ -114,7 +114,7 @@ def open_channel(url: str, secret: str = "", *, data: Path | None = None, privat
     if parts.scheme in LOCAL:
         from duly.apps.alerts.channels.local import ConsoleChannel, FileChannel
 
-        return FileChannel(data, parts.path, doubt) if parts.scheme == "file" else ConsoleChannel(doubt)
+        return FileChannel(folder, parts.path, doubt) if parts.scheme == "file" else ConsoleChannel(doubt)
     from duly.apps.alerts.channels.apprise_services import AppriseChannel
 
     return AppriseChannel(url, doubt, private=private)

@@ -70,12 +70,12 @@ class ConsoleChannel(Channel):
 class FileChannel(Channel):
     """Appends to a file in the folder `notifications` of a data folder."""
 
-    def __init__(self, data: Path | None, name: str, doubt: DoubtPolicy) -> None:
+    def __init__(self, folder: Path | None, name: str, doubt: DoubtPolicy) -> None:
         check_file_name(name)
-        if data is None:
+        if folder is None:
             raise Declined("this hub has no data folder, so it cannot write files; use another channel")
         self.doubt = doubt
-        self._folder = data / FOLDER
+        self._folder = folder / FOLDER
         self._name = name
 
     async def send(self, notification: Notification) -> None:

@@ -181,7 +181,7 @@ export class Monitor {
       const { suppressor } = this.#devices;
       const decision = suppressor.signal(device.marks, now, critical, signal.reason, !limited);
       if (decision.ruling === "pass") {
-        if (limited) suppressor.toldApart(device.marks, signal.reason);
+        if (limited) suppressor.removeFromSummary(device.marks, signal.reason);
         this.#pass(signal, device, now, now);
       } else {
         this.#devices.hold(device, signal, decision);

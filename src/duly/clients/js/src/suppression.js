@@ -99,7 +99,7 @@ export class Suppressor {
 
   /** Leave a signal that became an event of its own out of the summary.
    * @param {Marks} marks @param {string} reason */
-  toldApart(marks, reason) {
+  removeFromSummary(marks, reason) {
     const { summary } = marks;
     const count = summary?.reasons.get(reason);
     if (!summary || !count) return;

@@ -68,7 +68,7 @@ export declare class Suppressor {
     forgive(marks: Marks, reason: string, critical: boolean): void;
     /** Leave a signal that became an event of its own out of the summary.
      * @param {Marks} marks @param {string} reason */
-    toldApart(marks: Marks, reason: string): void;
+    removeFromSummary(marks: Marks, reason: string): void;
     /** Move all marks: the wall clock was set. @param {Marks} marks @param {number} by */
     shift(marks: Marks, by: number): void;
     /** Whether nothing is remembered. @param {Marks} marks @param {number} now */

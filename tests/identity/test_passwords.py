@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from duly.errors import Overloaded
-from duly.identity.password_hashing import PasswordHashing
+from duly.identity.passwords import PasswordHashing
 from tests.guard import GUARD
 
 

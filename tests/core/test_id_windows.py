@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from duly.core.dedup import DEFAULT_SIZE, CountWindow, Seen, TimeWindow
+from duly.core.id_windows import DEFAULT_SIZE, CountWindow, Seen, TimeWindow
 from duly.core.ids import SeqId
 from duly.errors import Malformed
 
