@@ -1,4 +1,4 @@
-"""What the embedded broker does not read is refused by closing the connection; `duly why` names the reason."""
+"""The embedded broker disconnects clients for packets that it cannot read; `duly why` names the reason."""
 
 from __future__ import annotations
 

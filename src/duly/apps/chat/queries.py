@@ -95,7 +95,8 @@ class ChatQueries:
         read = [one.name for one in others if one.state == "read"]
         have = [one.name for one in others if one.state in ("delivered", "read")]
         attempts = [one.attempts for one in others]
-        # Connections here may have acknowledged more than the ledger knows yet. The author's own do not count.
+        # Connections here may have acknowledged more than the ledger knows yet. Those of the author do not
+        # count.
         here = self._connections.attempts(wanted.conv, wanted.n, {one.name for one in others})
         shown: dict[str, object] = {
             "conv": wanted.conv, "n": wanted.n, "state": "accepted", "of": len(others),
