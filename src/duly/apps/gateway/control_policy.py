@@ -46,7 +46,8 @@ class ControlPolicy(Struct, frozen=True):
         try:
             self.horizon().covers(self.max_age, self.resend.span() or 0)
         except Malformed as problem:
-            raise Malformed(f"{problem}: the horizon is 'remember', the expiry 'max_age', in seconds") from None
+            names = "the horizon is 'remember', the expiry 'max_age', in seconds"
+            raise Malformed(f"{problem}: {names}") from None
         LanePolicy(self.window, self.drift)
 
     def horizon(self) -> Horizon:
