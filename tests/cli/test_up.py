@@ -106,6 +106,7 @@ def test_what_it_would_forget_too_early_it_does_not_accept(cli: CommandLine) -> 
     done = cli.duly("up", "--no-mqtt", "--port", "0", DULY_REMEMBER="60")
     assert done.returncode == 2
     assert "the horizon of 1 min is shorter than" in done.stderr
+    assert "the horizon is 'remember', the expiry 'max_age', in seconds" in done.stderr
 
 
 def test_it_comes_back_after_kill_9_with_everything(cli: CommandLine) -> None:

@@ -62,6 +62,17 @@ async def test_what_a_person_missed_is_sent_again_after_they_came_back(chat_hub:
             assert await told(bob, 1, 3) == [1, 2, 3]
 
 
+async def test_receipts_do_not_count_what_was_sent_to_the_authors_own_devices(
+    chat_hub: HubWithPeople,
+) -> None:
+    """Only attempts to recipients count: bob was never connected."""
+    async with chat_hub.enter("ann") as phone, chat_hub.enter("ann") as desk:
+        desk.acking = False
+        assert (await phone.chat("bob", "hello"))["n"] == 1
+        assert (await desk.line())["n"] == 1
+        assert (await receipts(phone, "ann+bob", 1))["attempts"] == 0
+
+
 async def test_receipts_count_the_attempts_of_another_hub(
     chat_hubs: tuple[HubWithPeople, HubWithPeople], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -346,14 +346,14 @@ def subject_of(topic: str) -> str:
 def topic_of(subject: str) -> str:
     """The MQTT topic or topic filter that a NATS subject was derived from.
 
-    >>> topic_of("nodes.a//b.pending"), topic_of("nodes.*.pending"), topic_of("nodes.>")
-    ('nodes/a.b/pending', 'nodes/+/pending', 'nodes/#')
+    >>> topic_of("nodes.a//b.pending"), topic_of("nodes.*.pending"), topic_of("nodes.>"), topic_of("a./.b")
+    ('nodes/a.b/pending', 'nodes/+/pending', 'nodes/#', 'a//b')
     """
     levels = subject.replace("//", "\0").split(".")
-    return "/".join(_MQTT_WILDCARDS.get(level) or level.replace("\0", ".") for level in levels)
+    return "/".join(_MQTT_LEVELS.get(level, level.replace("\0", ".")) for level in levels)
 
 
-_MQTT_WILDCARDS: Final = {"*": "+", ">": "#"}
+_MQTT_LEVELS: Final = {"*": "+", ">": "#", "/": ""}
 
 
 def _quoted(text: str) -> bytes:

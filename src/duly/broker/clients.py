@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from duly.broker.acl_dialects import DEVICES, NODES, BrokerUser
+from duly.broker.broker_log import ClientRefused
 from duly.broker.broker_streams import BrokerStreams, KeptSession
 from duly.broker.callout import Callout, ConnectingClient
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
@@ -42,7 +43,8 @@ BANISHED: Final = 30.0
 
 
 class BrokerRefusal(Struct, frozen=True):
-    """An attempt that was refused: to connect, to publish or subscribe to a topic, or to flood."""
+    """An attempt that was refused: to connect, to publish or subscribe to a topic, to send a packet that the
+    broker cannot read, or to flood."""
 
     user: str
     act: str
@@ -104,7 +106,7 @@ class BrokerClients:
     ) -> None:
         self.users = users
         self.refused: Counter[str] = Counter()
-        """refused attempts, by kind: publish, subscribe, connect, flood"""
+        """refused attempts, by kind: publish, subscribe, packet, connect, flood"""
         self.callout = Callout(self._judge, tasks)
         self.on_refused = on_refused
         self.kept = BrokerStreams(self.callout.request)
@@ -212,13 +214,19 @@ class BrokerClients:
                 if self._is_left_over(session, gone):
                     await self._end(session.client_id, account, end)
 
-    def violated(self, cid: int, act: str, topic: str) -> None:
-        """Report that the broker has refused a client the use of a topic."""
-        client = self.callout.client(cid)
+    def violated(self, refused: ClientRefused) -> None:
+        """Report what the broker has refused a client: the use of a topic, or a packet."""
+        act, topic = refused.act, refused.topic
+        client = self.callout.client(refused.cid)
         name = "" if client is None else client.username
-        outcome = "dropped the message" if act == "publish" else "refused it"
-        reason = f"{name or 'a client'} may not {act} to {topic}; the broker has {outcome}"
-        self._refuse(BrokerRefusal(name, act, topic, NotAllowed.word, reason))
+        called = name or "a client"
+        if act == "packet":
+            reason = f"the broker has disconnected {called} for what it sent: {refused.why}"
+        else:
+            outcome = "dropped the message" if act == "publish" else "refused it"
+            because = f" ({refused.why})" if refused.why else ""
+            reason = f"{called} may not {act} to {topic}{because}; the broker has {outcome}"
+        self._refuse(BrokerRefusal(name, act, topic, refused.word, reason))
 
     def no_websocket(self, address: str, why: str) -> None:
         """Report that the broker has opened no WebSocket, such as for a page of another origin."""

@@ -16,7 +16,7 @@ The broker asks the hub for every client whether it may connect, publish and sub
 docs/adr/0015). A user whose lists are empty may do nothing.
 
 The broker writes its log to the hub through a pipe. From it the hub learns that the broker is ready, that
-a port is taken, and that a client has tried what it may not do.
+a port is taken, and what a client was refused.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ from typing import Final
 import msgspec
 
 from duly import extras
-from duly.broker.acl_dialects import BrokerUser, check_users, topic_of
+from duly.broker.acl_dialects import BrokerUser, check_users
 from duly.broker.broker_folder import STOP_WITHIN, BrokerFolder
+from duly.broker.broker_log import refused_client
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
 from duly.broker.nats_config import NatsServing, configuration
 from duly.core.quota import Quota, Rate
@@ -76,15 +77,8 @@ WATCH_EVERY: Final = 1.0
 HURRY_EVERY: Final = 0.1
 """The same while there is a flood."""
 
-_VIOLATION: Final = re.compile(
-    r'- mid(?:_ws)?:(\d+) - .*(Publish|Subscription) Violation - .*Subject "([^"]*)"'
-)
-"""A line of the broker's log about a refused client."""
-
 _HANDSHAKE: Final = re.compile(r"(\S+) - .*websocket handshake error: (.*)")
 """A line of the broker's log about a client whose WebSocket was refused."""
-
-_ACTS: Final = {"Publish": "publish", "Subscription": "subscribe"}
 
 _OWN_PORT: Final = "Listening for client connections on "
 
@@ -371,9 +365,9 @@ class EmbeddedBroker:
             self._ready.set_exception(self._explain(line))
         if _STUCK in line and self._process is not None:
             _signal(self._process, signal.SIGTERM)  # the next process can write, as soon as there is room
-        found = _VIOLATION.search(line)
+        found = refused_client(line)
         if found is not None:
-            self.clients.violated(int(found[1]), _ACTS[found[2]], topic_of(found[3]))
+            self.clients.violated(found)
             if self.refused.total() % LOGGED.amount == 0:
                 self.hurry()
         opening = _HANDSHAKE.search(line)

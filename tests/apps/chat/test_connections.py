@@ -50,7 +50,8 @@ def test_attempts_count_for_lines_that_were_sent_and_not_acknowledged() -> None:
     connections.subscribe(bob, CONV, told=3, head=5)
     subscription = bob.subscriptions[CONV]
     subscription.acked, subscription.attempt = 1, 4
-    assert [connections.attempts(CONV, n) for n in (1, 2, 3, 4)] == [0, 4, 4, 0]
+    assert [connections.attempts(CONV, n, {"bob"}) for n in (1, 2, 3, 4)] == [0, 4, 4, 0]
+    assert connections.attempts(CONV, 2, {"ann"}) == 0, "bob's own connections do not count"
 
 
 def test_a_connection_that_has_ended_is_subscribed_to_nothing_new() -> None:

@@ -6,7 +6,7 @@ person. All of this is in memory and concerns this hub alone; the cursors are in
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Container
 from typing import Final
 
 from duly.apps.chat import conversations as c
@@ -179,10 +179,14 @@ class Connections:
         """Return the last line of a conversation that every subscription here knows of, or None."""
         return min((each.head for each in self.subscriptions(conv)), default=None)
 
-    def attempts(self, conv: str, n: int) -> int:
-        """Return how often a line was sent to the connections here that have not acknowledged it; 0 if
-        none."""
-        waiting = [each.attempt for each in self.subscriptions(conv) if each.acked < n <= each.told]
+    def attempts(self, conv: str, n: int, names: Container[str]) -> int:
+        """Return how often a line was sent to the connections of these people here that have not
+        acknowledged it; 0 if none."""
+        waiting = [
+            each.attempt
+            for each in self.subscriptions(conv)
+            if each.acked < n <= each.told and each.subscriber.who.name in names
+        ]
         return max(waiting, default=0)
 
     def counts(self) -> dict[str, int]:

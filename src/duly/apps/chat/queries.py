@@ -95,11 +95,13 @@ class ChatQueries:
         read = [one.name for one in others if one.state == "read"]
         have = [one.name for one in others if one.state in ("delivered", "read")]
         attempts = [one.attempts for one in others]
+        # Connections here may have acknowledged more than the ledger knows yet. Those of the author do not
+        # count.
+        here = self._connections.attempts(wanted.conv, wanted.n, {one.name for one in others})
         shown: dict[str, object] = {
             "conv": wanted.conv, "n": wanted.n, "state": "accepted", "of": len(others),
             "delivered": len(have), "read": len(read),
-            # Connections here may have acknowledged more than the ledger knows yet.
-            "attempts": max(self._connections.attempts(wanted.conv, wanted.n), *attempts, 0),
+            "attempts": max(here, *attempts, 0),
         }  # fmt: skip
         if others and len(have) == len(others):
             shown["state"] = "read" if len(read) == len(others) else "delivered"

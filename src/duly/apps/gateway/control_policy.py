@@ -43,7 +43,11 @@ class ControlPolicy(Struct, frozen=True):
         for name in ("max_age", "remember", "lasts", "patience"):
             if getattr(self, name) <= 0:
                 raise Malformed(f"{name} must be longer than 0")
-        self.horizon().covers(self.max_age, self.resend.span() or 0)
+        try:
+            self.horizon().covers(self.max_age, self.resend.span() or 0)
+        except Malformed as problem:
+            names = "the horizon is 'remember', the expiry 'max_age', in seconds"
+            raise Malformed(f"{problem}: {names}") from None
         LanePolicy(self.window, self.drift)
 
     def horizon(self) -> Horizon:
