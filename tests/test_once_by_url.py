@@ -431,6 +431,8 @@ def test_wrong_use_is_told_when_the_function_is_decorated(
         ("sqlite:///app.db?mod=rw", "the only option is mode"),
         ("sqlite:///app.db?mode=rww", "use mode=rw, mode=ro or mode=shared"),
         ("sqlite:///app.db?mode=rw&cache=shared", "the only option is mode"),
+        ("sqlite:///app.db?cache=4", "cache=4 in 'sqlite:///app.db?cache=4' is not known"),
+        ("sqlite:///app.db?mode=", "mode= in 'sqlite:///app.db?mode=' is not known"),
         ("sqlite:///:memory:", "for a ledger in memory write memory:"),
     ],
 )

@@ -284,6 +284,21 @@ async def test_the_countdown_goes_on_after_a_restart_and_can_still_be_called_off
         assert (await watch.trigger("fall", "band").sent).reason == "cooling"
 
 
+@pytest.mark.parametrize("by", [HOUR, -HOUR])
+async def test_a_clock_that_is_set_before_a_signal_is_handled_leaves_the_countdown_its_length(
+    tower: LocalHub, by: int
+) -> None:
+    clock = ManualClock(tower.hub.ledger.clock.now())
+    async with sentinel(tower, PATIENT, clock=clock) as watch:
+        await watch.hear("online")
+        watch.trigger("fall", "band")
+        clock.set(clock.now() + by)  # the signal has its time, and the monitor has not seen it
+        news = await watch.hear("countdown", "queued")
+        assert (news.what, news.until) == ("countdown", (clock.now() + 60 * SECOND) // MS)
+        watch.cancel("band")
+        await watch.drained()
+
+
 async def test_the_clock_offset_is_measured_and_sent(tower: LocalHub, tmp_path: Path) -> None:
     clock = ManualClock(SECOND)  # it is 1970, or so it thinks
     async with sentinel(tower, clock=clock) as watch:

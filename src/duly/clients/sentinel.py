@@ -42,10 +42,12 @@ from duly.core.monitor.signals import (
     HeartbeatDue,
     Identity,
     NothingToChange,
+    Report,
     SentinelPolicy,
     Severity,
     Signal,
     SignalRuling,
+    Stamped,
     StopHeartbeat,
 )
 from duly.core.monitor.unstored_events import UnstoredEvent
@@ -243,7 +245,7 @@ class Sentinel(Client):
         self._check_running()
         if not self._link.connected:
             raise ConnectionLost(NOT_TOLD)
-        self._tell(StopHeartbeat())
+        self._engine.offer(MachineEvent(StopHeartbeat()))
         return self._heartbeat.stand_down()
 
     def news(self) -> AsyncIterator[SentinelNews]:
@@ -269,7 +271,8 @@ class Sentinel(Client):
     # ── the engine ───────────────────────────────────────────────────────────────────────────────
 
     def _now(self) -> int:
-        return self._ledger.clock.now()
+        """Return the time; the monitor follows a clock that was set before, so that it fits its `steps`."""
+        return self._engine.now()
 
     def _moment(self) -> int:
         """Return the time of a new signal. No two signals have the same time, so it shows which was first."""
@@ -278,8 +281,9 @@ class Sentinel(Client):
         self._last = now if now > self._last or set_back else self._last + 1
         return self._last
 
-    def _tell(self, what: object) -> None:
-        self._engine.offer(MachineEvent(what))
+    def _tell(self, report: Report) -> None:
+        """Report to the monitor; the time in the report was read just now."""
+        self._engine.offer(MachineEvent(Stamped(report, self._monitor.steps)))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -334,7 +338,8 @@ class Sentinel(Client):
     def _measure(self, frame: Frame) -> None:
         """Measure how far the tower's clock is ahead of ours, if a frame contains its time."""
         if frame.time is not None:
-            self._offer(MachineEvent(ClockOffset(frame.time * MS - self._now())))
+            offset = ClockOffset(frame.time * MS - self._now())
+            self._offer(MachineEvent(Stamped(offset, self._monitor.steps)))
 
     def _down(self) -> None:
         self._heartbeat.disconnected()

@@ -95,12 +95,11 @@ def url_to_share(url: str) -> str:
         return url
     if parts.netloc or len(parts.path) < 2:
         raise Malformed(f"{url!r} names no file; write sqlite:///app.db or sqlite:////absolute/app.db")
-    mode = parse_qs(parts.query).get("mode", [""])[0]
-    if mode == "ro":
+    options = parse_qs(parts.query, keep_blank_values=True)
+    if options.get("mode", [""])[0] == "ro":
         raise Malformed(f"{url!r} cannot be written; leave mode=ro out")
-    if mode:
-        return url
-    return f"{url}&mode=shared" if parts.query else f"{url}?mode=shared"
+    # Another option is refused when the ledger is opened; the error then shows the URL as it was given.
+    return url if options else f"{url.partition('?')[0]}?mode=shared"
 
 
 def open_ledger_at(source: LedgerSource) -> Ledger | None:

@@ -318,7 +318,7 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
     """Carry out a verb of the command line on accounts; the same with and without a running hub."""
     match verb:
         case "add":
-            return await _add(accounts, Role(wanted["role"]), wanted["name"], wanted)
+            return await _add(accounts, _role_named(wanted["role"]), wanted["name"], wanted)
         case "remove":
             return {"changed": await accounts.remove(wanted["name"])}
         case "grant":
@@ -335,6 +335,14 @@ async def administer(accounts: Accounts, verb: str, wanted: dict[str, str]) -> d
             }
         case _:
             raise Malformed(f"there is no verb {verb!r}")
+
+
+def _role_named(text: str) -> Role:
+    try:
+        return Role(text)
+    except ValueError:
+        roles = ", ".join(Role)
+        raise Malformed(f"{text[:80]!r} is not a role; use one of {roles}") from None
 
 
 async def _add(accounts: Accounts, role: Role, name: str, wanted: dict[str, str]) -> dict[str, object]:

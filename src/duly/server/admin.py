@@ -10,13 +10,14 @@ from aiohttp import web
 from duly.apps.alerts import retention
 from duly.apps.alerts import verbs as alert_verbs
 from duly.apps.alerts.heartbeats import presence
-from duly.errors import DulyError, Malformed, NotAllowed
+from duly.errors import DulyError, NotAllowed
 from duly.identity.accounts import Principal, Role, administer
 from duly.runtime.thresholds import judge
 from duly.server import diagnostics
 from duly.server.audited_verbs import audited
 from duly.server.dashboard import verbs as dashboard_verbs
 from duly.server.policies import control_policy, deliveries_kept
+from duly.server.verb_arguments import read_arguments
 from duly.transports.http import bodies, messages
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Admin:
             who = await messages.entered(self._hub, request)
             if who.role is not Role.ADMIN:
                 raise NotAllowed("only an admin may do that")
-            wanted = msgspec.json.decode(await bodies.read(request), type=dict[str, str])
+            wanted = read_arguments(await bodies.read(request))
             verb = request.match_info["verb"]
             result = await self.run(who, verb, wanted)
             record = audited(verb, wanted)
@@ -43,8 +44,6 @@ class Admin:
                 await self._hub.dashboard.audit.add(who.name, who.role.value, *record)
         except DulyError as problem:
             return messages.problem(problem)
-        except (msgspec.DecodeError, KeyError, ValueError) as problem:
-            return messages.problem(Malformed(str(problem)))
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
     async def run(self, who: Principal, verb: str, wanted: dict[str, str]) -> object:

@@ -14,9 +14,13 @@ from duly.apps.alerts.model import AlertState
 from duly.apps.alerts.operations import AlertOperations, AlertRecord, named, show, show_delivery
 from duly.apps.alerts.profiles import Profile, ProfileDraft, Profiles
 from duly.apps.alerts.silences import Silence
-from duly.core.units import MS, SECOND
+from duly.core.units import DAY, MS, SECOND
 from duly.errors import Malformed
 
+MOST_LISTED: Final = 10_000
+"""The most alerts or deliveries that one request lists."""
+LONGEST: Final = 3_660 * DAY
+"""The longest silence: ten years."""
 _SILENCED: Final = frozenset({"sentinel", "device", "reason", "profile", "note"})
 
 
@@ -29,7 +33,7 @@ async def administer(
             alerts = await operations.alerts(
                 standing=wanted.get("status", ""),
                 sentinel=wanted.get("sentinel", ""),
-                limit=int(wanted.get("limit", "50")),
+                limit=_limit(wanted),
             )
             return {"alerts": [show(alert) for alert in alerts]}
         case "alert.show" | "deliveries.show":
@@ -43,7 +47,7 @@ async def administer(
             chosen: dict[str, object] = {name: value for name, value in wanted.items() if name in _SILENCED}
             if not chosen.keys() & {"sentinel", "device", "reason", "profile"}:
                 raise Malformed("name what to silence with --sentinel, --device, --reason or --profile")
-            until = operations.now() + round(float(wanted["lasts"]) * SECOND)
+            until = operations.now() + _length(wanted["lasts"])
             chosen |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
             quiet = msgspec.convert(chosen | {"critical": "critical" in wanted}, Silence)
             return {"silence": await operations.silences.add(quiet), **_show_silence(quiet)}
@@ -53,9 +57,7 @@ async def administer(
             found = await operations.silences.all()
             return {"silences": [{"silence": name} | _show_silence(one) for name, one in found.items()]}
         case "deliveries.list":
-            pairs = await operations.deliveries(
-                state=wanted.get("state", ""), limit=int(wanted.get("limit", "50"))
-            )
+            pairs = await operations.deliveries(state=wanted.get("state", ""), limit=_limit(wanted))
             return {"deliveries": [named(alert) | show_delivery(one) for alert, one in pairs]}
         case "deliveries.retry":
             alert = await _asked(operations, wanted)
@@ -66,7 +68,7 @@ async def administer(
             made = await operations.edit(alert, wanted["recipient"], wanted["url"])
             return {"deliveries": [named(alert) | show_delivery(one) for one in made]}
         case "profile.set":
-            draft = draft_of(msgspec.json.decode(wanted["draft"]))
+            draft = read_draft(wanted["draft"])
             profile, secrets = await profiles.set(wanted["name"], draft)
             return show_profile(wanted["name"], profile) | {"secrets": secrets}
         case "profile.list":
@@ -85,6 +87,33 @@ def draft_of(raw: object) -> ProfileDraft:
         return msgspec.convert(raw, ProfileDraft)
     except msgspec.ValidationError as problem:
         raise Malformed(f"this is not a profile: {problem}") from None
+
+
+def read_draft(text: str) -> ProfileDraft:
+    """Read a draft of a profile from JSON; raises `Malformed` if it is invalid."""
+    try:
+        raw: object = msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError) as problem:
+        raise Malformed(f"the draft of a profile is not JSON: {problem}") from None
+    return draft_of(raw)
+
+
+def _limit(wanted: dict[str, str]) -> int:
+    text = wanted.get("limit", "50")
+    if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= MOST_LISTED:
+        raise Malformed(f"limit is a number from 1 to {MOST_LISTED}, not {text[:80]!r}")
+    return int(text)
+
+
+def _length(text: str) -> int:
+    """Return the length of a silence, given in seconds, in microseconds."""
+    try:
+        length = float(text)
+    except ValueError:
+        length = 0.0
+    if not 0 < length <= LONGEST / SECOND:
+        raise Malformed(f"lasts is a number of seconds, at most {LONGEST // SECOND}, not {text[:80]!r}")
+    return round(length * SECOND)
 
 
 def _claimed(wanted: dict[str, str], by: str) -> str:

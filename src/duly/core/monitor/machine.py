@@ -47,9 +47,11 @@ from duly.core.monitor.signals import (
     HeartbeatDue,
     Identity,
     NothingToChange,
+    Report,
     SentinelPolicy,
     Signal,
     SignalRuling,
+    Stamped,
     StopHeartbeat,
     SummaryData,
     UpdateData,
@@ -105,6 +107,8 @@ class Monitor:
             policy.outbox, worker, ended=self._ended, patience=self._patience, unstored=self.unstored.failed
         )
         self._sender = EventSender(self._outbox, self.unstored, keep)
+        self.steps = 0
+        """by how much the wall clock was set since the start; see `Stamped`"""
         self._promised = policy.heartbeat > 0
         self._beat_at: int | None = None
         """when the next heartbeat is due; None if the tower is unreachable or none was promised"""
@@ -154,16 +158,12 @@ class Monitor:
     def handle(self, event: Event, now: int) -> list[Todo]:
         """Handle an event; return what to commit and what to do."""
         match event:
-            case MachineEvent(what=Signal() as signal):
-                return self._signal(signal, now)
-            case MachineEvent(what=DeviceBack(device=device, at=at)):
-                return self._back(device, at)
-            case MachineEvent(what=CancelRequest() as call):
-                return self._call_off(call, now)
-            case MachineEvent(what=EventChange() as change):
-                return self._change(change, now)
-            case MachineEvent(what=ClockOffset(by=by)):
-                return self._measured(by, now)
+            case MachineEvent(what=Stamped(what=report, steps=steps)):
+                return self._reported(report, self.steps - steps, now)
+            case MachineEvent(
+                what=Signal() | DeviceBack() | CancelRequest() | EventChange() | ClockOffset() as report
+            ):
+                return self._reported(report, 0, now)
             case Reachable():
                 self._sender.reachable = True
                 self._beat_at = now if self._promised else None
@@ -180,6 +180,20 @@ class Monitor:
                 return self._outbox.handle(msgspec.structs.replace(event, burn=False), now)
             case _:
                 return self._outbox.handle(event, now)
+
+    def _reported(self, report: Report, by: int, now: int) -> list[Todo]:
+        """Handle a report; since its time was read, the wall clock was set by `by`."""
+        match report:
+            case Signal(at=at):
+                return self._signal(msgspec.structs.replace(report, at=max(0, at + by)), now, report)
+            case DeviceBack(device=device, at=at):
+                return self._back(device, max(1, at + by))
+            case CancelRequest(at=at):
+                return self._call_off(msgspec.structs.replace(report, at=max(0, at + by)), now)
+            case EventChange(at=at):
+                return self._change(msgspec.structs.replace(report, at=max(0, at + by)), now)
+            case ClockOffset(by=offset):
+                return self._measured(offset - by, now)
 
     def repeated(self, message: Message, verdict: Verdict, origin: Origin, now: int) -> list[Todo]:
         """Answer a repeat of an ended message with the remembered verdict."""
@@ -214,12 +228,14 @@ class Monitor:
 
     # ── signals ──────────────────────────────────────────────────────────────────────────────────
 
-    def _signal(self, signal: Signal, now: int) -> list[Todo]:
+    def _signal(self, signal: Signal, now: int, stamped: Signal) -> list[Todo]:
+        """Judge a signal. Its id comes from its time as it was stamped, which stays the same if the signal is
+        handled again after the ledger failed."""
         device, suppressor = self._devices.at(signal.device), self._devices.suppressor
         fell = signal.lasting and device.back != 0
         if fell:
             device.back, device.covered = 0, ""
-        id_ = self.messages.id_of(signal, device.cancels)
+        id_ = self.messages.id_of(stamped, device.cancels)
         counting = self._sender.pending.counting(signal.device, signal.reason, signal.critical)
         changed = fell
         if id_ in device.events:
@@ -456,6 +472,7 @@ class Monitor:
 
     def shift(self, by: int) -> None:
         """Adjust to a wall clock that was set by this much; the tower's clock did not move."""
+        self.steps += by
         self._sender.shift(by)
         if self.messages.offset is not None:
             self.messages.offset -= by

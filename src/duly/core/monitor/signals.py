@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum
 from math import isfinite
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -177,6 +177,18 @@ class ClockOffset(Struct, frozen=True):
     """How far the tower's clock is ahead of ours."""
 
     by: int
+
+
+Report: TypeAlias = Signal | DeviceBack | CancelRequest | EventChange | ClockOffset
+"""What a sentinel reports to its monitor, with a time of the wall clock."""
+
+
+class Stamped(Struct, frozen=True):
+    """A report that waits for the monitor. `steps` is the monitor's own when the time was read: if the clock
+    is set while the report waits, its time is moved as far as those that the monitor already knows."""
+
+    what: Report
+    steps: int
 
 
 class StopHeartbeat(Struct, frozen=True):

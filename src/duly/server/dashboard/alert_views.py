@@ -29,6 +29,7 @@ from duly.identity.accounts import Role
 from duly.server.dashboard.alert_counters import AlertCounters
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
+from duly.server.verb_arguments import VerbArguments
 from duly.storage.ledger import NEWEST, Record
 from duly.transports.http.query_options import number
 
@@ -199,15 +200,11 @@ class AlertViews:
 
     async def act(self, verb: str, visitor: DashboardVisitor, wanted: dict[str, str]) -> object:
         """Carry out a verb of the command line on alerts, in the name of the visitor."""
-        hub, plain = self._hub, {name: text_of(wanted, name, 2_000) for name in wanted if name != "by"}
+        hub = self._hub
+        plain = VerbArguments({name: text_of(wanted, name, 2_000) for name in wanted if name != "by"})
         if verb == "alert.silence":
             _check_span(plain.get("lasts", ""))
-        try:
-            return await verbs.administer(
-                hub.alerts.operations, hub.alerts.profiles, verb, plain, visitor.name
-            )
-        except KeyError as missing:
-            raise Malformed(f"{missing.args[0]} is missing") from None
+        return await verbs.administer(hub.alerts.operations, hub.alerts.profiles, verb, plain, visitor.name)
 
     async def try_channel(self, _: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
         """Send a test to a recipient of a profile, and tell how that went."""
