@@ -6,16 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import msgspec
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field, computed_field
 
 import duly
-from duly.errors import Malformed, ProgramError
+from duly.errors import Conflict, Malformed, ProgramError, Unstorable
 from duly.idempotency.blocking import BlockingTransaction
 from duly.idempotency.runs import Effect
 from duly.idempotency.values import digest_of
@@ -50,6 +51,43 @@ class Box(msgspec.Struct):
     lamp: Lamp
 
 
+class AliasedOrder(BaseModel):
+    """A model whose texts elsewhere have other names, and that takes no others."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: int = Field(alias="orderId")
+    price: float | None = Field(None, validation_alias="cost", serialization_alias="total")
+
+    @computed_field  # type: ignore[prop-decorator]  # pydantic's own way
+    @property
+    def name(self) -> str:
+        """The name of the order."""
+        return f"order {self.id}"
+
+
+class LampPower(msgspec.Struct):
+    """A Struct with a number."""
+
+    watts: float
+
+
+class Measured(BaseModel):
+    """A model that is told how to write what is no number."""
+
+    model_config = ConfigDict(ser_json_inf_nan="constants")
+
+    value: float
+    note: str | None = None
+
+
+@dataclass
+class Basket:
+    """A dataclass with such a model in it."""
+
+    order: AliasedOrder
+
+
 @dataclass
 class LargeShelf(Shelf):
     """More than what was promised."""
@@ -57,6 +95,7 @@ class LargeShelf(Shelf):
     rows: int = 3
 
 
+ORDER = AliasedOrder.model_validate({"orderId": 7, "cost": 1.5})
 LAMP = Lamp(id=UUID(int=7), made=AT)
 
 
@@ -88,6 +127,71 @@ def test_the_first_caller_gets_what_a_repeat_gets(
     function = once_of(tmp_path, made, effect)
     first, again = function(), function()
     assert repr(first) == repr(again)
+
+
+@pytest.mark.parametrize(
+    ("kind", "result"),
+    [
+        (AliasedOrder, ORDER),
+        (list[AliasedOrder], [ORDER]),
+        (Basket, Basket(ORDER)),
+        (Measured, Measured(value=nan)),
+        (Measured, Measured(value=-inf)),
+    ],
+)
+def test_a_model_comes_back_as_it_was(tmp_path: Path, kind: object, result: object) -> None:
+    def made() -> object:
+        return result
+
+    made.__annotations__ = {"return": kind}
+    function = once_of(tmp_path, made)
+    assert repr(function()) == repr(function()) == repr(result)
+
+
+@pytest.mark.parametrize("kind", [Any, float, float | None])
+@pytest.mark.parametrize("result", [nan, inf, -inf])
+@pytest.mark.parametrize("effect", ["at_most_once", "exactly_once"])
+def test_a_number_that_json_does_not_have_is_told_and_not_taken_for_none(
+    tmp_path: Path, kind: object, result: float, effect: Effect
+) -> None:
+    def made(*_: object) -> object:
+        return result
+
+    made.__annotations__ = {"return": kind}
+    function = once_of(tmp_path, made, effect)
+    for _ in range(2):
+        with pytest.raises(Unstorable, match="it contains nan or an infinity, which JSON does not have"):
+            function()
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        {"a": [None, nan]},
+        [(1, inf)],
+        LampPower(nan),
+        AliasedOrder.model_validate({"orderId": 7, "cost": nan}),
+    ],
+    ids=repr,
+)
+def test_such_a_number_is_found_wherever_it_lies(tmp_path: Path, result: object) -> None:
+    function = once_of(tmp_path, lambda: result)
+    with pytest.raises(Unstorable, match="it contains nan or an infinity"):
+        function()
+    url = f"sqlite:///{tmp_path}/block.db"
+    with pytest.raises(Unstorable), duly.once_block(url, scope="s", key="k") as block:
+        block.result = result
+
+
+@pytest.mark.parametrize("other", [None, inf, -inf, "NaN", [nan]])
+def test_such_an_argument_is_only_itself(tmp_path: Path, other: object) -> None:
+    def shown(value: object) -> str:
+        return repr(value)
+
+    function = once_of(tmp_path, shown)
+    assert function(nan) == function(nan) == "nan"
+    with pytest.raises(Conflict):
+        function(other)
 
 
 def test_a_block_has_the_same_result_every_time(tmp_path: Path) -> None:

@@ -173,6 +173,14 @@ def test_a_view_joins_the_ledgers_transaction(shop: Callable[..., None]) -> None
     assert again["Idempotent-Replayed"] == "true"
 
 
+def test_an_async_view_joins_it_in_a_wsgi_application(shop: Callable[..., None]) -> None:
+    shop(routes={"/book-async": IdempotencyPolicy(effect="exactly_once")})
+    first, again = post("/book-async"), post("/book-async")
+    assert (first.status_code, first.content, again.content) == (200, b"1", b"1")
+    assert again["Idempotent-Replayed"] == "true"
+    assert post("/book-async", key="k-2").content == b"2"
+
+
 async def test_async_views_are_served_on_their_own_loop(shop: Callable[..., None]) -> None:
     shop(default=IdempotencyPolicy(effect="exactly_once"), routes={"/payments-async": IdempotencyPolicy()})
     client = AsyncClient()

@@ -14,7 +14,7 @@ import pytest
 from flask import Flask, Response, request
 from werkzeug.test import Client, TestResponse
 
-from duly.errors import Malformed
+from duly.errors import Malformed, ProgramError
 from duly.idempotency.blocking import BlockingTransaction
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 from duly.integrations.wsgi import WsgiIdempotency
@@ -34,6 +34,7 @@ class FlaskShop:
         self.app.post("/payments")(self.pay)
         self.app.post("/stream")(self.stream)
         self.app.post("/book")(self.book)
+        self.app.post("/book-async")(self.book_async)
         wrapped = WsgiIdempotency(self.app.wsgi_app, ledger=f"sqlite:///{path}/app.db", **options)
         self.app.wsgi_app = wrapped  # type: ignore[method-assign]  # as Flask's own guide does
 
@@ -63,6 +64,15 @@ class FlaskShop:
         if self.statuses:
             raise RuntimeError("after the booking")
         ((count,),) = tx.fetch("SELECT count(*) FROM bookings")
+        return {"bookings": count}
+
+    async def book_async(self) -> dict[str, int]:
+        tx = transaction_of(request.environ)
+        await tx.execute("CREATE TABLE IF NOT EXISTS bookings (id TEXT)")
+        forgotten = tx.execute("INSERT INTO bookings VALUES ('o-1')")
+        if request.get_json()["order"] != "forgetful":
+            await forgotten
+        ((count,),) = await tx.fetch("SELECT count(*) FROM bookings")
         return {"bookings": count}
 
     def post(self, key: str | None = "k-1", path: str = "/payments", order: str = "o-1") -> TestResponse:
@@ -132,6 +142,21 @@ def test_a_handler_joins_the_ledgers_transaction(tmp_path: Path) -> None:
     first, again = shop.post(path="/book"), shop.post(path="/book")
     assert first.get_json() == again.get_json() == {"bookings": 1}
     assert again.headers["idempotent-replayed"] == "true"
+
+
+def test_an_async_view_joins_it_too_and_awaits(tmp_path: Path) -> None:
+    shop = FlaskShop(tmp_path, default=IdempotencyPolicy(effect="exactly_once"))
+    first, again = shop.post(path="/book-async"), shop.post(path="/book-async")
+    assert first.get_json() == again.get_json() == {"bookings": 1}
+    assert again.headers["idempotent-replayed"] == "true"
+    with pytest.raises(ProgramError, match="a statement was not awaited"):
+        shop.post("k-2", "/book-async", order="forgetful")
+    assert shop.post("k-3", "/book-async").get_json() == {"bookings": 2}, "it was rolled back"
+
+
+async def test_a_plain_view_that_a_coroutine_calls_does_not_await(tmp_path: Path) -> None:
+    shop = FlaskShop(tmp_path, default=IdempotencyPolicy(effect="exactly_once"))
+    assert shop.post(path="/book").get_json() == {"bookings": 1}
 
 
 def test_an_opened_ledger_is_refused_with_what_to_pass(tmp_path: Path) -> None:

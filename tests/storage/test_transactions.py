@@ -83,6 +83,26 @@ async def test_sql_that_ends_the_transaction_is_refused(ledger: Ledger) -> None:
     assert (await ledger.admit(message())).fresh
 
 
+@pytest.mark.parametrize("ending", ["COMMIT", " end", "BEGIN", "rollback"])
+async def test_sql_that_would_end_the_transaction_commits_nothing(ledger: Ledger, ending: str) -> None:
+    with pytest.raises(ProgramError, match="leave BEGIN, COMMIT and ROLLBACK out"):
+        async with ledger.transaction() as tx:
+            await tx.write(admit(message()))
+            await tx.execute("INSERT INTO doors VALUES ('front')")
+            await tx.execute(ending)
+    assert await doors(ledger) == []
+    assert (await ledger.admit(message())).fresh
+
+
+async def test_a_caller_may_use_savepoints(ledger: Ledger) -> None:
+    async with ledger.transaction() as tx:
+        await tx.execute("SAVEPOINT a")
+        await tx.execute("INSERT INTO doors VALUES ('front')")
+        await tx.execute("ROLLBACK TO a")
+        await tx.execute("INSERT INTO doors VALUES ('back')")
+    assert await doors(ledger) == ["back"]
+
+
 async def test_using_the_ledger_or_a_second_transaction_inside_is_a_program_error(ledger: Ledger) -> None:
     async with ledger.transaction() as tx:
         with pytest.raises(ProgramError, match="write through it"):

@@ -10,7 +10,7 @@ import asyncio
 import atexit
 import os
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import suppress
 from typing import Any, Final, TypeVar
@@ -32,13 +32,13 @@ class BlockingLoop:
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self._loop = asyncio.new_event_loop()
+        self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="duly-once", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
 
     def submit(self, work: Coroutine[object, None, T]) -> Future[T]:
         """Begin something on the loop."""
@@ -46,7 +46,7 @@ class BlockingLoop:
             work.close()
             raise ProgramError("this call would wait for itself; call it from another thread")
         try:
-            return asyncio.run_coroutine_threadsafe(work, self._loop)
+            return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError:
             work.close()
             raise Stopped("the program is ending, so no new run begins") from None
@@ -56,7 +56,7 @@ class BlockingLoop:
         if self.pid == os.getpid() and self._thread.is_alive():
             with suppress(Exception):
                 self.submit(close_ledgers()).result(CLOSE_SECONDS)
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self.loop.call_soon_threadsafe(self.loop.stop)
             self._thread.join(CLOSE_SECONDS)
 
 
@@ -91,6 +91,16 @@ class BlockingTransaction:
     def __init__(self, transaction: Transaction, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._transaction = transaction
         self._loop = loop
+        self._entered = running_loop()
+        """the event loop that the code itself blocks, since it was called from a coroutine"""
+
+    def here(self) -> BlockingTransaction | RemoteTransaction:
+        """Return the transaction as the code that asks can use it: an async view in a plain application runs
+        on an event loop of its own, and awaits."""
+        running = running_loop()
+        if running is None or running is self._entered:
+            return self
+        return RemoteTransaction(self._transaction, self._loop or blocking_loop().loop)
 
     def _do(self, work: Coroutine[object, None, T]) -> T:
         if self._loop is None:
@@ -108,6 +118,47 @@ class BlockingTransaction:
     def write(self, *operations: Write) -> Results:
         """Carry a group of operations out within this transaction."""
         return self._do(self._transaction.write(*operations))
+
+
+class RemoteTransaction:
+    """The ledger's own transaction, for async code on another event loop than the transaction's."""
+
+    def __init__(self, transaction: Transaction, loop: asyncio.AbstractEventLoop) -> None:
+        self._transaction = transaction
+        self._loop = loop
+
+    # The inner call is made at once, not when it is awaited: the transaction notices a forgotten await.
+
+    def execute(self, sql: str, *args: object) -> Awaitable[None]:
+        """Run a statement."""
+        return _RemoteCall(self._loop, self._transaction.execute(sql, *args))
+
+    def fetch(self, sql: str, *args: object) -> Awaitable[list[tuple[Any, ...]]]:
+        """Run a statement and return its rows."""
+        return _RemoteCall(self._loop, self._transaction.fetch(sql, *args))
+
+    def write(self, *operations: Write) -> Awaitable[Results]:
+        """Carry a group of operations out within this transaction."""
+        return _RemoteCall(self._loop, self._transaction.write(*operations))
+
+
+class _RemoteCall(Awaitable[T]):
+    """A call that begins on another event loop when it is awaited."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, work: Coroutine[object, None, T]) -> None:
+        self._loop = loop
+        self._work = work
+
+    def __await__(self) -> Generator[object, None, T]:
+        return asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._work, self._loop)).__await__()
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that runs in this thread; None if there is none."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def blocking_within(

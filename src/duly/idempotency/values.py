@@ -7,7 +7,9 @@ function runs, and what could not be read back is refused before anything happen
 
 from __future__ import annotations
 
+import functools
 import inspect
+import json
 import sys
 import typing
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
@@ -18,6 +20,7 @@ from typing import Any, Final, TypeAlias, cast
 import msgspec
 import msgspec.inspect
 
+from duly.core.finite import check_finite, holds_not_finite
 from duly.core.messages import Answer
 from duly.errors import Malformed, ProgramError
 from duly.idempotency.runs import ERROR, OK, UNSTORABLE
@@ -111,10 +114,16 @@ def _means_the_same(value: object, default: object) -> bool:
 def _as_json(counts: object) -> bytes:
     """Return what must be the same in a repeat as text. Raises if it is not plain data."""
     try:
-        return msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
+        text = msgspec.json.encode(counts, enc_hook=_plain_form, order="deterministic")
     except TypeError:  # perhaps of keys in dicts that are no text: as JSON has them, they are
-        plain = msgspec.to_builtins(counts, enc_hook=_plain_form, str_keys=True, order="deterministic")
-        return msgspec.json.encode(plain, order="deterministic")
+        text = msgspec.json.encode(_builtins(counts), order="deterministic")
+    if b"null" in text and holds_not_finite(counts):  # nan is not None, and not infinity
+        return json.dumps(_builtins(counts)).encode()
+    return text
+
+
+def _builtins(counts: object) -> object:
+    return msgspec.to_builtins(counts, enc_hook=_plain_form, str_keys=True, order="deterministic")
 
 
 def digest_of(counts: object, what: str, instead: str) -> bytes:
@@ -130,16 +139,22 @@ class _NotPlainError(TypeError):
     """A value is not plain data; the text says which."""
 
 
-def _plain_form(value: object) -> object:
+def _plain_form(value: Any) -> object:
     """Return a value that msgspec does not know as plain data."""
     if _is_model(type(value)):
-        return value.model_dump(mode="json")  # type: ignore[attr-defined]  # pydantic's, and optional
+        # By the names of its fields, and without what is computed: so it can be read back.
+        return value.model_dump(mode="json", by_alias=False, round_trip=True)
     raise _NotPlainError(f"it contains a value of the type {type(value).__qualname__!r}")
 
 
-def _model_from(kind: type, value: object) -> object:
+def _model_from(kind: Any, value: object) -> object:
     """Return a pydantic model that lies in plain data."""
-    return kind.model_validate_json(msgspec.json.encode(value))  # type: ignore[attr-defined]  # pydantic's
+    return _by_name(kind.model_validate_json)(msgspec.json.encode(value))
+
+
+def _by_name(validate: Callable[..., object]) -> Callable[[bytes], object]:
+    """Return how JSON with the names of fields is read: aliases are for other texts than ours."""
+    return functools.partial(validate, by_alias=False, by_name=True)
 
 
 def _is_model(kind: object) -> bool:
@@ -161,7 +176,8 @@ class ResultCodec:
             from pydantic import TypeAdapter
 
             adapter: Any = TypeAdapter(cast("Any", kind))
-            self._read, self._write = adapter.validate_json, adapter.dump_json
+            self._read = _by_name(adapter.validate_json)
+            self._write = functools.partial(adapter.dump_json, by_alias=False, round_trip=True)
         else:
             self._read = msgspec.json.Decoder(kind, dec_hook=_model_from).decode
             _check_readable(msgspec.inspect.type_info(kind), set())
@@ -188,14 +204,27 @@ class ResultCodec:
         """Return a stored result. Raises `ValueError` if it does not fit the type."""
         return self._read(data)
 
+    def _read_back(self, result: object, data: bytes) -> object:
+        """Return what a result has become as JSON; raise if that is something else. A pydantic model may be
+        told to write nan in a way of its own, and to read that."""
+        try:
+            read = self._read(data)
+        except ValueError:
+            check_finite(result, data)
+            raise
+        if b"null" in data and not holds_not_finite(read):
+            check_finite(result, data)
+        return read
+
     def answer(self, result: object) -> tuple[Answer, object]:
         """Return the answer that stores a result, and the result as a repeat reads it, which the first caller
         gets too; of one that cannot be stored, an answer that says so."""
         try:
             data = self._write(result)
-            read = self._read(data)
+            read = self._read_back(result, data)
         except Exception as problem:
-            why = str(problem) if isinstance(problem, _NotPlainError) else said(problem)
+            told = isinstance(problem, _NotPlainError) or type(problem) is ValueError
+            why = str(problem) if told else said(problem)
             why = f"it ran, but its result cannot be stored: {why}; {STORABLE}"
             return Answer(UNSTORABLE, b"", why), None
         if len(data) > RESULT_LIMIT:

@@ -25,7 +25,7 @@ from duly.core.messages import NAME_LIMIT, Answer, Message, Verdict, VerdictKind
 from duly.core.operations import Advance
 from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
-from duly.idempotency.blocking import BlockingTransaction
+from duly.idempotency.blocking import BlockingTransaction, RemoteTransaction, running_loop
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
 from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs, check_options
 from duly.idempotency.values import key_text
@@ -524,23 +524,23 @@ class LoopTransaction(Struct, frozen=True):
     transaction: Transaction
     loop: asyncio.AbstractEventLoop
 
-    def here(self) -> Transaction | BlockingTransaction:
+    def here(self) -> Transaction | BlockingTransaction | RemoteTransaction:
         """Return the transaction as this thread can use it; without an event loop its methods block."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        running = running_loop()
+        if running is self.loop:
+            return self.transaction
+        if running is None:
             return BlockingTransaction(self.transaction, self.loop)
-        return self.transaction
+        return RemoteTransaction(self.transaction, self.loop)
 
 
 def transaction_of(request: Any) -> Transaction:
     """Return the ledger's transaction in a handler whose route is `exactly_once`: from a Starlette, FastAPI,
     Litestar or Django request, an ASGI scope or a WSGI environ. In a handler that is a plain function its
-    methods are not awaited."""
+    methods are not awaited; in an async one they are, also where the application is a WSGI one."""
     for place in (request, getattr(request, "scope", None), getattr(request, "META", None)):
         if isinstance(place, Mapping) and TRANSACTION in place:
-            found = place[TRANSACTION]
-            return cast("Transaction", found.here() if isinstance(found, LoopTransaction) else found)
+            return cast("Transaction", place[TRANSACTION].here())
     raise ProgramError(
         "there is no transaction here: the route must be effect='exactly_once', and the request must carry "
         "an Idempotency-Key (required=True makes sure of that)"

@@ -85,7 +85,7 @@ async def fill(
     """Write all rows of a source into an empty ledger, or none; return row counts and digests by table."""
     if not isinstance(ledger, SqlLedger):
         raise LedgerError("only a ledger in SQLite or PostgreSQL can be filled")
-    async with ledger.transaction() as tx:
+    async with ledger.maintenance() as tx:
         loader = LedgerLoader(tx, ledger.dialect)
         await loader.begin()
         for table in TABLES:

@@ -377,7 +377,11 @@ async def test_a_handler_fails_for_good_with_a_value_of_its_own() -> None:
     assert (outcome.word, outcome.error) == ("failed", {"lamp": "broken"})
 
 
-@pytest.mark.parametrize("result", [object(), b"x" * 400_000], ids=["no JSON", "too large"])
+@pytest.mark.parametrize(
+    "result",
+    [object(), b"x" * 400_000, float("nan"), {"heat": [float("inf")]}],
+    ids=["no JSON", "too large", "nan", "inf"],
+)
 async def test_a_result_that_cannot_be_stored_does_not_make_it_a_failure(result: object) -> None:
     async def handler(message: Message) -> object:
         return result

@@ -14,6 +14,7 @@ from zlib import crc32
 import msgspec
 from msgspec import Struct
 
+from duly.core.finite import check_finite
 from duly.core.lifecycle import State
 from duly.core.messages import TIME_LIMIT, Answer, Message, Mode, Order, Verdict, VerdictKind
 from duly.core.units import SECOND
@@ -138,6 +139,7 @@ def answer_of(result: object) -> Answer:
     handler has run."""
     try:
         data = msgspec.json.encode(result)
+        check_finite(result, data)
     except (TypeError, ValueError, OverflowError, RecursionError) as problem:
         return Answer(0, b"", f"done, but its result cannot be stored: {problem}")
     if len(data) > RESULT_LIMIT:

@@ -11,6 +11,7 @@ that wait."""
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
@@ -355,6 +356,8 @@ class _PostgresSession:
 
     async def _fetch(self, statement: str, args: Row) -> list[Row]:
         async with self._turn():
+            if _ENDS.match(statement):  # before it has committed anything
+                raise ProgramError(ENDED)
             found = await self._connection.fetch(statement, *args)
         return [tuple(row) for row in found]
 
@@ -380,9 +383,7 @@ class _PostgresSession:
                 with translated_postgres(), self._watch.over(self._connection):
                     yield
                 if not self._connection.is_in_transaction():
-                    raise ProgramError(
-                        "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
-                    )
+                    raise ProgramError(ENDED)
             except BaseException as error:
                 self._error = error
                 raise
@@ -396,6 +397,11 @@ class _PostgresSession:
             ) from self._error
 
 
+ENDED: Final = "this SQL ends the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
+_ENDS: Final = re.compile(
+    r"\s*(?:BEGIN|START\s+TRANSACTION|COMMIT|END|ABORT|PREPARE\s+TRANSACTION|ROLLBACK(?!.*\bTO\b))\b",
+    re.IGNORECASE | re.DOTALL,
+)
 OVERTAKEN: Final = f"other hubs were faster {ATTEMPTS} times in a row; nothing was stored. Try again"
 MAYBE: Final = "it may or may not be stored. Repeat it with the same ids: that is safe either way"
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 
 from duly.core import operations as w
 from duly.core.trusted_time import Floor
 from duly.errors import DulyError, ProgramError
 from duly.runtime.clock import Clock
 from duly.storage.group_commit import CommitBatch, GroupCommit
+from duly.storage.ledger import Transaction
 from duly.storage.sql import rows
 from duly.storage.sql.ledger_queries import SqlQueries
 
@@ -47,12 +49,16 @@ class SqlLedger(SqlQueries):
         self._group_commit.not_within()
         return self._group_commit.add(CommitBatch(groups))
 
+    def maintenance(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction for the ledger's own statements, which may change its tables."""
+        return self.transaction()
+
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     async def prune(self, *, limit: int = 1_000, keys: Sequence[bytes] | None = None) -> int:
         """Raise the floor and forget the messages below it, in one transaction."""
         queries = self._queries
-        async with self.transaction() as tx:
+        async with self.maintenance() as tx:
             (row,) = await tx.fetch(queries["hold_floor"])
             floor = self._raised(Floor(*row))
             await tx.execute(queries["set_floor"], *rows.floor_row(floor))
@@ -68,25 +74,25 @@ class SqlLedger(SqlQueries):
 
     async def _drop(self, keys: Sequence[bytes]) -> None:
         asked = self._key_list(keys)
-        async with self.transaction() as tx:
+        async with self.maintenance() as tx:
             await tx.execute(self._queries["forget_deliveries"], asked)
             await tx.execute(self._queries["forget"], asked)
 
     async def set_floor(self, floor: Floor) -> None:
         """Store the floor."""
-        async with self.transaction() as tx:
+        async with self.maintenance() as tx:
             await tx.execute(self._queries["set_floor"], *rows.floor_row(floor))
 
     async def forget_deliveries(self, refs: Sequence[w.DeliveryRef]) -> int:
         """Forget the deliveries among these that have ended."""
         if not refs:
             return 0
-        async with self.transaction() as tx:
+        async with self.maintenance() as tx:
             return len(await tx.fetch(self._queries["forget_ended_deliveries"], *self._ref_lists(refs)))
 
     async def trim(self, stream: str, through: int) -> None:
         """Drop the entries of a stream up to a number."""
-        async with self.transaction() as tx:
+        async with self.maintenance() as tx:
             await tx.execute(self._queries["trim"], stream, through)
 
 

@@ -174,10 +174,15 @@ class SqliteLedger(SqlLedger):
         """Open a transaction for the caller; the writer thread serves no other caller until it ends."""
         return self._transaction()
 
+    def maintenance(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction for the ledger's own statements, which may change its tables."""
+        return self._transaction(own=True)
+
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
+    async def _transaction(self, *, own: bool = False) -> AsyncIterator[Transaction]:
         with self._group_commit.within():
             session = self.session()
+            session.own = own
             through = self._group_commit.add(session)
             through.add_done_callback(_noticed)
             try:

@@ -20,6 +20,7 @@ from duly.storage.awaited import AwaitedCalls
 from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sqlite.cached_rows import ALL, CachedRows
+from duly.storage.sqlite.caller_sql import ENDED
 from duly.storage.sqlite.file import translated
 from duly.storage.sqlite.table_rows import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
@@ -37,6 +38,8 @@ class SqliteSession(CommitBatch):
         super().__init__(())
         self._loop = asyncio.get_running_loop()
         self._over = False
+        self.own = False
+        """whether the statements are the ledger's, not a caller's"""
         self.committing = False
         """whether the commit was attempted"""
         self._written: list[w.Results] = []
@@ -125,11 +128,9 @@ class SqliteSession(CommitBatch):
                     result = _write(writer, *args)
                     self._written.append(result)
                 else:
-                    result = writer.fetch(*args)
+                    result = writer.fetch(*args, own=self.own)
             if not writer.db.in_transaction:
-                raise ProgramError(
-                    "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
-                )
+                raise ProgramError(ENDED)
         except Exception as problem:
             writer.roll_back()
             self.error = error = problem

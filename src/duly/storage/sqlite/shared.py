@@ -37,6 +37,7 @@ from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import StreamPosition, Transaction, reading
 from duly.storage.sql.ledger import as_duly
 from duly.storage.sql.polled import PolledLedger
+from duly.storage.sqlite.caller_sql import ENDED, CallerSql
 from duly.storage.sqlite.file import BUSY_MS, connect, translated
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.shared_file import SharedFile
@@ -175,10 +176,14 @@ class SharedSqliteLedger(PolledLedger):
         """Open a transaction for the caller; no other process writes until it ends."""
         return self._transaction()
 
+    def maintenance(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a transaction for the ledger's own statements, which may change its tables."""
+        return self._transaction(own=True)
+
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
+    async def _transaction(self, *, own: bool = False) -> AsyncIterator[Transaction]:
         with self._group_commit.within():
-            session = _SharedSession(self._writer)
+            session = _SharedSession(self._writer, own=own)
             through = self._group_commit.add(session)
             try:
                 await session.turn
@@ -241,9 +246,10 @@ class _SharedSession(CommitBatch):
 
     alone = True
 
-    def __init__(self, writer: _Connection) -> None:
+    def __init__(self, writer: _Connection, *, own: bool) -> None:
         super().__init__(())
         self._writer = writer
+        self._own = own
         self._db: apsw.Connection | None = None
         self._over = False
         self._written: list[w.Results] = []
@@ -281,7 +287,8 @@ class _SharedSession(CommitBatch):
         await self._fetch(statement, args)
 
     async def _fetch(self, statement: str, args: Row) -> list[Row]:
-        return await self._call(lambda db: db.execute(statement, args).fetchall())
+        caller_sql, own = self._writer.caller_sql, self._own
+        return await self._call(lambda db: caller_sql.fetch(db, statement, args, own=own))
 
     async def write(self, *operations: w.Write) -> w.Results:
         """Carry out a group of operations."""
@@ -323,9 +330,7 @@ class _SharedSession(CommitBatch):
             try:
                 done = do(self._db)
                 if not committing and not self._db.in_transaction:
-                    raise ProgramError(
-                        "this SQL ended the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"
-                    )
+                    raise ProgramError(ENDED)
             except Exception as problem:
                 _roll_back(self._db)
                 self.error = problem
@@ -362,6 +367,7 @@ class _Connection:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._db: apsw.Connection | None = None
         self._in_use = threading.Lock()
+        self.caller_sql = CallerSql()
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         """Run `work` in the thread; return its future."""

@@ -23,6 +23,7 @@ import apsw
 
 from duly.errors import LedgerUnavailable
 from duly.storage import sql
+from duly.storage.sqlite.caller_sql import CallerSql
 from duly.storage.sqlite.disk_pace import DiskPace
 from duly.storage.sqlite.file import (
     APPLICATION_ID,
@@ -72,6 +73,7 @@ class SqliteWriter:
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()
         self._sql = sql.queries("sqlite")
+        self._caller_sql = CallerSql()
         self.db = db = self._connect()
         try:
             set_journal_mode(db, "wal")
@@ -248,9 +250,9 @@ class SqliteWriter:
             raise
         self.file.committed(self._wal_pages)
 
-    def fetch(self, statement: str, args: Row) -> Sequence[Row]:
-        """Run a statement of the caller and return its rows."""
-        return self.db.execute(statement, args).fetchall()
+    def fetch(self, statement: str, args: Row, *, own: bool) -> Sequence[Row]:
+        """Run a statement of a caller, or of the ledger's own, and return its rows."""
+        return self._caller_sql.fetch(self.db, statement, tuple(args), own=own)
 
     def roll_back(self) -> None:
         """Roll back the open transaction, if there is one."""
