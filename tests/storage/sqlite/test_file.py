@@ -164,6 +164,41 @@ async def test_files_lost_under_a_running_ledger_are_noticed_before_anything_is_
     await ledger.close()
 
 
+def cut_short(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def cut_off(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+@pytest.mark.parametrize("end", ["", "-wal"])
+@pytest.mark.parametrize("cut", [cut_short, cut_off])
+async def test_files_truncated_under_a_running_ledger_are_noticed_before_anything_is_acknowledged(
+    path: Path, end: str, cut: Callable[[Path], None]
+) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as before:
+        await before.admit(message(0))
+    ledger = await SqliteLedger.open(path, ManualClock())
+    await ledger.admit(message(1))
+    ledger.check()
+    cut(beside(path, end))
+    for refused in (ledger.admit(message(2)), ledger.admit(message(3)), ledger.prune()):
+        with pytest.raises(LedgerDamaged, match="truncated while the ledger was in use"):
+            await refused
+    await ledger.close()
+
+
+async def test_a_ledger_that_is_scrubbed_may_become_smaller(path: Path) -> None:
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        for n in range(50):
+            await ledger.admit(message(n))
+        for _ in range(2):
+            await ledger.scrub()
+            ledger.check()
+        await ledger.admit(message(50))
+
+
 async def test_the_log_says_once_why_a_ledger_stores_nothing_more(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

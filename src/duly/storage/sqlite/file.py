@@ -99,6 +99,8 @@ class LedgerFile:
         self._seen: tuple[int, int, int] | None = None
         """the folder, and when a file in it was last created, renamed or removed"""
         self._places: list[tuple[Path, _Inode]] = []
+        self._sizes = (0, 0)
+        """how long the database and its write-ahead log were when they were last measured"""
         self.problem: LedgerError | None = None
         """the reason why this file must not be used any more"""
 
@@ -152,6 +154,7 @@ class LedgerFile:
         """Record that a sound ledger exists, and where its files are."""
         stats = [(path, path.stat()) for path in (self.path, self._wal, self._shm) if path.exists()]
         self._places = [(path, _inode(found)) for path, found in stats]
+        self.measure()
         if not self._lock.note.made:
             self._lock.write(LockNote(os.getpid(), made=True))
             self._lock.flush()
@@ -159,6 +162,7 @@ class LedgerFile:
     def committed(self, frames: int) -> None:
         """Record how many frames of the write-ahead log are on the disk. Raises if the files were moved."""
         self.check_in_place()
+        self.measure()
         if frames < self._lock.frames or not self._lock.note.salt:  # a restarted log has a new salt
             self._lock.write(LockNote(os.getpid(), True, _wal_salt(self._wal), 0))
         self._lock.write_frames(frames)
@@ -195,11 +199,28 @@ class LedgerFile:
         if self.problem is not None:
             raise self.problem
 
+    def measure(self) -> None:
+        """Note how long the files are, after a commit or a move of the log into the database."""
+        self._sizes = (_size(self.path), _size(self._wal))
+
+    def check_sizes(self) -> None:
+        """Raise if a file is shorter than it was: the next write would restore its length, but not what was
+        cut off."""
+        for path, before in zip((self.path, self._wal), self._sizes, strict=True):
+            if _size(path) < before:
+                self._check_files()  # it may be gone altogether
+                self._condemn(
+                    f"{path} was truncated while the ledger was in use: what was cut off is lost. Nothing "
+                    "more is stored; stop this process, restore a backup, and start again"
+                )
+        if self.problem is not None:
+            raise self.problem
+
     def _condemn(self, why: str) -> None:
         """Mark this file as unusable: every later use raises the error, which is logged once."""
         if self.problem is None:
             LOG.error("%s", why)
-        self.problem = LedgerDamaged(why)
+            self.problem = LedgerDamaged(why)
 
     def _check_files(self) -> None:
         for path, inode in self._places:

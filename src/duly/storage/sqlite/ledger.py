@@ -127,9 +127,10 @@ class SqliteLedger(SqlLedger):
         await self._group_commit.add(Scrub())
 
     def check(self) -> None:
-        """Raise if the file was moved or removed."""
+        """Raise if the file was moved, removed or truncated."""
         if not self._readonly:
             self._file.check_in_place()
+            self._file.check_sizes()
 
     async def close(self) -> None:
         """Finish the submitted commits, bring the tables up to date, then close the threads and the file."""

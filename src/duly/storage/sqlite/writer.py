@@ -219,6 +219,7 @@ class SqliteWriter:
 
         The transaction is not flushed: if it is lost, the journal still holds the changes.
         """
+        self.file.check_sizes()
         run = self._run
         run("PRAGMA synchronous = NORMAL")
         try:
@@ -266,15 +267,18 @@ class SqliteWriter:
         self.file.settled()
         with suppress(apsw.BusyError):  # another connection reads: the log is truncated at close
             self.db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        self.file.measure()
 
     # ── the write-ahead log ──────────────────────────────────────────────────────────────────────
 
     def _make_sure(self) -> None:
-        """Raise if parts of the log may not be on the disk although flushes succeed again.
+        """Raise if a file was truncated, or if parts of the log may not be on the disk.
 
-        An operating system reports a failed flush once, and drops what it could not write. Later commits in
-        the log would be lost with that gap, so the log is written again and moved into the database first.
+        An operating system reports a failed flush once, and drops what it could not write. Later flushes
+        succeed, but their commits would be lost with that gap, so the log is written again and moved into the
+        database first.
         """
+        self.file.check_sizes()
         if self._doubtful:
             self._checkpoint()
         if self._doubtful:
@@ -296,6 +300,7 @@ class SqliteWriter:
             if logged == moved:  # the next write restarts the log, and is perhaps not flushed
                 self._doubtful = False
                 self.file.settled()
+        self.file.measure()
         self._wal_pages = 0
         self._checkpoint_at = self._affordable_pages()
 
