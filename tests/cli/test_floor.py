@@ -11,6 +11,7 @@ from urllib.request import Request, urlopen
 
 from duly.core.operations import RaiseMark
 from duly.storage import open_ledger
+from duly.storage.sqlite.file import connect
 from tests.cli.conftest import CommandLine
 from tests.guard import GUARD
 
@@ -19,12 +20,11 @@ TWO_DAYS = 2 * 86_400_000_000
 
 def poison(ledger: Path) -> None:
     """A floor as a clock has left it that was two days ahead for hours."""
-
-    async def raise_it() -> None:
-        async with await open_ledger(f"sqlite:///{ledger}") as book, book.transaction() as tx:
-            await tx.execute("UPDATE floor SET until = ?1, trusted = ?1", book.clock.now() + TWO_DAYS)
-
-    asyncio.run(raise_it())
+    db = connect(ledger)
+    try:
+        db.execute("UPDATE floor SET until = ?1, trusted = ?1", (time.time_ns() // 1_000 + TWO_DAYS,))
+    finally:
+        db.close()
 
 
 def lead_ahead(ledger: Path) -> None:
