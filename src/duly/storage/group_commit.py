@@ -109,12 +109,8 @@ class GroupCommit:
     def flushed(self, batches: list[CommitBatch]) -> None:
         """Give the batches of a flush their results, and start the next flush."""
         self._under_way = False
-        if self._waiting:
-            self._flush()
-        else:
-            self._idle.set()
         committed: list[Results] = []
-        for batch in batches:
+        for batch in batches:  # callers get their results in a later turn of the loop
             error, future = batch.error, batch.future
             if error is None:
                 committed += batch.results
@@ -122,7 +118,11 @@ class GroupCommit:
                     future.set_result(batch.results)
             elif not future.done():
                 future.set_exception(error)
-        self._learn(committed)  # callers get their results in a later turn of the loop
+        self._learn(committed)
+        if self._waiting:
+            self._flush()
+        else:
+            self._idle.set()
 
     def _flush(self) -> None:
         self._scheduled = False

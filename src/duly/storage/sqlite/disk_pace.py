@@ -1,7 +1,7 @@
 """Measures the disk, to decide whether the event loop may wait for a flush itself.
 
-Passing a small flush to the writer thread and getting the result back takes as long as a good disk takes to
-flush. So while the disk is quick, the event loop carries out small flushes itself if the thread is idle. One
+Passing a flush to the writer thread and getting the result back takes as long as a good disk takes to
+flush. So while the disk is quick, the event loop carries out flushes itself if the thread is idle. One
 slow flush is enough to return to the thread, until several in a row are quick there. So a disk that begins
 to stall blocks the loop once.
 """

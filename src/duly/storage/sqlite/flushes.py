@@ -63,8 +63,6 @@ class Flushes:
         self.rows = self.cached_rows(TableReader(self._db))
         self._interpreter = Interpreter(self.rows)
         self._in_flight = False
-        self._telling = False
-        """a flush has ended, and its results are being given to its callers, who may submit the next one"""
         self._tainted = False
         """the cache may hold changes that were not stored"""
         self._asked: list[_Question] = []
@@ -125,15 +123,10 @@ class Flushes:
             else:
                 self._tainted = True
             self._pause()
-            self._telling = True
             through(problem)
-            self._telling = False
 
         self._in_flight = True
-        if self._telling:  # the thread writes, so that the callers of the last flush can go on
-            self._writer.put(lambda: self._writer.add_to_journal(bodies), done)
-        else:
-            self._writer.flush(bodies, done)
+        self._writer.flush(bodies, done)
 
     def _pause(self) -> None:
         """Answer queries and update the tables between two flushes, when memory and disk agree."""

@@ -43,8 +43,8 @@ CHECKPOINT_PAGES: Final = 2_000
 nearly full."""
 FEWEST_PAGES: Final = 16
 PAGE_SIZE: Final = 4_096
-SMALL_FLUSH: Final = 8 * 1024
-"""The most bytes of a flush that the event loop carries out itself, about a dozen commands."""
+SMALL_FLUSH: Final = 256 * 1024
+"""The most bytes of a flush that the event loop carries out itself, about a thousand commands."""
 
 
 def _nothing() -> None:
@@ -141,11 +141,14 @@ class SqliteWriter:
 
         def carry_out() -> None:
             problem = self._carry_out(job)
+            long = self._is_log_long(problem)
+            self._finished += not long  # the loop may use the connection as soon as it hears of the end
             # The loop may have ended at interpreter exit; what was committed stays committed.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(done, problem)
-            self._keep_short(problem)
-            self._finished += 1
+            if long:
+                self._checkpoint()
+                self._finished += 1
 
         self._handed += 1
         self._queue.put(carry_out)
@@ -177,11 +180,6 @@ class SqliteWriter:
             self.roll_back()
             return problem
         return None
-
-    def _keep_short(self, problem: Exception | None) -> None:
-        """Move the write-ahead log into the database if it is long, or if the disk has failed."""
-        if self._is_log_long(problem):
-            self._checkpoint()
 
     def _is_log_long(self, problem: Exception | None) -> bool:
         """Return whether the write-ahead log has to be moved into the database."""

@@ -113,9 +113,12 @@ class SimWriter(SqliteWriter):
             self._after()
         if self._disk.dead:
             return
-        self._busy = False
+        long = self._is_log_long(problem)
+        self._busy = long  # as in the thread: the loop does not use the connection before a checkpoint
         done(problem)
-        self._keep_short(problem)
+        if long:
+            self._checkpoint()
+            self._busy = False
         self._go_on()
 
     def add_to_journal(self, bodies: Sequence[bytes]) -> None:
