@@ -233,6 +233,19 @@ def test_a_clock_that_was_set_back_over_a_restart_makes_no_window_longer() -> No
     assert reasons(watch) == ["disconnect"]
 
 
+def test_a_clock_that_was_set_back_over_a_restart_makes_a_debounce_no_longer() -> None:
+    watch = Watch()
+    watch.signal()
+    watch.wait(10)
+    back(watch)
+    watch.wait(10)
+    watch.signal()
+    watch.clock.set(watch.clock.now() - DAY)
+    watch = watch.restarted()
+    watch.wait(30 + 15)
+    assert reasons(watch) == ["disconnect"]
+
+
 def test_what_is_critical_in_the_very_moment_of_a_cancel_is_an_event_of_its_own() -> None:
     watch = Watch()
     events = set()

@@ -218,12 +218,12 @@ class MonitoredDevices:
         )
 
     def bound(self, now: int) -> None:
-        """Limit waits after a restart, so that a clock that was set back does not hold a signal longer than a
-        window."""
+        """Limit waits after a restart, so that a clock that was set back does not hold a signal longer than its
+        own window."""
         self.suppressor.bound(now)
         for device in self._devices.values():
             for reason, held in device.held.items():
-                until = min(held.until, now + self._longest)
+                until = min(held.until, now + min(self._longest, held.until - held.at))
                 device.held[reason] = structs.replace(held, until=until)
 
     def shift(self, by: int) -> None:
