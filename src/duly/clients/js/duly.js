@@ -1228,7 +1228,7 @@ class MonitoredDevices {
     };
     if (marks.summary) marks.summary.due = Math.min(marks.summary.due, now + this.#summary);
     const device = new MonitoredDevice(name, marks, saved);
-    for (const held of device.held.values()) held.until = Math.min(held.until, now + this.#longest);
+    for (const held of device.held.values()) held.until = Math.min(held.until, now + Math.min(this.#longest, held.until - held.signal.at));
     this.#devices.set(name, device);
   }
   at(name) {

@@ -101,7 +101,7 @@ export class MonitoredDevices {
   }
 
   /** Take a device over from an earlier run; waits are limited, so that a clock that was set back holds no
-   * signal longer than a window. @param {string} name @param {string} text @param {number} now */
+   * signal longer than its own window. @param {string} name @param {string} text @param {number} now */
   restore(name, text, now) {
     const saved = JSON.parse(text);
     const { last, critical, passed, cancelled, summary } = saved.marks;
@@ -111,7 +111,7 @@ export class MonitoredDevices {
     };
     if (marks.summary) marks.summary.due = Math.min(marks.summary.due, now + this.#summary);
     const device = new MonitoredDevice(name, marks, saved);
-    for (const held of device.held.values()) held.until = Math.min(held.until, now + this.#longest);
+    for (const held of device.held.values()) held.until = Math.min(held.until, now + Math.min(this.#longest, held.until - held.signal.at));
     this.#devices.set(name, device);
   }
 
