@@ -69,7 +69,7 @@ export declare class MonitoredDevices {
     /** @param {import("./policy.js").SentinelPolicy} policy */
     constructor(policy: import("./policy.js").SentinelPolicy);
     /** Take a device over from an earlier run; waits are limited, so that a clock that was set back holds no
-     * signal longer than a window. @param {string} name @param {string} text @param {number} now */
+     * signal longer than its own window. @param {string} name @param {string} text @param {number} now */
     restore(name: string, text: string, now: number): void;
     /** A device, which is added if it is new. @param {string} name */
     at(name: string): MonitoredDevice;
