@@ -72,6 +72,43 @@ def test_after_a_restart_under_a_clock_that_was_set_back_nothing_waits_longer_th
     assert second.recipient == "boss"
 
 
+def test_after_a_restart_under_a_clock_that_was_set_back_a_repeat_waits_as_long_as_its_attempt_says() -> None:
+    before = urgent("mail")
+    (batch,) = batches(before.report())
+    before.went(batch, AttemptResult.NOT_SENT, "no line")
+    before.clock.set(before.clock.now() - 2 * DAY)
+    (again,) = batches(urgent("mail", before=before).driver.wait(5))
+    assert again.recipient == "mail"
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_what_expired_while_no_hub_ran_is_tried_all_the_same(sent: bool) -> None:
+    """The clock was set ahead meanwhile, or the power was off for days."""
+    before = urgent("mail", later=10 * MINUTE)
+    (batch,) = batches(before.report())
+    if not sent:
+        before.went(batch, AttemptResult.NOT_SENT, "no line")
+    before.clock.set(before.clock.now() + 2 * DAY)
+    after = urgent("mail", later=10 * MINUTE, before=before)
+    after.driver.wait(10)
+    for each in batches(after.driver.effects):
+        after.went(each)
+    assert after.states() == {("mail", 0): "done", ("boss", 1): "done"}
+
+
+def test_what_expired_while_no_hub_ran_is_tried_for_a_while_only() -> None:
+    before = urgent("mail")
+    (batch,) = batches(before.report())
+    before.went(batch, AttemptResult.NOT_SENT, "no line")
+    before.clock.set(before.clock.now() + 2 * DAY)
+    after, began = urgent("mail", before=before), before.clock.now()
+    while after.states() == {("mail", 0): "accepted"}:
+        for again in batches(after.driver.wait(60)):
+            after.went(again, AttemptResult.NOT_SENT, "no line")
+    assert after.states() == {("mail", 0): "expired"}
+    assert HOUR <= after.clock.now() - began <= 2 * HOUR
+
+
 def test_after_a_restart_under_the_right_clock_everything_comes_at_its_time() -> None:
     before = urgent("mail", later=2 * HOUR)
     (batch,) = batches(before.report())

@@ -395,6 +395,9 @@ class Fanout:
         live = self._active.revive(one, before or {})
         item = self._item(delivery.ref, message, delivery.due, delivery.expires, traits)
         item.attempt, item.error, item.in_doubt = delivery.attempt, delivery.error, delivery.in_doubt
+        if item.urgent and 0 < item.expires <= now:
+            # The clock was set ahead, or no worker ran for days: it is tried before it is given up.
+            item.expires = now + self.policy.retry.cap
         if delivery.state is not State.SENT:
             item.due = self._bound(item, now)
             item.at_once = item.due <= now
@@ -414,7 +417,9 @@ class Fanout:
         since the clock may have been set back, or another worker's clock may be ahead."""
         if item.due <= now:
             return item.due
-        longest = now + self.policy.retry.cap
+        longest = now + self.policy.retry.cap  # the recipient may have asked for a rest
+        if item.attempt and item.urgent:
+            longest = now + (self.policy.retry.delay(item.attempt, item.salt) or self.policy.retry.cap)
         if not item.attempt:
             place = item.ref.recipient, item.ref.round
             planned = self._asks.plan(item.message, now).deliveries
