@@ -7,7 +7,9 @@ import asyncio
 import pytest
 
 from duly.core.fanout.plan import FanoutPolicy
+from duly.core.units import DAY
 from duly.errors import Malformed
+from duly.runtime.clock import SystemClock
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Receiver, receiver
 
@@ -62,6 +64,25 @@ async def test_silences_of_the_same_moment_are_several(tower: Tower) -> None:
     )
     assert sorted(one["silence"] for one in made) == ["1", "2", "3", "4", "5"]
     assert len((await tower.do("alert.silences"))["silences"]) == 5
+
+
+class Ahead(SystemClock):
+    """A clock that is a day ahead."""
+
+    def now(self) -> int:
+        return super().now() + DAY
+
+
+async def test_a_clock_that_is_set_back_makes_no_silence_longer(tower: Tower, hook: Receiver) -> None:
+    await tower.profile("home", hook.url)
+    right, tower.hub.ledger.clock = tower.hub.ledger.clock, Ahead()
+    await tower.do("alert.silence", device="AA:*", lasts="60", critical="yes")
+    tower.hub.ledger.clock = right
+    await tower.post(event(severity="critical"))
+    await hook.got(1)
+    await tower.do("alert.silence", device="AA:*", lasts="60", critical="yes")
+    _, said = await tower.post(event("event-2", severity="critical"), query="?wait=2")
+    assert said["ack"]["detail"] == "silenced by ann; no recipient was told"
 
 
 # ── dead letters ─────────────────────────────────────────────────────────────────────────────────

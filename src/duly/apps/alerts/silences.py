@@ -1,7 +1,8 @@
 """Silences: rules made by people that suppress notifications about some alerts for a while.
 
-The laws. A critical alert is not suppressed unless the silence says so. A silence applies at every hub that
-reads it; expired silences are removed when a new one is made.
+The laws. A critical alert is not suppressed unless the silence says so. A clock that is set back makes no
+silence longer. A silence applies at every hub that reads it; expired silences are removed when a new one is
+made.
 """
 
 from __future__ import annotations
@@ -18,10 +19,14 @@ from duly.apps.alerts.profiles import changed
 from duly.core.messages import Message
 from duly.core.monitor.signals import Severity
 from duly.core.operations import DropItem, PutNewItem
+from duly.core.units import MINUTE
 from duly.storage.ledger import Ledger
 
 SILENCES: Final = "silences"
 """The bucket of silences."""
+
+SKEW: Final = 5 * MINUTE
+"""How far ahead the clock of the hub that made a silence may be."""
 
 
 class Silence(Struct, frozen=True, omit_defaults=True):
@@ -39,11 +44,13 @@ class Silence(Struct, frozen=True, omit_defaults=True):
     claimed: str = ""
     """the name that the client gave; not checked"""
     critical: bool = False
+    since: int = 0
+    """when it was made; before that, less the skew, it suppresses nothing: the clock was set back"""
 
     def covers(self, message: Message, event: AlertEvent, now: int) -> bool:
         """Whether notifications about this alert are suppressed now."""
         return (
-            now < self.until
+            self.since - SKEW <= now < self.until
             and (self.critical or event.severity is not Severity.CRITICAL)
             and fnmatchcase(message.scope, self.sentinel)
             and fnmatchcase(event.device_address, self.device)

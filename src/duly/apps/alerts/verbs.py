@@ -47,8 +47,9 @@ async def administer(
             chosen: dict[str, object] = {name: value for name, value in wanted.items() if name in _SILENCED}
             if not chosen.keys() & {"sentinel", "device", "reason", "profile"}:
                 raise Malformed("name what to silence with --sentinel, --device, --reason or --profile")
-            until = operations.now() + _length(wanted["lasts"])
-            chosen |= {"until": until, "by": by, "claimed": _claimed(wanted, by)}
+            since = operations.now()
+            chosen |= {"until": since + _length(wanted["lasts"]), "since": since}
+            chosen |= {"by": by, "claimed": _claimed(wanted, by)}
             quiet = msgspec.convert(chosen | {"critical": "critical" in wanted}, Silence)
             return {"silence": await operations.silences.add(quiet), **_show_silence(quiet)}
         case "alert.unsilence":
@@ -145,4 +146,4 @@ def show_profile(name: str, profile: Profile) -> dict[str, object]:
 
 def _show_silence(one: Silence) -> dict[str, object]:
     seen: dict[str, object] = msgspec.to_builtins(one)
-    return seen | {"until": one.until // MS}
+    return seen | {"until": one.until // MS, "since": one.since // MS}
