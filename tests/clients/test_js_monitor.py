@@ -235,7 +235,12 @@ def test_both_machines_cancel_an_event_that_waited_for_hours() -> None:
 
 
 def test_both_machines_hold_a_signal_no_longer_than_its_window_after_a_clock_that_was_set_back() -> None:
-    debounced: Script = [["signal", "a", "disconnect", "warning", None], ["wait", 15], ["back", "a"], ["wait", 1]]
+    debounced: Script = [
+        ["signal", "a", "disconnect", "warning", None],
+        ["wait", 15],
+        ["back", "a"],
+        ["wait", 1],
+    ]
     debounced += [["signal", "a", "disconnect", "warning", None], ["reboot", -3_600_000_000]]
     script = [["reach"], *debounced, ["reach"], ["wait", 36]]
     (theirs,) = play_in_javascript([script])

@@ -218,8 +218,8 @@ class MonitoredDevices:
         )
 
     def bound(self, now: int) -> None:
-        """Limit waits after a restart, so that a clock that was set back does not hold a signal longer than its
-        own window."""
+        """Limit waits after a restart, so that a clock that was set back holds no signal longer than its own
+        window."""
         self.suppressor.bound(now)
         for device in self._devices.values():
             for reason, held in device.held.items():
