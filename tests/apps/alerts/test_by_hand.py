@@ -66,7 +66,7 @@ async def test_silences_of_the_same_moment_are_several(tower: Tower) -> None:
     assert len((await tower.do("alert.silences"))["silences"]) == 5
 
 
-class Ahead(SystemClock):
+class DayAhead(SystemClock):
     """A clock that is a day ahead."""
 
     def now(self) -> int:
@@ -75,7 +75,7 @@ class Ahead(SystemClock):
 
 async def test_a_clock_that_is_set_back_makes_no_silence_longer(tower: Tower, hook: Receiver) -> None:
     await tower.profile("home", hook.url)
-    right, tower.hub.ledger.clock = tower.hub.ledger.clock, Ahead()
+    right, tower.hub.ledger.clock = tower.hub.ledger.clock, DayAhead()
     await tower.do("alert.silence", device="AA:*", lasts="60", critical="yes")
     tower.hub.ledger.clock = right
     await tower.post(event(severity="critical"))
