@@ -52,6 +52,14 @@ async def test_a_binary_frame_is_refused_with_its_id(local: HubUnderTest) -> Non
     async with local.join("phone") as phone:
         await phone.socket.send_bytes(b'{"type":"query","seq_id":"bin-1","to":"lock"}')
         assert (await phone.hear_of("bin-1"))["error"] == "malformed"
+    recorded = (await curl(f"{local.url}/v1/refusals", local.tokens["phone"])).json["refusals"]
+    assert [(one["id"], one["word"]) for one in recorded] == [("bin-1", "malformed")]
+
+
+async def test_before_login_a_binary_frame_is_refused_with_its_id(local: HubUnderTest) -> None:
+    async with dial(local.url) as stranger:
+        await stranger.socket.send_bytes(b'{"type":"auth","seq_id":"bin-2"}')
+        assert (await stranger.hear_of("bin-2"))["code"] == 3
 
 
 async def test_a_frame_that_is_too_large_is_refused_and_the_next_one_taken(local: HubUnderTest) -> None:
@@ -81,6 +89,25 @@ async def test_a_refused_number_is_no_gap(open_local: Open, wrong: dict[str, obj
         refused = {"type": "lock_control", "seq_id": phone.ids(), "to": "lock"} | wrong
         await phone.say_text(json.dumps(refused))
         assert (await phone.first(lambda f: f.get("seq_id") == refused["seq_id"]))["code"] in (2, 3)
+        took = Stopwatch()
+        await phone.command("lock", data="next")
+        assert (await lock.obey())["data"] == "next"
+        assert took.seconds < 2, "it did not wait for the window"
+
+
+@pytest.mark.parametrize("data", ["NaN", r'"\ud800"', "[1,", '"not closed', ""])
+@pytest.mark.parametrize("binary", [False, True])
+async def test_the_number_of_a_text_that_is_not_json_is_no_gap(
+    open_local: Open, data: str, binary: bool
+) -> None:
+    local = await open_local(window=4)
+    async with local.join("lock") as lock, local.join("phone") as phone:
+        await phone.command("lock")
+        await lock.obey()
+        seq_id = phone.ids()
+        text = f'{{"type":"query","more":{{"seq_id":"1_1"}},"to":"lock","seq_id":"{seq_id}","data":{data}}}'
+        await (phone.socket.send_bytes(text.encode()) if binary else phone.say_text(text))
+        assert (await phone.hear_of(seq_id))["code"] == 2
         took = Stopwatch()
         await phone.command("lock", data="next")
         assert (await lock.obey())["data"] == "next"

@@ -43,7 +43,7 @@ from duly.core.sender_gaps import CHAINS_KEPT, EVERY_GAP, Chain, Chains, HeldMes
 from duly.core.units import MS, SECOND
 from duly.errors import Malformed
 
-LATE: Final = "a later one took effect, or is under way, before it arrived"
+LATE: Final = "a later one took effect, or may have, before it arrived"
 NEWER: Final = "a newer one was handed over in its place"
 _ANY: Final = Mode.ANY  # reading a member from its class takes nine times as long
 BURST: Final = 1_000

@@ -27,7 +27,7 @@ from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
 from duly.core.account_limits import AccountLimits
 from duly.core.steps import TimesLowered
-from duly.errors import DulyError
+from duly.errors import DulyError, SenderError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
 from duly.identity.login_guard import LoginGuard
@@ -262,6 +262,10 @@ class Hub:
         """Return the function that handles a session's frames; it returns what to await before the next
         one."""
         return self.router.receiver(session, who)
+
+    async def refuse(self, session: Session, who: Principal, raw: bytes, problem: SenderError) -> None:
+        """Count, record and answer what came on a session and is no frame."""
+        await self.router.refuse(session, who, raw, problem)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:
         """Handle frames in order, each with its session."""

@@ -222,7 +222,7 @@ class Router:
                 said = application.receive(session, who, frame)
             except SenderError as problem:
                 if frame is None:
-                    return self._refuse(session, who, frames.seq_id_in(raw), problem)
+                    return self.refuse(session, who, raw, problem)
                 return self._refuse(session, who, frame.seq_id, problem, frame.type)
             except Exception as problem:
                 return self._unable(session, who, None if frame is None else frame.seq_id, problem)
@@ -256,6 +256,12 @@ class Router:
             return await self._refuse(session, who, frame.seq_id, problem, frame.type)
         except Exception as problem:
             return self._unable(session, who, frame.seq_id, problem)
+
+    def refuse(
+        self, session: Session, who: Principal, raw: bytes | str, problem: SenderError
+    ) -> Awaitable[bool]:
+        """Count, record and answer what came on a session and is no frame."""
+        return self._refuse(session, who, frames.seq_id_in(raw), problem)
 
     async def _refuse(
         self,

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from duly.core.networks import network_of
-from duly.errors import DulyError, NotAuthenticated, RateLimited, SenderError
+from duly.errors import DulyError, Malformed, NotAuthenticated, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
 from duly.runtime.tasks import is_cancelled
@@ -47,6 +47,7 @@ STILL_SECONDS: Final = 10.0
 """How many seconds a congested client may read nothing at all."""
 WRITE_BYTES: Final = 64 * 1024
 """About how many bytes are written at once."""
+NOT_TEXT: Final = "frames are text, not binary"
 
 
 class WebSocketBackend(Protocol):
@@ -67,6 +68,12 @@ class WebSocketBackend(Protocol):
     ) -> Callable[[bytes], bool | Awaitable[object]]:
         """Return the function that takes the frames of a session; it returns an awaitable if the next frame
         has to wait."""
+        ...
+
+    async def refuse(
+        self, session: WebSocketSession, who: Principal, raw: bytes, problem: SenderError
+    ) -> object:
+        """Count, record and answer what came on a session and is no frame."""
         ...
 
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None:
@@ -307,7 +314,7 @@ class WebSockets:
                 await server.connected(session, who, cursors)
                 async for message in socket.serve(server.receiver(session, who), session):
                     if message.type is WSMsgType.BINARY:
-                        session.push(_not_text(message.data))
+                        await server.refuse(session, who, message.data, Malformed(NOT_TEXT))
         except (Exception, asyncio.CancelledError) as problem:
             if is_cancelled():
                 raise
@@ -346,9 +353,11 @@ async def _introduction(
         async with asyncio.timeout(AUTH_SECONDS):
             with waiting_for(request):
                 message = await socket.receive()
-        if message.type is not WSMsgType.TEXT:
+        if message.type not in (WSMsgType.TEXT, WSMsgType.BINARY):
             return None, None
         said = message.data
+        if message.type is WSMsgType.BINARY:
+            raise Malformed(NOT_TEXT)
         frame = frames.decode(said)
         if frame.type != "auth":
             raise NotAuthenticated(f"you are not authenticated; send an auth frame before {frame.type!r}")
@@ -387,7 +396,3 @@ def _recognise(request: web.Request, who: Principal) -> None:
 def _trouble(word: str, detail: str, code: ServerCode, frame: bytes = b"", wait: int = 0) -> ServerAck:
     """Return the refusal of a frame, with the frame's id if it can be read."""
     return trouble(frames.seq_id_in(frame), code, word, detail, wait)
-
-
-def _not_text(frame: bytes) -> ServerAck:
-    return _trouble("malformed", "frames are text, not binary", ServerCode.BAD_PARAMETERS, frame)

@@ -176,6 +176,7 @@ class _FrameId(Struct, frozen=True, gc=False):
 _decode: Final = msgspec.json.Decoder(Frame).decode
 _decode_fields: Final = msgspec.json.Decoder(Fields).decode
 _decode_name: Final = msgspec.json.Decoder(_FrameId).decode
+_decode_id: Final = msgspec.json.Decoder(str | int | float).decode
 _decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -242,14 +243,36 @@ def seq_id_in(text: bytes | str) -> str | float | None:
 
     >>> seq_id_in('{"type": 7, "seq_id": "1702234567890_0"}'), seq_id_in('{"seq_id": 17}'), seq_id_in("?")
     ('1702234567890_0', 17, None)
+    >>> seq_id_in('{"data": {"seq_id": "2_0", "speed": NaN}, "seq_id": "1_0"')
+    '1_0'
     """
     try:
-        found = _decode_name(text).seq_id
-    except (msgspec.DecodeError, RecursionError, ValueError):
+        try:
+            found = _decode_name(text).seq_id
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            found = _decode_id(_id_text(text if isinstance(text, bytes) else text.encode(errors="replace")))
+    except (msgspec.DecodeError, ValueError):
         return None
     return found if not isinstance(found, str) or len(found) <= _ID_SHOWN else None
 
 
+def _id_text(text: bytes) -> bytes:
+    """Return the value of the field `seq_id` of a text that is not JSON; empty if there is none."""
+    depth, found = 0, b""
+    for token in _IDS.finditer(text):
+        if token[0] in b"{[":
+            depth += 1
+        elif token[0] in b"}]":
+            depth -= 1
+        elif depth == 1 and token[1] is not None:
+            found = token[1]
+    return found
+
+
+_IDS: Final = re.compile(
+    rb'"seq_id"\s*+:\s*+("(?:[^"\\]++|\\.)*+"|-?[0-9][-+.0-9eE]*+)|' + limits.STRINGS + rb"|[\[\]{}]",
+    re.DOTALL,
+)
 _ID_SHOWN: Final = 1_000
 """The longest id that is repeated to its sender."""
 

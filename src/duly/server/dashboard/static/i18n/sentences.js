@@ -16,7 +16,7 @@ export default [
   ["{why}; whether it took effect is not known", "{why}；不知道是否已经生效"],
   ["it expired before it could be done", "在执行之前已过期"],
   ["{why}; the last attempt: {last}", "{why}；最后一次尝试：{last}"],
-  ["a later one took effect, or is under way, before it arrived", "在它到达之前，后一条已经生效或正在执行"],
+  ["a later one took effect, or may have, before it arrived", "在它到达之前，后一条已经生效，或可能已经生效"],
   ["a newer one was handed over in its place", "已改为交付更新的一条"],
   ["{app} may not command {device}; ask for a grant", "{app} 无权控制 {device}；请申请授权"],
   ["{app} may no longer command {device}", "{app} 已无权控制 {device}"],
