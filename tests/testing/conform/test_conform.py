@@ -217,6 +217,7 @@ async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mo
         ("literate", "survives-nonsense"),
         ("pressing", "resends"),
         ("eager", "waits-for-the-end"),
+        ("confident", "resends-after-cuts"),
     ],
 )
 async def test_a_broken_app_is_caught_by_name(
