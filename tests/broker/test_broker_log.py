@@ -41,10 +41,22 @@ def test_an_invalid_topic_filter_is_reported_once() -> None:
         "unable to connect: authentication error",
         "Unable to load session",
         "unacceptable protocol version of 5",
+        "read error: unacceptable protocol version of 5",
+        "read error: unable to connect: authentication error",
+        "read error: maximum payload exceeded",
     ],
 )
 def test_what_the_hub_has_judged_and_what_the_broker_cannot_do_is_no_refusal_of_a_packet(text: str) -> None:
     assert refused_client(LINE + '"mq1" - ' + text) is None
+
+
+def test_what_cannot_be_read_over_websocket_is_reported_as_over_tcp() -> None:
+    text = '"mq1" - received unexpected packet'
+    assert refused_client(LINE + text.replace("- ", "- read error: ")) == refused_client(LINE + text)
+    large = "maximum payload exceeded: 3000024 vs 1048576"
+    assert refused_client(f'{LINE}"mq1" - {large}') == ClientRefused(
+        37, "packet", "", "too_large", large + "; send it in parts"
+    )
 
 
 def test_a_client_cannot_write_a_line_by_its_client_id() -> None:

@@ -14,7 +14,8 @@ from duly.broker.acl_dialects import topic_of
 from duly.errors import Malformed, NotAllowed, TooLarge
 
 _TEXT: Final = r'"((?:[^"\\]|\\.)*)"'
-_CLIENT: Final = re.compile(r"\[ERR\] \S+ - mid(?:_ws)?:(\d+) - " + _TEXT + " - (.*)")
+_CLIENT: Final = re.compile(r"\[ERR\] \S+ - mid(?:_ws)?:(\d+) - " + _TEXT + " - (?:read error: )?(.*)")
+"""Over WebSocket, what could not be read begins with `read error`."""
 _VIOLATION: Final = re.compile(r"(Publish|Subscription) Violation - .*?Subject " + _TEXT)
 _BAD_FILTER: Final = re.compile("invalid topic " + _TEXT + ": (.*)")
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))")
@@ -60,8 +61,8 @@ def refused_client(line: str) -> ClientRefused | None:
         return ClientRefused(cid, _ACTS[violation[1]], topic, NotAllowed.word, "")
     if (bad := _BAD_FILTER.match(text)) is not None:
         return ClientRefused(cid, "subscribe", unquoted(bad[1]), Malformed.word, _advised(bad[2]))
-    if text.lower().startswith(_OTHERS):
-        return None
+    if text.lower().startswith(_OTHERS) or text == "maximum payload exceeded":
+        return None  # over WebSocket, the line before says how large it was
     word = TooLarge.word if text.startswith("maximum payload") else Malformed.word
     return ClientRefused(cid, "packet", "", word, _advised(text))
 

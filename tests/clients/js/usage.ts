@@ -1,6 +1,7 @@
 // What a program in TypeScript writes: checked by `tsc --strict`, never run.
 import { App, Chat, IndexedDbStore, KeyValueStore, Refused, Sentinel, StoreTaken } from "duly";
-import { App as SmallApp } from "duly/app";
+import * as small from "duly/app";
+import * as people from "duly/chat";
 import { FileStorage } from "duly/node";
 import type { Store } from "duly/stores";
 
@@ -22,7 +23,8 @@ export async function use(url: string, token: string): Promise<void> {
   await app.send(7, "lock_control");
   stop();
   app.close();
-  console.log(picture.length, new SmallApp(url, token).online.size);
+  console.log(picture.length, new small.App(url, token).online.size);
+  for (const error of [small.Refused, small.Closed, small.MediaError, people.Refused, people.Closed]) error.name;
 
   const chat = new Chat(url, token);
   chat.on("line", ({ sender, n }) => console.log(sender.length + n));

@@ -78,6 +78,16 @@ def test_the_state_shows_what_the_device_says() -> None:
     assert json.loads(LAMP.state_of(None))["state"] == "None"
 
 
+def test_a_report_of_both_changes_neither_into_the_other() -> None:
+    """A lamp that reports all its fields was shown in colour after its colour temperature had been set."""
+    both = {"on": True, "rgb": [1, 2, 3], "kelvin": 4000}
+    assert LAMP.light.learned(LightWish(color_temp=250), both) == LightWish(color_temp=250)
+    assert LAMP.light.learned(LightWish(color=(9, 9, 9)), both) == LightWish(color=(1, 2, 3))
+    assert LAMP.light.learned(LightWish(), both) == LightWish(color=(1, 2, 3))
+    assert LAMP.light.learned(LightWish(color_temp=250), both | {"kelvin": None}).color == (1, 2, 3)
+    assert LAMP.light.learned(LightWish(color=(9, 9, 9)), both | {"rgb": None}).color_temp == 250
+
+
 @pytest.mark.parametrize("value", [True, "bright", -1, 101, None, [1]], ids=repr)
 def test_a_brightness_that_cannot_be_is_not_known(value: object) -> None:
     assert LAMP.light.learned(LightWish(brightness=7), {"level": value}).brightness is None

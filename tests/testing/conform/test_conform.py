@@ -181,6 +181,9 @@ async def test_a_python_device_passes(tmp_path: Path, patient: None, scheme: str
         ("possessive", "keys-by-sender"),
         ("silent", "names-the-unknown"),
         ("dazed", "connects"),
+        ("textual", "never-runs-the-forgotten"),
+        ("recent", "never-runs-the-forgotten"),
+        ("trusting", "survives-nonsense"),
     ],
 )
 async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mode: str, rule: str) -> None:
@@ -214,6 +217,7 @@ async def test_a_broken_device_is_caught_by_name(tmp_path: Path, quick: None, mo
         ("literate", "survives-nonsense"),
         ("pressing", "resends"),
         ("eager", "waits-for-the-end"),
+        ("confident", "resends-after-cuts"),
     ],
 )
 async def test_a_broken_app_is_caught_by_name(

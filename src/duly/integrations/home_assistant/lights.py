@@ -93,17 +93,22 @@ class LightFields(Struct, frozen=True):
         return said
 
     def learned(self, known: LightWish, data: Mapping[str, object]) -> LightWish:
-        """Return what is known of a light after this report of its device."""
+        """Return what is known of a light after this report of its device. Of a colour and a colour
+        temperature in one report, the kind that was known holds."""
         brightness, color, color_temp = known.brightness, known.color, known.color_temp
         said = self.names & data.keys()
         if self.brightness in said:
             brightness = self._brightness(data[self.brightness])
         if self.color_temp in said:
             color_temp = _mireds(data[self.color_temp])
-            color = color if color_temp is None else None
         if self.color in said:
             color = _color(data[self.color])
-            color_temp = color_temp if color is None else None
+        if color is not None and color_temp is not None:
+            both = {self.color, self.color_temp} <= said
+            if known.color_temp is not None if both else self.color_temp in said:
+                color = None
+            else:
+                color_temp = None
         return LightWish(brightness, color, color_temp)
 
     def forgotten(self, known: LightWish, data: Mapping[str, object]) -> LightWish:

@@ -118,6 +118,7 @@ APP_SCRIPTS: Final = (
             Cut(),
             SentAgain(15.0),
             HubSays(0),
+            NothingNew(0.5),  # time to read it: a cut may overtake what was just sent
             Cut(),
             SentAgain(15.0),
             HubSays(5, state="sent"),

@@ -192,9 +192,10 @@ class FdPeer:
         self._server.publish(self._topic(self._name, FdKind.ACK), msgspec.json.encode({"msg_id": seq_id}))
 
     def send_nonsense(self) -> None:
-        """Publish messages that cannot be decoded."""
+        """Publish messages that cannot be decoded; their ids are new: a receiver passes over old ones."""
         for text in _NONSENSE:
-            self._server.publish(self._topic(self._name, FdKind.PENDING), text)
+            fresh = text.replace(b":1_", b":%d_" % now_ms())
+            self._server.publish(self._topic(self._name, FdKind.PENDING), fresh)
 
     def check_kind(self, task: ConformTask, answers: Sequence[HeardAnswer]) -> None:
         """Prove `answers-in-kind`."""

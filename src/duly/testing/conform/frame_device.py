@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from duly.testing.conform.frame_server import UNREADABLE, FrameServer
+from duly.testing.conform.frame_server import UNREADABLE, FrameServer, now_ms
 from duly.testing.conform.heard_pushes import HeardPushes
 from duly.testing.conform.receiver import OWN_FIELDS, ConformTask, HeardAnswer
 from duly.testing.conform.rules import BrokenRule, NotChecked
@@ -90,9 +90,9 @@ class FrameDevicePeer:
         self._server.send({"type": "server_ack", "seq_id": seq_id, "code": 0})
 
     def send_nonsense(self) -> None:
-        """Send frames that cannot be decoded."""
+        """Send frames that cannot be decoded; their ids are new: a receiver passes over old ones."""
         for text in _NONSENSE:
-            self._server.send_text(text)
+            self._server.send_text(text.replace("1_", f"{now_ms()}_"))
 
     def check_kind(self, task: ConformTask, answers: Sequence[HeardAnswer]) -> None:
         """Check nothing: frames have one form only."""

@@ -177,10 +177,11 @@ class ReceiverRun:
         match step:
             case DeliverTask():
                 self._deliver(step)
-            case Reserve(names):
+            case Reserve(names, sender, age):
                 self._reserved |= set(names)
                 for name in names:
-                    self._tasks[name] = ConformTask("phone", self._ids.mint("phone"))
+                    again = bool(age) and name != names[0]
+                    self._tasks[name] = ConformTask(sender, self._ids.mint(sender, age, again=again))
             case ExpectAnswer():
                 await self._answered(step)
             case NotDone():
@@ -414,18 +415,18 @@ class Enough(Protocol):
 
 
 class SeqIdCounter:
-    """Mints the ids of all senders of a run: counters increase, whatever the age of an id. With `timeless`,
-    ids carry no time, as those of nodes may."""
+    """Mints the ids of all senders of a run: counters increase, whatever the age of an id. They begin with 9,
+    since 9 and 10 are in another order as texts. With `timeless`, ids carry no time, as a node's may."""
 
     def __init__(self, *, timeless: bool = False) -> None:
         self._timeless = timeless
         self._n: dict[str, int] = {}
         self._ms = 0
 
-    def mint(self, sender: str, age: int = 0) -> str:
-        """Return a new id whose time is `age` seconds ago."""
-        n = self._n[sender] = self._n.get(sender, -1) + 1
-        self._ms = max(self._ms + 1, now_ms())
+    def mint(self, sender: str, age: int = 0, *, again: bool = False) -> str:
+        """Return a new id whose time is `age` seconds ago; `again`: in the millisecond of the one before."""
+        n = self._n[sender] = self._n.get(sender, 8) + 1
+        self._ms = self._ms if again else max(self._ms + 1, now_ms())
         if self._timeless:
             return f"task-{self._ms:x}-{n}"
         return f"{self._ms - age * 1000}_{n}"

@@ -37,9 +37,12 @@ class DeliverTask(Struct, frozen=True):
 
 
 class Reserve(Struct, frozen=True):
-    """Mints ids for these commands in this order; they may be delivered in another order."""
+    """Mints ids for these commands in this order; they may be delivered in another order. With `age`
+    they were minted that many seconds ago, all in the same millisecond."""
 
     names: tuple[str, ...]
+    sender: str = "phone"
+    age: int = 0
 
 
 class ExpectAnswer(Struct, frozen=True):

@@ -6,7 +6,7 @@
 what was refused; `resigned` takes code 4 for the end; `hopeful` takes unknown for done; `backward` counts
 down; `fragile` ends at what it does not know; `reborn` begins its ids anew at each start; `pressing` sends a
 command again all the time; `eager` takes an `ack` of a device at work for the end; `literate` ends at what is
-no frame.
+no frame; `confident` sends nothing again that the hub has stored, also after a cut.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ async def press(app: BrokenApp, socket: aiohttp.ClientWebSocketResponse) -> None
         if not again:
             app.begin()
         app.tries = 0
-        if not again or app.mode != "silent":
+        if not again or not (app.mode == "silent" or (app.mode == "confident" and app.taken)):
             await socket.send_json(app.frame)
         again = False
         while not app.over.is_set():

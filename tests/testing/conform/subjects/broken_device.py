@@ -12,7 +12,9 @@ command before; `ordering` orders what is in no lane; `sulking` runs nothing mor
 forgotten an id; `hoarding` keeps the last 200 ids and nothing of those before; `leisurely` takes its time for
 every frame, and breaks no rule of pushes; `fading` keeps the last 100 ids in its file, and the marks of those
 before in memory only; `possessive` passes over an id that another sender has used; `silent` passes over what
-it does not know; `dazed` comes back after a cut, and hears nothing then.
+it does not know; `dazed` comes back after a cut, and hears nothing then; `textual` compares ids as texts;
+`recent` takes the id that it forgot last for the newest; `trusting` runs what has an
+`exp` that is no number, but nothing that was minted a day ago.
 """
 
 import asyncio
@@ -62,12 +64,13 @@ class BrokenDevice:
     def save(self) -> None:
         if self.mode == "volatile":
             return
-        few = {"forgetful": 100, "sulking": 100, "fading": 100, "hoarding": 200}
+        few = dict.fromkeys(("forgetful", "sulking", "fading", "textual", "recent"), 100) | {"hoarding": 200}
         kept = few.get(self.mode, len(self.known))
         forgotten = list(self.known)[: max(0, len(self.known) - kept)]
         self.lost |= {key.split()[0] for key in forgotten}
         for sender, id_ in map(str.split, forgotten):
-            self.marks[sender] = max(self.marks.get(sender, []), moment(id_))
+            newest = [] if self.mode == "recent" else self.marks.get(sender, [])
+            self.marks[sender] = max(newest, moment(id_))
         self.known = {key: answer for key, answer in self.known.items() if key not in forgotten}
         replace(self.memory, json.dumps(self.known))
 
@@ -85,7 +88,8 @@ class BrokenDevice:
         if frame["type"] != "count":
             await socket.send_json(ack | {"code": 0 if self.mode == "polite" else 7})
             return
-        if frame.get("exp", 0) < time.time() * 1000 and self.mode != "careless":
+        trusted = self.mode == "trusting" and isinstance(frame.get("exp"), str)
+        if not trusted and frame.get("exp", 0) < time.time() * 1000 and self.mode != "careless":
             await socket.send_json(ack | {"code": 4, "state": "expired"})
             return
         if self.mode == "careful":
@@ -130,9 +134,13 @@ class BrokenDevice:
             case "ordering" if order.get("mode") == "any":
                 before, self.newest[sender] = self.newest.get(sender, -1), n
                 return n < before
-            case "fading":
-                known = f"{sender} {frame['seq_id']}" in self.known
-                return not known and moment(frame["seq_id"]) <= self.marks.get(sender, [])
+            case "trusting":
+                return moment(frame["seq_id"])[0] < (time.time() - 86_400) * 1000
+            case "fading" | "recent" | "textual":
+                known, mark = f"{sender} {frame['seq_id']}" in self.known, self.marks.get(sender, [])
+                if self.mode == "textual":
+                    return not known and frame["seq_id"] <= "_".join(map(str, mark))
+                return not known and moment(frame["seq_id"]) <= mark
             case "sulking":
                 known = f"{sender} {frame['seq_id']}" in self.known
                 return not known and sender in self.lost - {"conform"}

@@ -21,6 +21,9 @@ import { Kept } from "./kept.js";
 import { RESEND } from "./link.js";
 import { download } from "./media.js";
 
+export { Closed, Refused } from "./errors.js";
+export { MediaError } from "./media.js";
+
 const RESENDS = 3;
 const PATIENCE = 60_000;
 const DAY = 86_400_000;

@@ -6,6 +6,8 @@ import { byCounter } from "./ids.js";
 import { Kept } from "./kept.js";
 import { RESEND, post } from "./link.js";
 
+export { Closed, Refused } from "./errors.js";
+
 const ACK_PAUSE = 50;
 const ACK_LINES = 200;
 

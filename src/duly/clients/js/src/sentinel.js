@@ -22,6 +22,8 @@ import { DISCONNECT, SUMMARY, micros, policyOf } from "./policy.js";
 import { fieldOf, nameOf, severityOf } from "./signal_fields.js";
 import { IndexedDbStore, MemoryStore, StoreTaken } from "./stores.js";
 
+export { Closed, Refused } from "./errors.js";
+
 const HELD = 1_000;
 const LOOK = 60_000;
 const STEP = 1_000;

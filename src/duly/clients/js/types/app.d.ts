@@ -15,6 +15,8 @@
  */
 import { Client } from "./client.js";
 import { Refused } from "./errors.js";
+export { Closed, Refused } from "./errors.js";
+export { MediaError } from "./media.js";
 export type Ack = {
     state: "done" | "failed" | "expired" | "superseded" | "cancelled" | "unknown";
     /**

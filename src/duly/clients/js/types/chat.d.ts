@@ -1,6 +1,7 @@
 /** Chat: a person's side of the wire. */
 import { Client } from "./client.js";
 import { Refused } from "./errors.js";
+export { Closed, Refused } from "./errors.js";
 export type Line = {
     conv: string;
     n: number;

@@ -13,6 +13,7 @@
  */
 import { Alert } from "./alerts.js";
 import { Listeners } from "./listeners.js";
+export { Closed, Refused } from "./errors.js";
 export type SentinelNews = {
     what: string;
     time: number;
