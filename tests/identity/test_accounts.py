@@ -154,38 +154,13 @@ async def test_who_is_removed_is_unknown_and_the_next_of_that_name_inherits_noth
     assert not accounts.may(Principal("app-1", Role.APP), "lock-1")
 
 
-async def test_a_disabled_principal_is_let_in_again_with_everything_when_enabled(accounts: Accounts) -> None:
-    token = await accounts.add(Role.APP, "app-1")
-    await accounts.add(Role.DEVICE, "lock-1")
-    await accounts.grant("app-1", "lock-1")
-    who = accounts.authenticate(token)
-    assert who is not None
-    await accounts.disable("app-1")
-    assert accounts.authenticate(token) is None
-    assert not accounts.may(who, "lock-1"), "a connection that was open"
-    assert accounts.list()[0].disabled
-    await accounts.enable("app-1")
-    assert accounts.may(who, "lock-1")
-    await accounts.disable("app-1")
-    new = await accounts.add(Role.APP, "app-1", replace=True)
-    assert accounts.list()[0].disabled, "a new token does not enable"
-    await accounts.enable("app-1")
-    assert accounts.authenticate(token) is None
-    assert not accounts.may(who, "lock-1"), "a connection that was made with the old token"
-    again = accounts.authenticate(new)
-    assert again is not None
-    assert accounts.may(again, "lock-1")
-    with pytest.raises(Malformed, match="no account named 'x'"):
-        await accounts.disable("x")
-
-
 async def test_accounts_are_listed_by_name(accounts: Accounts, ledger: MemoryLedger) -> None:
     await accounts.add(Role.USER, "eve")
     await accounts.add(Role.ADMIN, "bob")
     now = ledger.clock.now()
     assert accounts.list() == (
-        Account("bob", Role.ADMIN, now, False),
-        Account("eve", Role.USER, now, False),
+        Account("bob", Role.ADMIN, now),
+        Account("eve", Role.USER, now),
     )
 
 
@@ -277,18 +252,15 @@ async def test_what_another_process_changes_is_seen_after_a_refresh() -> None:
     disk = Disk()
     here, there = Accounts(shared(disk)), Accounts(shared(disk))
     stays, goes, turns = [await there.add(Role.APP, name) for name in ("stays", "goes", "turns")]
-    off = await there.add(Role.APP, "off")
     assert here.authenticate(stays) is None
     assert await here.refresh() == frozenset()
     assert named(here.authenticate(stays)) == ("stays", Role.APP)
 
     await there.remove("goes")
     turned = await there.add(Role.APP, "turns", replace=True)
-    await there.disable("off")
-    assert await here.refresh() == {"goes", "turns", "off"}, "whom to hang up on"
-    assert [here.authenticate(token) is not None for token in (stays, goes, turns, off, turned)] == [
+    assert await here.refresh() == {"goes", "turns"}, "whom to hang up on"
+    assert [here.authenticate(token) is not None for token in (stays, goes, turns, turned)] == [
         True,
-        False,
         False,
         False,
         True,

@@ -151,7 +151,6 @@ def list_(*, at: LedgerOptions, json: Json = False) -> None:
         here = "" if not watched else "?" if online is None else "yes" if name in online else "no"
         here = "SILENT" if name in silent else here
         last = "" if not watched else clock(heard[name]) if name in heard else "never"
-        here = "disabled" if one["disabled"] else here
         rows.append([name, role, here, last, _relations(name, role, grants)])
     table(["name", "kind", "online", "last heard of", "grants"], rows)
     if online is None:

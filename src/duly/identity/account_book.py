@@ -51,7 +51,6 @@ class StoredAccount(Struct, frozen=True):
     token: str
     """the token's SHA-256, in hex"""
     created: int
-    disabled: bool = False
     once: bool = False
     """whether each command is sent once, since the device has no memory of its own"""
     password: str = ""
@@ -99,10 +98,9 @@ class AccountBook:
             self.after[name] = one.after
         if one.once:
             self.once.add(name)
-        if not one.disabled:
-            self.standing[name] = who = Principal(name, one.role, epoch=one.epoch)
-            if one.token:
-                self.by_token[bytes.fromhex(one.token)] = who
+        self.standing[name] = who = Principal(name, one.role, epoch=one.epoch)
+        if one.token:
+            self.by_token[bytes.fromhex(one.token)] = who
 
     def forget(self, name: str) -> None:
         """Remove an account; its grants stay."""

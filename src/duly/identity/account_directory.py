@@ -92,7 +92,7 @@ class AccountDirectory(KnownAccounts):
         else:
             name = who.name
         one = await self.confirmed(name) if name else None
-        if one is None or one.disabled or one.token != key.hex():
+        if one is None or one.token != key.hex():
             return None
         return self._book.standing.get(name)
 
@@ -140,7 +140,7 @@ class AccountDirectory(KnownAccounts):
         unknown = self._book.stored.get(name) is None
         if unknown and self._may_read(name, asker) and await self.confirmed(name) is not None:
             self._misses.give_back(asker)
-        return self.role_of(name)
+        return self.stored_role(name)
 
     async def find_grant(self, principal: Principal, device: str) -> bool:
         """`may`, which also counts a grant that another hub has just made."""
@@ -171,7 +171,7 @@ class AccountDirectory(KnownAccounts):
 
     async def refresh(self) -> frozenset[str]:
         """Read everything again. Returns the accounts that were valid before and no longer are (removed,
-        disabled, given another token): their connections have to be closed."""
+        given another token): their connections have to be closed."""
         async with self._changing:
             await self._load()
             return self._take_lapsed()

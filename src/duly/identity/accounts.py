@@ -76,7 +76,6 @@ class Account(Struct, frozen=True):
     name: str
     role: Role
     created: int
-    disabled: bool
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -188,9 +187,9 @@ class Accounts(AccountDirectory):
             await self._replace(name, changed(old, voided=self._next_epoch(old), **fields))
 
     def password_of(self, name: str) -> str:
-        """The hash of a user's password; empty if the user has none or may not log in."""
+        """The hash of a user's password; empty if there is none."""
         one = self._book.stored.get(name)
-        return "" if one is None or one.disabled else self._decrypt(name, "password", one.password)
+        return "" if one is None else self._decrypt(name, "password", one.password)
 
     async def remove(self, name: str) -> bool:
         """Remove an account with all its grants and logins; returns whether there was one. Its name is
@@ -211,22 +210,6 @@ class Accounts(AccountDirectory):
                 book.unlink(*grant)
             book.forget(name)
         return gone
-
-    async def disable(self, name: str) -> None:
-        """Refuse logins of this account until it is enabled; its token and grants are kept."""
-        await self._set_disabled(name, True)
-
-    async def enable(self, name: str) -> None:
-        """Allow logins of a disabled account again."""
-        await self._set_disabled(name, False)
-
-    async def _set_disabled(self, name: str, disabled: bool) -> None:
-        async with self._changing:
-            book = await self._current()
-            old = book.stored.get(name)
-            if old is None:
-                raise Malformed(f"there is no account named {name!r}; check the name")
-            await self._replace(name, changed(old, disabled=disabled))
 
     async def grant(self, app: str, device: str) -> bool:
         """Let an app command a device and receive what it pushes; returns whether that is new."""
@@ -297,7 +280,7 @@ class Accounts(AccountDirectory):
     def list(self) -> tuple[Account, ...]:
         """All accounts, by name."""
         stored = sorted(self._book.stored.items())
-        return tuple(Account(name, one.role, one.created, one.disabled) for name, one in stored)
+        return tuple(Account(name, one.role, one.created) for name, one in stored)
 
 
 def _new_version() -> PutItem:

@@ -24,7 +24,7 @@ class KnownAccounts:
 
     def may(self, principal: Principal, device: str) -> bool:
         """Whether the principal may command the device. A connection can outlive its account: a principal
-        whose account was removed or disabled since may do nothing."""
+        whose account was removed since may do nothing."""
         book, name = self._book, principal.name
         if device not in book.granted.get(name, NO_NAMES) and principal.role is not Role.ADMIN:
             return False
@@ -75,13 +75,8 @@ class KnownAccounts:
         """Whether a device has no memory of its own, so that each command is sent to it once."""
         return device in self._book.once
 
-    def role_of(self, name: str) -> Role | None:
-        """The role of an account; None if there is no such account or it is disabled."""
-        one = self._book.stored.get(name)
-        return None if one is None or one.disabled else one.role
-
     def stored_role(self, name: str) -> Role | None:
-        """The role of an account, also of a disabled one; None if there is no such account."""
+        """The role of an account; None if there is no such account."""
         one = self._book.stored.get(name)
         return None if one is None else one.role
 

@@ -2,7 +2,7 @@
 
 A hub issues them to the user who may read its data folder, so that the command line can act as an account
 without knowing its token. They are kept in memory alone. A temporary token ends with the hub, when it was
-not used for a while, and with its account: when that is removed, disabled or given another token. Their
+not used for a while, and with its account: when that is removed or given another token. Their
 number is limited.
 """
 

@@ -331,6 +331,6 @@ class Hub:
     async def _may_report(self, name: str) -> bool:
         """Return whether this account may report alerts; another hub may have just created it."""
         reporting = (Role.SENTINEL, Role.ADMIN)
-        if self.accounts.role_of(name) not in reporting:
+        if self.accounts.stored_role(name) not in reporting:
             await self.accounts.confirmed(name)
-        return self.accounts.role_of(name) in reporting
+        return self.accounts.stored_role(name) in reporting

@@ -24,7 +24,7 @@ class ChatPermissions:
 
     def is_known(self, name: str) -> bool:
         """Return whether memory knows a person of this name; if not, the ledger may."""
-        return self._accounts.role_of(name) is Role.USER
+        return self._accounts.stored_role(name) is Role.USER
 
     async def knows(self, name: str, asker: str = "") -> bool:
         """Return whether there is a person of this name."""

@@ -189,7 +189,7 @@ class MqttDevices:
             raise
         heard = HeardMessage(topic, kind, payload, old, again, self.presence.connection, ack)
         if kind is FdKind.STATUS:
-            role = self._accounts.role_of(username)
+            role = self._accounts.stored_role(username)
             if not self._reports(username, role):
                 if role is Role.NODE:
                     self.reported.note(username, payload, again)
@@ -243,7 +243,7 @@ class MqttDevices:
             return  # not acknowledged, so that it is sent again
         if isinstance(problem, (SenderError, RateLimited)):
             scope, id_ = sender, heard.topic
-            if self._accounts.role_of(sender) is not Role.DEVICE:
+            if self._accounts.stored_role(sender) is not Role.DEVICE:
                 scope, id_ = self._task_answers.named_in(heard.payload) or (HUB, heard.topic)
             self.refusals.note(scope, id_, problem.word, str(problem))
         else:
@@ -343,7 +343,7 @@ class MqttDevices:
         """Return the status, checking its signature if the account must sign; None if the status was
         removed."""
         if (
-            self._accounts.role_of(name) is None
+            self._accounts.stored_role(name) is None
             and await self._accounts.find_role(name, HUB) is not Role.DEVICE
         ):
             raise Malformed(f"{name} reports its status, but there is no such device")

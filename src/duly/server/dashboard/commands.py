@@ -67,7 +67,7 @@ class PageCommands:
             with suppress(Conflict):  # another hub was faster
                 await accounts.add(Role.ADMIN, SENDER)
             await accounts.confirmed(SENDER)
-            role = accounts.role_of(SENDER)
+            role = accounts.stored_role(SENDER)
         if role is not Role.ADMIN:
             raise Malformed(
                 f"the account {SENDER!r} is not an admin, so the page cannot send commands; "

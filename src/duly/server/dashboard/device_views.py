@@ -116,7 +116,6 @@ class DeviceViews:
             "role": one.role.value,
             "online": self._online(one),
             "stale": self._online(one) and self._is_stale(reported, heard),
-            "disabled": one.disabled,
             "last_heard": heard,
             "version": reported.get("version") or "",
             "battery": reported.get("battery"),

@@ -58,7 +58,7 @@ class ProgramAccounts(OpenAccounts):
         """Return all apps: every app may command every device."""
         return self._of(Role.APP)
 
-    def role_of(self, name: str) -> Role | None:
+    def stored_role(self, name: str) -> Role | None:
         """Return the role that the program gave the account."""
         return self._roles.get(name)
 

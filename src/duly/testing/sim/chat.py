@@ -55,17 +55,17 @@ class _OpenChatAccounts(Accounts):
     def __init__(self, names: list[str]) -> None:
         self._names = frozenset(names)
 
-    def role_of(self, name: str) -> Role | None:
+    def stored_role(self, name: str) -> Role | None:
         """Return the role of a user for every name of the world, and none for an unknown name."""
         return Role.USER if name in self._names else None
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
-        """The same as `role_of`: no other hub could know more."""
-        return self.role_of(name)
+        """The same as `stored_role`: no other hub could know more."""
+        return self.stored_role(name)
 
     def is_current(self, principal: Principal) -> bool:
         """Whether the account has the role that the principal was given."""
-        return self.role_of(principal.name) is principal.role
+        return self.stored_role(principal.name) is principal.role
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
         """Nothing to check at the commit, since no account is removed."""

@@ -258,6 +258,10 @@ class OpenAccounts(Accounts):
         """Return no checks for the commit, since every permission holds for ever."""
         return ()
 
+    def epoch(self, name: str) -> int:
+        """Always 0: no login of the world becomes void."""
+        return 0
+
     def created_at(self, name: str) -> int:
         """Always 0: no account is ever created again."""
         return 0
@@ -274,17 +278,13 @@ class OpenAccounts(Accounts):
         """Always false: every device of the world recognises repeats."""
         return False
 
-    def role_of(self, name: str) -> Role | None:
+    def stored_role(self, name: str) -> Role | None:
         """Return device or app, by the list that contains the name; none for an unknown name."""
         return Role.DEVICE if name in self._devices else Role.APP if name in self._people else None
 
-    def stored_role(self, name: str) -> Role | None:
-        """The same as `role_of`: nothing is stored."""
-        return self.role_of(name)
-
     async def find_role(self, name: str, asker: str = "") -> Role | None:
-        """The same as `role_of`: no other hub could know more."""
-        return self.role_of(name)
+        """The same as `stored_role`: no other hub could know more."""
+        return self.stored_role(name)
 
     def key_of(self, name: str) -> str:
         """Always empty: no device of the world signs."""

@@ -349,7 +349,6 @@ export default {
   "presence.online": "online",
   "presence.offline": "offline",
   "presence.stale": "stale",
-  "presence.disabled": "disabled",
   "presence.silent": "silent",
   "account.device": "devices",
   "account.node": "nodes",

@@ -349,7 +349,6 @@ export default {
   "presence.online": "在线",
   "presence.offline": "离线",
   "presence.stale": "失联",
-  "presence.disabled": "已停用",
   "presence.silent": "静默失联",
   "account.device": "设备",
   "account.node": "节点",

@@ -29,7 +29,6 @@ export default function devices(page, query, { go }) {
 }
 
 export function presence(one) {
-  if (one.disabled) return badge("presence", "disabled");
   if (one.stale) return badge("presence", "stale");
   return badge("presence", one.online ? "online" : "offline");
 }
