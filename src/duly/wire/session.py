@@ -1,4 +1,4 @@
-"""The interfaces between applications and transports: the `Session` of a client, and the `Link` to a broker.
+"""The interface between applications and transports: the `Session` of a client.
 
 The laws of every transport. An arriving message is acknowledged only when its handler says that it is
 committed, and acknowledgements go out in order of arrival. A message counts as sent only when the receiver
@@ -8,7 +8,6 @@ outbox knows whether that is still wanted. A transport remembers nothing across 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Hashable
 from typing import Protocol, TypeAlias
 
@@ -65,36 +64,3 @@ class UncongestedSession:
 
     async def drained(self, seconds: float | None = None) -> None:
         """Return at once."""
-
-
-class Link(Protocol):
-    """A connection to a broker that reconnects by itself."""
-
-    @property
-    def up(self) -> bool:
-        """Whether it is connected."""
-        ...
-
-    async def start(self) -> None:
-        """Start to connect."""
-        ...
-
-    async def stop(self) -> None:
-        """Disconnect for good."""
-        ...
-
-    async def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
-        """Return when the broker has confirmed the message. Waits for room, not for a connection."""
-        ...
-
-    def publish_nowait(self, topic: str, payload: bytes, *, retain: bool = False) -> asyncio.Future[None]:
-        """Publish and return a future; raises an error if there is no room."""
-        ...
-
-    async def subscribe(self, *filters: str, latest: bool = False) -> None:
-        """Subscribe now and after every reconnection."""
-        ...
-
-    async def unsubscribe(self, *filters: str) -> None:
-        """End subscriptions."""
-        ...

@@ -20,11 +20,11 @@ import pytest
 
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
-from duly.errors import ConnectionLost, ConnectionRefused, Malformed, Overloaded
+from duly.errors import ConnectionLost, ConnectionRefused, Malformed
 from duly.transports.mqtt import session as mqtt_session
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink, Will
-from duly.wire.session import Acknowledge, Link
+from duly.wire.session import Acknowledge
 from tests import servers
 from tests.certificates import Authority
 from tests.guard import GUARD
@@ -274,7 +274,7 @@ async def test_an_unconfirmed_publish_fails_when_the_connection_is_lost(broker: 
         lost: list[str] = []
         alice = await broker.link("alice", None, proxy.port, on_disconnect=lost.append)
         proxy.flowing.clear()
-        waiting = [alice.publish_nowait(broker.topic("bob"), b"?") for _ in range(3)]
+        waiting = [asyncio.create_task(alice.publish(broker.topic("bob"), b"?")) for _ in range(3)]
         await asyncio.sleep(0.05)
         assert not any(future.done() for future in waiting)
         proxy.cut()
@@ -291,11 +291,10 @@ async def test_no_more_than_so_many_wait_for_their_confirmation(broker: LinkBrok
     async with Proxy(broker.server.port) as proxy:
         alice = await broker.link("alice", None, proxy.port, in_flight=3)
         proxy.flowing.clear()
-        waiting = [alice.publish_nowait(broker.topic("bob"), b"?") for _ in range(3)]
-        with pytest.raises(Overloaded):
-            alice.publish_nowait(broker.topic("bob"), b"?")
+        waiting = [asyncio.create_task(alice.publish(broker.topic("bob"), b"?")) for _ in range(3)]
         patient = asyncio.create_task(alice.publish(broker.topic("bob"), b"!"))
         await asyncio.sleep(0.05)
+        assert [n for _, out, kind, n in proxy.packets if out and kind == 3] == [1, 2, 3]
         assert not patient.done()
         proxy.flowing.set()
         await patient
@@ -360,12 +359,13 @@ async def test_stop_waits_for_what_is_under_way(broker: LinkBroker) -> None:
     ear = Ear()
     await broker.link("bob", ear, subscriptions=[broker.topic("bob")])
     alice = await broker.link("alice")
-    waiting = [alice.publish_nowait(broker.topic("bob"), b"%d" % n) for n in range(200)]
+    waiting = [asyncio.create_task(alice.publish(broker.topic("bob"), b"%d" % n)) for n in range(200)]
+    await asyncio.sleep(0)
     await alice.stop()
     assert all(future.done() and future.exception() is None for future in waiting)
     await ear.until(200)
     with pytest.raises(ConnectionLost, match="stopped"):
-        alice.publish_nowait(broker.topic("bob"), b"")
+        await alice.publish(broker.topic("bob"), b"")
 
 
 async def test_a_handler_that_fails_is_reported_and_gets_it_again(broker: LinkBroker) -> None:
@@ -385,10 +385,6 @@ async def test_a_handler_that_fails_is_reported_and_gets_it_again(broker: LinkBr
     await until(lambda: heard == [b"1", b"1"])
     await until(lambda: bob.connections == 2)
     assert [type(context["exception"]) for context in reported] == [ZeroDivisionError]
-
-
-def test_is_a_link() -> None:
-    _: type[Link] = MqttLink
 
 
 # ── a broker that dies ───────────────────────────────────────────────────────────────────────────
@@ -695,7 +691,7 @@ async def test_bad_topics(mosquitto: LinkBroker) -> None:
     alice = await mosquitto.link("alice")
     for topic in ("", "a/+", "#", "a\0", "a" * 70_000):
         with pytest.raises(Malformed):
-            alice.publish_nowait(topic, b"")
+            await alice.publish(topic, b"")
     with pytest.raises(Malformed):
         await alice.subscribe("")
     assert alice.up

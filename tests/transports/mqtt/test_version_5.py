@@ -140,7 +140,7 @@ async def test_no_more_than_the_broker_takes_are_on_their_way_and_the_rest_follo
     async with Proxy(narrow.port) as proxy:
         link = await at.link("alice", None, proxy.port)
         proxy.flowing.clear()
-        waiting = [link.publish_nowait("open/order", b"%d" % n) for n in range(20)]
+        waiting = [asyncio.create_task(link.publish("open/order", b"%d" % n)) for n in range(20)]
         await asyncio.sleep(0.05)
         published = [n for _, out, kind, n in proxy.packets if out and kind == 3]
         assert len(published) == 3

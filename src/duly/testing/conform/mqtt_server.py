@@ -16,7 +16,6 @@ from duly.transports.mqtt import packets
 
 CONNECT: Final = 0x10
 SUBSCRIBE: Final = 0x80
-UNSUBSCRIBE: Final = 0xA0
 PINGREQ: Final = 0xC0
 DISCONNECT: Final = 0xE0
 _CLEAN: Final = 0x02

@@ -25,7 +25,6 @@ from duly.errors import (
     ConnectionRefused,
     DulyError,
     Malformed,
-    Overloaded,
     ProgramError,
     VersionRefused,
 )
@@ -174,22 +173,6 @@ class MqttLink:
             await self._life.finish()
             self._life = None
 
-    def publish_nowait(
-        self,
-        topic: str,
-        payload: bytes,
-        *,
-        retain: bool = False,
-        properties: PublishProperties | None = None,
-    ) -> asyncio.Future[None]:
-        """Send at QoS 1; the future ends with the broker's PUBACK, or with the errors of `publish`."""
-        session = self._connected_session()
-        if len(session.outgoing) >= self._in_flight:
-            raise Overloaded(
-                f"{self._in_flight} messages wait for the broker's confirmation; try again later"
-            )
-        return self._publish(session, topic, payload, retain, properties)
-
     async def publish(
         self,
         topic: str,
@@ -200,19 +183,9 @@ class MqttLink:
     ) -> None:
         """Send at QoS 1, when there is room for it, and wait for the broker's PUBACK. A broker with MQTT 5
         may refuse the message: then `NotAllowed`, `Overloaded`, `TooLarge` or `Malformed` is raised."""
-        await self._publish(self._connected_session(), topic, payload, retain, properties)
-
-    def _publish(
-        self,
-        session: MqttSession,
-        topic: str,
-        payload: bytes,
-        retain: bool,
-        properties: PublishProperties | None,
-    ) -> asyncio.Future[None]:
         confirmed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        session.publish(_topic(topic), payload, retain, _telling(confirmed), properties)
-        return confirmed
+        self._connected_session().publish(_topic(topic), payload, retain, _telling(confirmed), properties)
+        await confirmed
 
     def post(
         self,

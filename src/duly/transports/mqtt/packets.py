@@ -25,7 +25,6 @@ RETAIN: Final = 0x01
 QOS_1: Final = 0x02
 QOS: Final = 0x06
 DUP: Final = 0x08
-SUBSCRIPTION_REFUSED: Final = 0x80
 
 PINGREQ: Final = bytes((0xC0, 0))
 DISCONNECT: Final = bytes((0xE0, 0))
