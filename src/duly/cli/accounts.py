@@ -6,7 +6,6 @@ memory and the ledger never differ; where none runs, the ledger itself is change
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated
 
 import typer
@@ -22,27 +21,16 @@ from duly.cli.common import (
     table,
 )
 from duly.cli.options import Json, LedgerOptions, grouped
+from duly.identity.account_book import Role
 
 App = Annotated[str, typer.Argument(metavar="APP")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]
 
 
-class AccountKind(StrEnum):
-    """The kinds of accounts."""
-
-    APP = "app"
-    DEVICE = "device"
-    NODE = "node"
-    USER = "user"
-    SENTINEL = "sentinel"
-    ADMIN = "admin"
-    MONITOR = "monitor"
-
-
 @grouped
 def add(
     kind: Annotated[
-        AccountKind,
+        Role,
         typer.Argument(metavar="KIND", help="app, device, node, user, sentinel, admin or monitor."),
     ],
     name: Annotated[str, typer.Argument(metavar="NAME")],
