@@ -10,7 +10,7 @@ acknowledgements are lost although the connection stays: their lines have to be 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from random import Random
 from typing import TYPE_CHECKING, Final
 
@@ -31,11 +31,11 @@ from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
-from duly.testing.sim.checkers import CHECKERS, Finding
+from duly.testing.sim.checkers import CHECKERS, Checker, Finding
 from duly.testing.sim.gateway import GatewayHub, GatewayWorld, SimLink, end_client
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
-from duly.testing.sim.world import SeenMessage, World
+from duly.testing.sim.world import SeenMessage
 from duly.wire import frames
 from duly.wire.session import Session
 
@@ -90,6 +90,8 @@ class _SeenChat(ChatApplication):
 class ChatHub(GatewayHub):
     """A hub with the production chat."""
 
+    world: ChatWorld
+
     async def begin(self) -> None:
         """Start the chat service with one group of which every person is a member."""
         self.wires = []
@@ -115,7 +117,6 @@ class ChatHub(GatewayHub):
     def hear(self, session: Session, name: str, raw: bytes) -> None:
         """Handle a frame; now and then an acknowledgement of a reader is lost."""
         world = self.world
-        assert isinstance(world, ChatWorld)
         frame = frames.decode(raw)
         if frame.type == "ack" and frame.conv is not None and self.alive:
             if world.faulty and world.deaf.random() < world.plan.drop:
@@ -126,17 +127,13 @@ class ChatHub(GatewayHub):
 
     def lost(self, session: Session, name: str) -> None:
         """Forget what was shown over the connection."""
-        world = self.world
-        assert isinstance(world, ChatWorld)
-        world.talks.pop(session, None)
+        self.world.talks.pop(session, None)
         super().lost(session, name)
 
     def die(self) -> None:
         """End the chat service at once, with all connections."""
         super().die()
-        world = self.world
-        assert isinstance(world, ChatWorld)
-        world.talks.clear()
+        self.world.talks.clear()
         if hasattr(self, "chat"):
             self.chat.kill()
 
@@ -278,11 +275,10 @@ class ChatWorld(GatewayWorld):
         return found
 
 
-def lines_sent_again(world: World) -> Iterator[Finding]:
+def lines_sent_again(world: ChatWorld) -> Iterator[Finding]:
     """A line that is not acknowledged is sent again, even if no client connects and no line is written."""
-    assert isinstance(world, ChatWorld)
     for who, conv, n in world.forgotten:
         yield f"{who} has not acknowledged {conv} {n}, which was not sent again", b""
 
 
-CHAT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (*CHECKERS, lines_sent_again)
+CHAT_CHECKERS: Final[tuple[Checker[ChatWorld], ...]] = (*CHECKERS, lines_sent_again)

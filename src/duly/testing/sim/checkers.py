@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
 from duly.core import operations as w
 from duly.core.inbox import Inbox
@@ -26,6 +26,10 @@ CLOCKS_DIFFER: Final = 120 * SECOND
 
 Finding: TypeAlias = tuple[str, bytes]
 """A sentence, and the key of the message that it is about; empty if it is about none."""
+
+W = TypeVar("W", bound=World)
+Checker: TypeAlias = Callable[[W], Iterator[Finding]]
+"""Judges a world of one kind after its run."""
 
 
 def once(world: World) -> Iterator[Finding]:
@@ -321,7 +325,7 @@ def floor_not_ahead(world: World) -> Iterator[Finding]:
             yield f"{name} has a floor {ahead / SECOND:.0f} s in the future: all that is sent is stale", b""
 
 
-CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+CHECKERS: Final[tuple[Checker[World], ...]] = (
     once,
     nothing_unwanted,
     stored,

@@ -13,7 +13,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
@@ -580,15 +580,17 @@ class GatewayWorld(World):
         super()._schedule_faults(senders, receivers, hubs)
         self.tunnel.choose([sender.name for sender in senders])
 
+    @property
+    def first_hub(self) -> GatewayHub:
+        """The hub of a world with one, or the first of several."""
+        return cast("GatewayHub", self.nodes["hub"])
+
     def _replay(self, count: int) -> None:
         """Send recorded frames of apps again, with their credentials."""
-        hub = self.nodes["hub"]
-        assert isinstance(hub, GatewayHub)
-        hub.replay(count, "app")
+        self.first_hub.replay(count, "app")
 
     def _lie(self) -> None:
-        hub = self.nodes["hub"]
-        assert isinstance(hub, GatewayHub)
+        hub = self.first_hub
         known = list(self.log.promised.get("hub", {}).values())
         if known and hub.ready:
             self.faults += 1

@@ -185,24 +185,21 @@ def _quiet_about_disks() -> Iterator[None]:
         sys.excepthook, sys.unraisablehook = shown, unraisable
 
 
-def stored_at_restart(world: World) -> Iterator[Finding]:
+def stored_at_restart(world: JournalWorld) -> Iterator[Finding]:
     """[P1] What a process has acknowledged as stored is on its disk whenever it starts again."""
-    assert isinstance(world, JournalWorld)
     for name, key in world.lost:
         if key in world.log.wanted:
             yield f"{name} said it was stored, and did not find it at its next start", key
 
 
-def sound_disk(world: World) -> Iterator[Finding]:
+def sound_disk(world: JournalWorld) -> Iterator[Finding]:
     """[P1] A disk that loses power is never taken for damaged: what was flushed is enough to go on."""
-    assert isinstance(world, JournalWorld)
     for what in world.damaged:
         yield f"could not go on with what was flushed: {what}", b""
 
 
-def torn_refused(world: World) -> Iterator[Finding]:
+def torn_refused(world: JournalWorld) -> Iterator[Finding]:
     """A row of the journal that was changed on the disk is refused, and never applied."""
-    assert isinstance(world, JournalWorld)
     if world.torn:
         yield f"{world.torn} torn rows of the journal were taken for sound", b""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from random import Random
-from typing import Final
+from typing import Final, cast
 
 from msgspec import Struct
 
@@ -35,7 +35,7 @@ from duly.server.mqtt_service import SWEEP_SECONDS
 from duly.storage.memory import Disk
 from duly.testing.loops import VirtualLoop
 from duly.testing.sim.broker import SimBroker, WiredLoop, version_of
-from duly.testing.sim.checkers import Finding
+from duly.testing.sim.checkers import Checker, Finding
 from duly.testing.sim.gateway import (
     LAMP,
     POLICY,
@@ -52,7 +52,7 @@ from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.peers import own_tasks, owned_task
 from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.push_checkers import GATEWAY_CHECKERS, is_presence
-from duly.testing.sim.world import BUSY, CALM, World, WorldLog
+from duly.testing.sim.world import BUSY, CALM, WorldLog
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
 from duly.wire import fd, frames
@@ -237,17 +237,20 @@ class MqttWorld(GatewayWorld):
         loop.set_task_factory(owned_task)
         return loop
 
+    @property
+    def first_hub(self) -> MqttHub:
+        """The only hub."""
+        return cast("MqttHub", self.nodes[HUB])
+
     def _accept(self, protocol: asyncio.Protocol, client: str) -> asyncio.Transport:
-        hub = self.nodes[HUB]
-        assert isinstance(hub, MqttHub)
+        hub = self.first_hub
         if not hub.serves_broker or (client != HUB and not hub.admits_all):
             raise ConnectionRefusedError(111, "the broker is down")
         return self.broker.accept(protocol, client)
 
     def _connections(self, client: str, connected: bool) -> None:
         """The hub's own broker tells it who connects."""
-        hub = self.nodes[HUB]
-        assert isinstance(hub, MqttHub)
+        hub = self.first_hub
         if hub.serves_broker:
             hub.devices.connections(client, connected)
 
@@ -272,8 +275,7 @@ class MqttWorld(GatewayWorld):
 
     def _restart_broker(self) -> None:
         self.broker.restart()
-        hub = self.nodes[HUB]
-        assert isinstance(hub, MqttHub)
+        hub = self.first_hub
         if hub.ready:
             hub.devices.presence.broker_restarted()
 
@@ -336,8 +338,7 @@ class MqttWorld(GatewayWorld):
         self.broker.publish_as(STRANGER, fd.topic_of(fd.PREFIX, HUB, FdKind.COMPLETE), text)
 
     def _forge_ack(self, message: Message) -> None:
-        hub = self.nodes[HUB]
-        assert isinstance(hub, GatewayHub)
+        hub = self.first_hub
         if hub.ready:
             self.log.note(STRANGER, f"sends an ack for {message.recipient}", message.key)
             ack = Frame("ack", message.id, message.scope, code=DeviceCode.DONE, data=frames.dump("forged"))
@@ -413,32 +414,28 @@ def _may_publish(client: str, topic: str) -> bool:
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def hub_still_answers(world: World) -> Iterator[Finding]:
+def hub_still_answers(world: MqttWorld) -> Iterator[Finding]:
     """[P5] Whatever the hub has received before, after the calm every command is done."""
-    assert isinstance(world, MqttWorld)
     for key in sorted(world.mqtt_log.last):
         told = world.log.outcomes.get(key)
         if told is None or told[-1][0] is not State.DONE:
             yield f"was sent long after the calm, and is {told[-1][0].word if told else 'open'}", key
 
 
-def foreign_subscriptions_removed(world: World) -> Iterator[Finding]:
+def foreign_subscriptions_removed(world: MqttWorld) -> Iterator[Finding]:
     """What others have subscribed in the hub's sessions is unsubscribed when something is heard by it. Before
     the calm, that may be lost with the connection."""
-    assert isinstance(world, MqttWorld)
-    hub = world.nodes[HUB]
-    assert isinstance(hub, MqttHub)
+    hub = world.first_hub
     ours = {*hub.devices.answers, *hub.devices.reports}
     for topic in sorted(world.mqtt_log.subscribed - ours):
         if world.mqtt_log.heard.get(topic, 0) >= CALM:
             yield f"the hub still hears {topic}", b""
 
 
-def offline_reported(world: World) -> Iterator[Finding]:
+def offline_reported(world: MqttWorld) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device has died with the broker, and not that it is back. This does not
     hold if the hub died since, nor if its disk had failed just before: it may not have known the last
     connection of the device."""
-    assert isinstance(world, MqttWorld)
     lines = [(at, what) for at, who, what, _ in world.log.lines if who == HUB]
     for lost in world.mqtt_log.blackouts:
         until, shaken = lost.at + NOTICED, lost.at - RECOVERY
@@ -452,11 +449,10 @@ def offline_reported(world: World) -> Iterator[Finding]:
             yield f"{lost.device} died with the broker, and apps were told that it is back", b""
 
 
-def stays_offline(world: World) -> Iterator[Finding]:
+def stays_offline(world: MqttWorld) -> Iterator[Finding]:
     """[P5] A device that is gone for good, and that the hub has found to be offline, does not come back by
     what the broker has kept of it, also if the hub is started anew. A hub that has just started may have
     heard nothing from its broker yet."""
-    assert isinstance(world, MqttWorld)
     starts = [at for at, who, what, _ in world.log.lines if (who, what) == (HUB, "starts")]
     for lost in world.mqtt_log.blackouts:
         told = [(at, on) for at, device, on in world.mqtt_log.presence if device == lost.device]
@@ -467,9 +463,8 @@ def stays_offline(world: World) -> Iterator[Finding]:
             yield f"{lost.device} is gone for good, and apps were told that it is back", b""
 
 
-def online_reported(world: World) -> Iterator[Finding]:
+def online_reported(world: MqttWorld) -> Iterator[Finding]:
     """[P5] Apps are told soon that a device is online, also if it reported while the hub subscribed."""
-    assert isinstance(world, MqttWorld)
     until = FORGOTTEN + SEEN_WITHIN
     for name in world.mqtt_log.back:
         told = [online for at, device, online in world.mqtt_log.presence if device == name and at <= until]
@@ -477,7 +472,7 @@ def online_reported(world: World) -> Iterator[Finding]:
             yield f"{name} came back while the hub subscribed, and apps believe that it is offline", b""
 
 
-MQTT_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+MQTT_CHECKERS: Final[tuple[Checker[MqttWorld], ...]] = (
     *GATEWAY_CHECKERS,
     hub_still_answers,
     foreign_subscriptions_removed,

@@ -10,7 +10,7 @@ one hub: the same checkers judge it, and every write counts as that hub's.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from random import Random
 from typing import Final
@@ -27,13 +27,13 @@ from duly.core.messages import Message, Verdict, key_of
 from duly.core.outbox import SILENT
 from duly.errors import DulyError
 from duly.storage.memory import Disk
-from duly.testing.sim.checkers import CHECKERS, Finding
+from duly.testing.sim.checkers import CHECKERS, Checker, Finding
 from duly.testing.sim.gateway import GatewayDevice, GatewayHub, GatewayWorld, OpenAccounts
 from duly.testing.sim.guests import GuestAccounts, GuestVisit, admit_guest, revoked_is_refused
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.plan import SimPlan
 from duly.testing.sim.push_checkers import pushes_kept
-from duly.testing.sim.world import BUSY, World, WorldLog
+from duly.testing.sim.world import BUSY, WorldLog
 from duly.transports.http.frame_batches import FrameBatch, WaitingRequest
 from duly.wire import frames
 from duly.wire.frames import ServerCode
@@ -317,9 +317,8 @@ class MultiHubWorld(GatewayWorld):
         device.crash()
 
 
-def reachable(world: World) -> Iterator[Finding]:
+def reachable(world: MultiHubWorld) -> Iterator[Finding]:
     """[P5] No command is refused as offline while its device is connected to a hub that is well."""
-    assert isinstance(world, MultiHubWorld)
     for at, by, message in world.hubs_log.offline:
         for stay in world.hubs_log.stays.values():
             here = stay.device == message.recipient and stay.since + SURE < at < stay.until
@@ -327,10 +326,9 @@ def reachable(world: World) -> Iterator[Finding]:
                 yield f"was refused since {stay.device} is offline, which it was not", message.key
 
 
-def registered(world: World) -> Iterator[Finding]:
+def registered(world: MultiHubWorld) -> Iterator[Finding]:
     """A device that is connected to a hub that is well stays registered there, until it moves to another. In
     the end each that is connected is registered."""
-    assert isinstance(world, MultiHubWorld)
     log = world.hubs_log
     for at, device in log.unregistered:
         for stay in log.stays.values():
@@ -348,23 +346,20 @@ def registered(world: World) -> Iterator[Finding]:
             yield f"{stay.device} is connected to {stay.hub.name}, and registered at no hub", b""
 
 
-def given_up_by_its_hub(world: World) -> Iterator[Finding]:
+def given_up_by_its_hub(world: MultiHubWorld) -> Iterator[Finding]:
     """[P5] Only the hub that made the newest attempt may give it up as unanswered."""
-    assert isinstance(world, MultiHubWorld)
     for key in world.hubs_log.usurped:
         yield "was given up by a hub that no longer had it", key
 
 
-def attempts_not_seized(world: World) -> Iterator[Finding]:
+def attempts_not_seized(world: MultiHubWorld) -> Iterator[Finding]:
     """[P3] A hub that lives keeps its attempts until the device is at another hub."""
-    assert isinstance(world, MultiHubWorld)
     for key in world.hubs_log.seized:
         yield "was taken from a living hub by one that does not have its device", key
 
 
-def requests_answered(world: World) -> Iterator[Finding]:
+def requests_answered(world: MultiHubWorld) -> Iterator[Finding]:
     """[P5] A request that waits for the outcome of a command is told it, at whichever hub that happens."""
-    assert isinstance(world, MultiHubWorld)
     for request in world.hubs_log.requests:
         said = request.session.said
         taken = said is not None and said.code in (ServerCode.ACCEPTED, ServerCode.DUPLICATE)
@@ -373,7 +368,7 @@ def requests_answered(world: World) -> Iterator[Finding]:
             yield f"a request at {request.hub.name} waits for its outcome in vain", request.key
 
 
-MULTI_HUB_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+MULTI_HUB_CHECKERS: Final[tuple[Checker[MultiHubWorld], ...]] = (
     *CHECKERS,
     pushes_kept,
     reachable,

@@ -6,13 +6,13 @@ disconnection of a device once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from duly.clients.push_outbox import OURS
 from duly.core import operations as w
 from duly.core.messages import Verdict, VerdictKind, key_of, names_in
-from duly.testing.sim.checkers import CHECKERS, Finding
+from duly.testing.sim.checkers import CHECKERS, Checker, Finding
 from duly.testing.sim.world import World
 from duly.wire import frames
 from duly.wire.frames import DEVICE_STATUS
@@ -66,7 +66,7 @@ def is_presence(body: bytes) -> bool:
     return frames.decode(body).type == DEVICE_STATUS
 
 
-GATEWAY_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+GATEWAY_CHECKERS: Final[tuple[Checker[World], ...]] = (
     *CHECKERS,
     pushes_kept,
     presence_reported,

@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
 from duly.core.messages import names_in
 from duly.testing.sim.chat import CHAT_CHECKERS, ChatWorld
-from duly.testing.sim.checkers import CHECKERS
+from duly.testing.sim.checkers import CHECKERS, Checker
 from duly.testing.sim.gateway import GatewayWorld
 from duly.testing.sim.journal import JOURNAL_CHECKERS, JournalWorld
 from duly.testing.sim.mqtt import MQTT_CHECKERS, MqttWorld
@@ -59,7 +59,7 @@ WORLDS: Final[Mapping[str, type[World]]] = {
     "nodes": NodesWorld,
     "mqtt": MqttWorld,
 }
-CHECKERS_OF: Final = {
+CHECKERS_OF: Final[Mapping[str, tuple[Checker[Any], ...]]] = {
     "journal": JOURNAL_CHECKERS,
     "gateway": GATEWAY_CHECKERS,
     "hubs": MULTI_HUB_CHECKERS,

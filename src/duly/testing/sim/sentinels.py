@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 from random import Random
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
@@ -46,7 +46,7 @@ from duly.runtime.activity_log import ActivityLog
 from duly.server.router import Router
 from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk
-from duly.testing.sim.checkers import Finding, admitted_once, states_move_forward
+from duly.testing.sim.checkers import Checker, Finding, admitted_once, states_move_forward
 from duly.testing.sim.gateway import GatewayHub, HubSession, SimLink, Wire, break_link
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, WantedMessage, World
@@ -303,15 +303,17 @@ class SentinelWorld(World):
         if theirs in self.bodies:
             self.started.setdefault(node.name, []).append(theirs)
 
+    @property
+    def tower(self) -> SentinelTower:
+        """The hub with the tower."""
+        return cast("SentinelTower", self.nodes["hub"])
+
     def _replay(self, count: int) -> None:
         """Send recorded frames of sentinels again, with their credentials."""
-        tower = self.nodes["hub"]
-        assert isinstance(tower, SentinelTower)
-        tower.replay(count)
+        self.tower.replay(count)
 
     def _lie(self) -> None:
-        tower = self.nodes["hub"]
-        assert isinstance(tower, SentinelTower)
+        tower = self.tower
         known = [seen.message for seen in self.log.effects]
         if known and tower.ready:
             self.faults += 1
@@ -332,10 +334,9 @@ class SentinelWorld(World):
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def events_arrived(world: World) -> Iterator[Finding]:
+def events_arrived(world: SentinelWorld) -> Iterator[Finding]:
     """[P1, P5] Every event that a sentinel has stored is at the tower, or ended at the sentinel for a
     reason."""
-    assert isinstance(world, SentinelWorld)
     tower = world.settled_disks["hub"]
     for key, body in world.bodies.items():
         name, event = names_in(key)
@@ -352,11 +353,10 @@ def events_arrived(world: World) -> Iterator[Finding]:
             yield "the tower has other content than its sentinel", key
 
 
-def no_signal_lost(world: World) -> Iterator[Finding]:
+def no_signal_lost(world: SentinelWorld) -> Iterator[Finding]:
     """[P5] The tower knows of every device that has disconnected for good, and of every critical signal,
     unless it was cancelled. This does not hold if the sentinel died since the device was last connected:
     it may have died before it knew."""
-    assert isinstance(world, SentinelWorld)
     if world.plan.reinstalls:
         return
     for (name, device), facts in world.facts.items():
@@ -389,10 +389,9 @@ def _told(world: SentinelWorld, name: str, device: str, since: float, *, critica
     return found
 
 
-def silence_taken_back(world: World) -> Iterator[Finding]:
+def silence_taken_back(world: SentinelWorld) -> Iterator[Finding]:
     """After the calm every sentinel is connected: none counts as silent, and every alert about a silence is
     cancelled."""
-    assert isinstance(world, SentinelWorld)
     hub = world.nodes["hub"].disk
     for name, body in hub.buckets.get(PROMISES, {}).items():
         promise = msgspec.json.decode(body, type=Promise)
@@ -402,10 +401,9 @@ def silence_taken_back(world: World) -> Iterator[Finding]:
         yield "no sentinel has ever been heard", b""
 
 
-def silence_noticed(world: World) -> Iterator[Finding]:
+def silence_noticed(world: SentinelWorld) -> Iterator[Finding]:
     """[P5] The tower stores an alert soon after a sentinel fell silent. This does not hold if the tower died,
     its disk failed or its clock was set meanwhile: then every silence begins anew."""
-    assert isinstance(world, SentinelWorld)
     shaken = [at for at, who, what, _ in world.log.lines if who == "hub" and what.startswith(_SHAKEN)]
     for name, heard in world.heartbeats.items():
         for last, following in pairwise(heard):
@@ -419,9 +417,8 @@ def silence_noticed(world: World) -> Iterator[Finding]:
 _SHAKEN: Final = ("dies", "disk fails", "clock is set")
 
 
-def alerts_dated(world: World) -> Iterator[Finding]:
+def alerts_dated(world: SentinelWorld) -> Iterator[Finding]:
     """Every alert at the tower has the time of its signal, or says that it is undated."""
-    assert isinstance(world, SentinelWorld)
     for seen in world.log.effects:
         message, stored = seen.message, world.stored_at.get(seen.message.key)
         if stored is None or is_undated(message):
@@ -440,11 +437,10 @@ def listed_once(world: World) -> Iterator[Finding]:
             yield "the tower lists what no sentinel stored", key
 
 
-def in_order(world: World) -> Iterator[Finding]:
+def in_order(world: SentinelWorld) -> Iterator[Finding]:
     """[P4] Of two events of a sentinel, the one that was noticed first and sent first is listed first.
     This does not hold if the tower's disk fails, since refused events are sent again after later ones, nor
     with replays."""
-    assert isinstance(world, SentinelWorld)
     if world.plan.faulty_disk or world.plan.reinstalls or world.plan.replays:
         return
     position = {key: n for keys in world.started.values() for n, key in enumerate(keys)}
@@ -457,9 +453,8 @@ def in_order(world: World) -> Iterator[Finding]:
         before.append(here)
 
 
-def corrections_arrived(world: World) -> Iterator[Finding]:
+def corrections_arrived(world: SentinelWorld) -> Iterator[Finding]:
     """[P5] Every stored correction reaches the tower."""
-    assert isinstance(world, SentinelWorld)
     for name, message in world.corrections:
         key = key_of(name, message.id)
         if key not in world.settled_disks["hub"].messages and key not in world.log.abandoned:
@@ -477,11 +472,10 @@ def nothing_left_to_do(world: World) -> Iterator[Finding]:
                 yield f"{name} still has an open delivery of it", ref.key
 
 
-def repeats_held_back(world: World) -> Iterator[Finding]:
+def repeats_held_back(world: SentinelWorld) -> Iterator[Finding]:
     """For one device and reason there are no two events within the debounce, and no more in an hour than
     allowed, unless a clock was set or a sentinel was reinstalled. Critical events are only held back as
     repeats."""
-    assert isinstance(world, SentinelWorld)
     if world.plan.steps or world.plan.reinstalls:
         return
     events: dict[tuple[str, str], list[tuple[float, str, bool]]] = {}
@@ -504,7 +498,7 @@ def repeats_held_back(world: World) -> Iterator[Finding]:
             yield f"{name} let more pass from {device} than {POLICY.per_hour} in an hour", b""
 
 
-SENTINEL_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+SENTINEL_CHECKERS: Final[tuple[Checker[SentinelWorld], ...]] = (
     events_arrived,
     no_signal_lost,
     alerts_dated,

@@ -7,7 +7,7 @@ what really arrived, stored or not.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
@@ -32,7 +32,14 @@ from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Effect, Event, MachineEffect, MachineEvent, Reply, ReportOutcome
 from duly.core.units import MINUTE, SECOND
 from duly.runtime.engine import Machine
-from duly.testing.sim.checkers import Finding, admitted_once, refusals_explained, states_move_forward, stored
+from duly.testing.sim.checkers import (
+    Checker,
+    Finding,
+    admitted_once,
+    refusals_explained,
+    states_move_forward,
+    stored,
+)
 from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
 from duly.testing.sim.nodes import HORIZON, SimProcess
 from duly.testing.sim.world import World
@@ -62,6 +69,8 @@ class ChannelArrival(Struct, frozen=True):
 
 class SimTower(SimProcess):
     """Takes messages from the network and delivers each to all recipients in `DOUBTS`."""
+
+    world: TowerWorld
 
     def machine(self, worker: str) -> Machine:
         """Return a fanout with a limit for each recipient."""
@@ -97,7 +106,6 @@ class SimTower(SimProcess):
 
     async def _attempt(self, attempt: StartAttempt) -> None:
         world, draw = self.world, self.world.rng.random
-        assert isinstance(world, TowerWorld)
         await asyncio.sleep(draw() * 0.2)
         result = AttemptResult.ARRIVED
         if world.faulty and draw() < world.plan.failing:
@@ -148,9 +156,8 @@ class TowerWorld(World):
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
 
 
-def notified_once(world: World) -> Iterator[Finding]:
+def notified_once(world: TowerWorld) -> Iterator[Finding]:
     """[P3] A recipient is notified no more often than its channel declares, and a repeat is marked."""
-    assert isinstance(world, TowerWorld)
     told: dict[tuple[bytes, str], list[BatchItem]] = {}
     for arrival in world.told:
         told.setdefault((arrival.item.ref.key, arrival.recipient), []).append(arrival.item)
@@ -171,9 +178,8 @@ def notified_once(world: World) -> Iterator[Finding]:
             yield f"{recipient} was told twice in one attempt", key
 
 
-def delivery_states_true(world: World) -> Iterator[Finding]:
+def delivery_states_true(world: TowerWorld) -> Iterator[Finding]:
     """[P5] A delivery is stored as done only if it arrived, and as failed or expired only if it did not."""
-    assert isinstance(world, TowerWorld)
     arrived = {(arrival.item.ref.key, arrival.recipient) for arrival in world.told}
     for ref, delivery in world.settled_disks["hub"].deliveries.items():
         there = (ref.key, ref.recipient) in arrived
@@ -202,7 +208,7 @@ def deliveries_ended(world: World) -> Iterator[Finding]:
         yield f"{len(machine)} deliveries are still in memory", b""
 
 
-TOWER_CHECKERS: Final[tuple[Callable[[World], Iterator[Finding]], ...]] = (
+TOWER_CHECKERS: Final[tuple[Checker[TowerWorld], ...]] = (
     notified_once,
     delivery_states_true,
     deliveries_ended,
