@@ -35,9 +35,9 @@ def prune(
 
 
 async def _in_ledger(dry_run: bool, at: LedgerOptions) -> JsonObject:
-    from duly.apps.alerts import retention
     from duly.apps.alerts.operations import AlertOperations
     from duly.apps.alerts.profiles import Profiles
+    from duly.server import retention
     from duly.server.policies import archive_of, deliveries_kept
 
     archive, kept = archive_of(at.settings), deliveries_kept(at.settings)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 import msgspec
 from aiohttp import web
 
-from duly.apps.alerts import retention
 from duly.apps.alerts import verbs as alert_verbs
 from duly.apps.alerts.heartbeats import presence
 from duly.errors import DulyError, NotAllowed
 from duly.identity.accounts import Principal, Role, administer
 from duly.runtime.thresholds import judge
-from duly.server import diagnostics
+from duly.server import diagnostics, retention
 from duly.server.audited_verbs import audited
 from duly.server.dashboard import verbs as dashboard_verbs
 from duly.server.policies import control_policy, deliveries_kept

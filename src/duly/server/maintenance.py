@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, Final
 
-from duly.apps.alerts import retention
 from duly.errors import DulyError, LedgerError
+from duly.server import retention
 from duly.server.policies import archive_of, deliveries_kept
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from duly.apps.alerts import retention
 from duly.apps.alerts.archive import ALERTS, Archive
 from duly.apps.alerts.model import AlertState
 from duly.apps.alerts.operations import STATUSES, AlertOperations
@@ -29,6 +28,7 @@ from duly.core.operations import Admit, Advance, Deliver, DeliveryRef, Finish
 from duly.core.trusted_time import TrustedClock
 from duly.core.units import DAY, MINUTE
 from duly.errors import LedgerUnavailable
+from duly.server import retention
 from duly.storage.memory import MemoryLedger
 from duly.testing import ManualClock
 from tests.guard import GUARD
