@@ -1,4 +1,5 @@
-"""`duly node call task status`, and the seed's four terminals, with mosquitto_pub and mosquitto_sub."""
+"""`duly node call task status`, and the four terminals of the FD document,
+with mosquitto_pub and mosquitto_sub."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from duly.wire.fd import FdKind
 P, S = Act.PUBLISH, Act.SUBSCRIBE
 
 MATRIX = [
-    # seed 001, in its own order
+    # the FD document, in its own order
     *[(S, f"nodes/me/{kind}", True) for kind in LETTERS],
     *[(S, f"nodes/you/{kind}", False) for kind in LETTERS],
     *[(P, f"nodes/{who}/{kind}", True) for who in ("me", "you") for kind in LETTERS],

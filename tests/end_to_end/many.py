@@ -24,7 +24,7 @@ NAMES = {
 
 
 class LocalCluster:
-    """Hubs that can be stopped one by one; `deaf` ones hear no ring."""
+    """Hubs that can be stopped one by one; without `hints` each looks in the ledger now and then."""
 
     def __init__(self, folder: Path, server: Postgres, **settings: Any) -> None:
         self._folder = folder
@@ -33,7 +33,7 @@ class LocalCluster:
         self.hubs: list[Hub] = []
         self.tokens: dict[str, str] = {}
 
-    async def start(self, count: int, *, deaf: bool = False) -> None:
+    async def start(self, count: int, *, hints: bool = True) -> None:
         for n in range(count):
             where = Settings(
                 data=str(self._folder / f"hub{n}"),
@@ -44,7 +44,7 @@ class LocalCluster:
             )
             hub = Hub(where)
             await hub.start()
-            if deaf:
+            if not hints:
                 assert hub.notifier is not None
                 hub.notifier._listeners.clear()
             self.hubs.append(hub)
@@ -72,16 +72,16 @@ class LocalCluster:
 
 
 @asynccontextmanager
-async def rung_or_deaf(
+async def with_or_without_hints(
     request: pytest.FixtureRequest, hubs: int, folder: Path, server: Postgres, **settings: Any
 ) -> AsyncIterator[LocalCluster]:
-    """Hubs that hear each other's notifications, or (`deaf`) only look in the ledger from time to time."""
-    deaf = request.param == "deaf"
+    """Hubs that hear each other's notifications, or only look in the ledger from time to time."""
+    hints = request.param == "hints"
     with pytest.MonkeyPatch.context() as patch:
-        if deaf:
-            patch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # where nothing rings, all wait for it
+        if not hints:
+            patch.setattr("duly.cluster.remote.POLL_SECONDS", 0.2)  # without hints, all wait for it
         cluster = LocalCluster(folder, server, **settings)
-        await cluster.start(hubs, deaf=deaf)
+        await cluster.start(hubs, hints=hints)
         yield cluster
         await cluster.stop()
 

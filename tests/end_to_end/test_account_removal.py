@@ -195,7 +195,7 @@ async def test_what_a_hub_lets_them_do_before_it_has_heard_is_ended_as_well(
     monkeypatch.setattr(there.hub.accounts, "catch_up", _no_lapsed)
     monkeypatch.setattr(there.hub.accounts, "refresh", _no_lapsed)
     async with there.enter("bob") as bob, here.enter("ann") as ann:
-        await here.hub.accounts.remove("bob")  # nobody rings
+        await here.hub.accounts.remove("bob")  # no hint is sent
         await here.hub.chat.remove_from_chat()
         group = await make(bob, "late", "ann")
         assert (await ann.line())["conv"] == group

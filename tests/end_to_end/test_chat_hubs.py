@@ -1,4 +1,4 @@
-"""Two hubs on one PostgreSQL: the truth is in the ledger, and rings only make it fast."""
+"""Two hubs on one PostgreSQL: the truth is in the ledger, and hints only make it fast."""
 
 from __future__ import annotations
 

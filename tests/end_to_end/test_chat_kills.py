@@ -1,4 +1,4 @@
-"""kill -9 of the hub while people chat, at every named point and at random (seed 002, section 5).
+"""kill -9 of the hub while people chat, at every named point and at random.
 
 The judge stands outside: it compares what everybody was shown, and where they were told their own lines are,
 with what lies in the ledger in the end.

@@ -29,8 +29,9 @@ PATHS = [
     "/v1/messages", "/v1/messages/{0}/{1}", "/v1/refusals", "/v1/state", "/v1/health", "/v1/openapi.json",
     "/metrics", "/healthz", "/readyz", "/v1/metrics", "/v1/metrics/{0}",
     "/v1/people", "/v1/login", "/v1/logout", "/v1/password", "/v1/alerts", "/v1/alerts/{0}/{1}", "/duly.js",
-    "/duly_device.py", "/v1/ws", "/v1/admin/{0}", "/v1/admin/list", "/v1/admin/add", "/v1/admin/borrow",
-    "/v1/admin/profile.set", "/v1/admin/alert.list", "/v1/admin/prune", "/v1/admin/grant", "/{0}", "*", "//",
+    "/duly_device.py", "/v1/ws", "/v1/admin/{0}", "/v1/admin/list", "/v1/admin/add",
+    "/v1/admin/temporary_token", "/v1/admin/profile.set", "/v1/admin/alert.list", "/v1/admin/prune",
+    "/v1/admin/grant", "/{0}", "*", "//",
     "/%",
 ]  # fmt: skip
 METHODS = ["GET"] * 6 + ["POST"] * 8 + ["PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW", "get"]

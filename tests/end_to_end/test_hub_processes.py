@@ -70,7 +70,7 @@ class Scene:
         ]
 
     async def judge(self, *, unknown: int = 0) -> None:
-        # While a ring is not heard everything takes a second or two, so there is less of it.
+        # Without hints everything takes a second or two, so there is less of it.
         await judge(Hubs(self.cluster.hubs), [self.lock, self.lamp], self.remotes, unknown=unknown)
 
 

@@ -1,6 +1,6 @@
 """Several hubs on one ledger, on the wire: wherever app and device are connected, it is as if there were one.
 
-Every flow is also gone through without a single ring being heard: slower, and not otherwise.
+Every flow is also gone through without a single hint: slower, and not otherwise.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from duly.core.operations import OpenDelivery
 from duly.core.steps import Event, NumberRefused, Unreachable
 from duly.identity.accounts import Principal, Role
 from duly.wire.session import Session
-from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
+from tests.end_to_end.many import LocalCluster, until, with_or_without_hints
 from tests.end_to_end.raw import Json, Peer, curl
 from tests.servers import Postgres
 from tests.stopwatch import Stopwatch
 
 
-@pytest.fixture(params=["rung", "deaf"])
+@pytest.fixture(params=["hints", "no hints"])
 async def cluster(
     request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
 ) -> AsyncIterator[LocalCluster]:
-    async with rung_or_deaf(request, 3, tmp_path, postgres_server) as hubs:
+    async with with_or_without_hints(request, 3, tmp_path, postgres_server) as hubs:
         yield hubs
 
 
-@pytest.fixture(params=["rung", "deaf"])
+@pytest.fixture(params=["hints", "no hints"])
 async def impatient(
     request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
 ) -> AsyncIterator[LocalCluster]:
     """A cluster where a device has two seconds to answer."""
-    async with rung_or_deaf(request, 3, tmp_path, postgres_server, patience=2) as hubs:
+    async with with_or_without_hints(request, 3, tmp_path, postgres_server, patience=2) as hubs:
         yield hubs
 
 
 @pytest.fixture
-async def rung(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[LocalCluster]:
+async def hinted(tmp_path: Path, postgres_server: Postgres) -> AsyncIterator[LocalCluster]:
     it = LocalCluster(tmp_path, postgres_server)
     await it.start(3)
     yield it
@@ -89,10 +89,16 @@ async def test_what_is_rung_for_waits_for_no_look_into_the_ledger(
 
 
 @pytest.mark.parametrize("said", [40, {"step": 'é"\\\n'}, None, LONG], ids=["number", "text", "none", "long"])
-async def test_an_app_hears_from_another_hub_how_far_its_device_is(rung: LocalCluster, said: object) -> None:
+async def test_an_app_hears_from_another_hub_how_far_its_device_is(
+    hinted: LocalCluster, said: object
+) -> None:
     """Progress is kept nowhere, so one that is lost is lost: the device says it until it is heard."""
-    async with rung.join(1, "lock") as lock, rung.join(0, "phone") as phone, rung.join(2, "tablet") as tablet:
-        await rung.known("lock")
+    async with (
+        hinted.join(1, "lock") as lock,
+        hinted.join(0, "phone") as phone,
+        hinted.join(2, "tablet") as tablet,
+    ):
+        await hinted.known("lock")
         seq_id = await phone.command("lock", timeout=600_000)
         command = await lock.hear()
         working = {"seq_id": seq_id, "to": "phone", "state": "delivered", "mine": 7}
@@ -226,11 +232,11 @@ async def test_a_device_that_moves_takes_its_commands_along(cluster: LocalCluste
 
 
 async def test_a_command_that_follows_its_device_is_sent_to_it_once(
-    rung: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    hinted: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hub looks once a second for what others have left for its devices. Here it does while it still reads,
     from a slow ledger, what it has to send to a device that has just connected."""
-    gateway, ledger = rung.hubs[2].gateway, rung.hubs[2].ledger
+    gateway, ledger = hinted.hubs[2].gateway, hinted.hubs[2].ledger
     remote, read_marks = gateway.remote, ledger.marks
     assert isinstance(remote, GatewayRemoteHubs)
 
@@ -242,10 +248,10 @@ async def test_a_command_that_follows_its_device_is_sent_to_it_once(
         return await read_marks(*args)
 
     monkeypatch.setattr(ledger, "marks", slowly)  # the first that is read for a device that has connected
-    async with rung.join(0, "phone") as phone, rung.join(1, "lock") as before:
+    async with hinted.join(0, "phone") as phone, hinted.join(1, "lock") as before:
         seq_id = await phone.command("lock", data=7)
         await before.hear()
-        async with rung.join(2, "lock") as after:
+        async with hinted.join(2, "lock") as after:
             assert (await after.obey())["seq_id"] == seq_id
             assert (await ends(phone, seq_id))["state"] == "done"
             seq_id = await phone.command("lock", data=8)
@@ -253,9 +259,9 @@ async def test_a_command_that_follows_its_device_is_sent_to_it_once(
 
 
 async def test_a_hub_that_learns_late_that_a_device_has_moved_takes_nothing_back(
-    rung: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    hinted: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    former = rung.hubs[1]
+    former = hinted.hubs[1]
     ledger, find = former.ledger, former.ledger.strays
     assert former.notifier is not None
     former.notifier._listeners.clear()
@@ -267,13 +273,13 @@ async def test_a_hub_that_learns_late_that_a_device_has_moved_takes_nothing_back
             await moved.wait()
         return await find(*args, **more)
 
-    async with rung.join(0, "phone") as phone, rung.join(1, "lock") as before:
+    async with hinted.join(0, "phone") as phone, hinted.join(1, "lock") as before:
         seq_id = await phone.command("lock", data=7)
         await before.hear()
         await before.say("ack", seq_id=seq_id, to="phone", state="delivered")  # so that it is not sent again
         monkeypatch.setattr(ledger, "strays", late)
         await looks.wait()  # it has read that the device is here
-        async with rung.join(2, "lock") as after:
+        async with hinted.join(2, "lock") as after:
             command = await after.hear()
             assert command["seq_id"] == seq_id
             moved.set()
@@ -443,7 +449,7 @@ async def test_what_was_revoked_at_another_hub_ends_although_accounts_were_read_
     """A hub compared versions only around its own look: one that read the accounts first hid the change."""
     cluster = LocalCluster(tmp_path, postgres_server)
     try:
-        await cluster.start(2, deaf=True)
+        await cluster.start(2, hints=False)
         here, there = cluster.hubs
         async with cluster.join(1, "phone") as phone, cluster.join(1, "lock") as lock:
             sent = await phone.command("lock", timeout=30_000)
@@ -469,9 +475,9 @@ async def test_a_hub_that_stops_hands_over_at_once(cluster: LocalCluster) -> Non
 
 
 async def test_a_device_that_comes_back_before_its_end_was_noted_stays_reachable_from_other_hubs(
-    rung: LocalCluster, monkeypatch: pytest.MonkeyPatch
+    hinted: LocalCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = rung.hubs[1].gateway
+    here = hinted.hubs[1].gateway
     put, disconnected = here.engine.put, here.disconnected
     busy, room, noted = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -488,28 +494,28 @@ async def test_a_device_that_comes_back_before_its_end_was_noted_stays_reachable
 
     monkeypatch.setattr(here.engine, "put", put_late)
     monkeypatch.setattr(here, "disconnected", disconnect)
-    async with rung.join(1, "lock"):
-        await rung.known("lock")
+    async with hinted.join(1, "lock"):
+        await hinted.known("lock")
     await busy.wait()
-    async with rung.join(1, "lock") as lock, rung.join(0, "phone") as phone:
+    async with hinted.join(1, "lock") as lock, hinted.join(0, "phone") as phone:
         room.set()
         await noted.wait()
-        await rung.hubs[0].gateway.remote.refresh()
+        await hinted.hubs[0].gateway.remote.refresh()
         obeying = asyncio.create_task(lock.obey_all())
         assert (await ends(phone, await phone.command("lock")))["state"] == "done"
         obeying.cancel()
 
 
-async def test_accounts_are_read_again_only_when_they_have_changed(rung: LocalCluster) -> None:
+async def test_accounts_are_read_again_only_when_they_have_changed(hinted: LocalCluster) -> None:
     """All of them were read every five seconds: a second of processor time at a hundred thousand accounts."""
-    here, there, _ = rung.hubs
+    here, there, _ = hinted.hubs
     await there.revocation.check()
     before = there.accounts._book
     await there.maintenance.refresh()
     await there.revocation.check()
     assert there.accounts._book is before
     await here.people.register("ann", "correct horse", "127.0.0.1")
-    listed = await curl(f"{there.url}/v1/admin/list", rung.tokens["root"], body={})
+    listed = await curl(f"{there.url}/v1/admin/list", hinted.tokens["root"], body={})
     assert "ann" in [one["name"] for one in listed.json["accounts"]], "a list shows what another hub made"
     await here.accounts.revoke("phone", "lock")
     await until(lambda: "lock" not in there.accounts.granted("phone"))

@@ -10,18 +10,18 @@ from pathlib import Path
 import pytest
 
 from duly.identity.accounts import Principal, Role
-from tests.end_to_end.many import LocalCluster, rung_or_deaf, until
+from tests.end_to_end.many import LocalCluster, until, with_or_without_hints
 from tests.end_to_end.raw import Peer
 from tests.end_to_end.test_many import ends
 from tests.guard import GUARD
 from tests.servers import Postgres
 
 
-@pytest.fixture(params=["rung", "deaf"])
+@pytest.fixture(params=["hints", "no hints"])
 async def cluster(
     request: pytest.FixtureRequest, tmp_path: Path, postgres_server: Postgres
 ) -> AsyncIterator[LocalCluster]:
-    async with rung_or_deaf(request, 2, tmp_path, postgres_server, max_queued=1_000) as hubs:
+    async with with_or_without_hints(request, 2, tmp_path, postgres_server, max_queued=1_000) as hubs:
         yield hubs
 
 

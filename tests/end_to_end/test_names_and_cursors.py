@@ -14,7 +14,7 @@ import pytest
 
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.core.operations import RecordRefusal
-from duly.identity import temporary_tokens as borrowed_tokens
+from duly.identity import temporary_tokens
 from duly.identity.accounts import Role
 from duly.storage import queries
 from tests.end_to_end.conftest import HubUnderTest, Open
@@ -289,24 +289,24 @@ async def test_logging_out_hangs_up_on_that_login_alone(open_local: Open) -> Non
         assert (await laptop.ask("friends"))["code"] == 0
 
 
-# ── borrowed tokens ──────────────────────────────────────────────────────────────────────────────
+# ── temporary tokens ────────────────────────────────────────────────────────────────────────────
 
 
-async def test_a_borrowed_token_ends_when_it_is_not_used_and_with_its_account(local: HubUnderTest) -> None:
-    async def borrow() -> str:
-        return str((await admin(local, "borrow", name="phone")).json["token"])
+async def test_a_temporary_token_ends_when_it_is_not_used_and_with_its_account(local: HubUnderTest) -> None:
+    async def temporary_token() -> str:
+        return str((await admin(local, "temporary_token", name="phone")).json["token"])
 
     async def works(token: str) -> bool:
         return (await curl(f"{local.url}/v1/messages", token)).status == 200
 
-    used, idle = await borrow(), await borrow()
-    half = borrowed_tokens.LASTS / 1e6 / 2
+    used, idle = await temporary_token(), await temporary_token()
+    half = temporary_tokens.LASTS / 1e6 / 2
     for _ in range(3):
         local.clock.seconds += half + 1
         assert await works(used)
     assert not await works(idle)
     await admin(local, "add", role="app", name="phone", replace="1")
     assert not await works(used), "its account has another token"
-    used = await borrow()
+    used = await temporary_token()
     await anew(local, Role.DEVICE, "phone")
     assert not await works(used), "its account is another"

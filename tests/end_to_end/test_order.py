@@ -1,4 +1,4 @@
-"""Seed 004 on the wire: off, on, off, on, in every order the network can make of it.
+"""Ordered control on the wire: off, on, off, on, in every order the network can make of it.
 
 The law: the lamp ends as its remote meant it. `latest` may skip, `replay` shows every state in order; whoever
 was overtaken is told.
@@ -73,7 +73,7 @@ async def test_only_a_gap_waits_and_only_so_long(local: HubUnderTest, mode: str)
         await press(remote, ids, mode, (1,))  # it comes after all, too late
         late = await remote.first(lambda f: f["seq_id"] == ids[1] and f["type"] == "ack")
         assert late["state"] == "superseded"
-        assert late["code"] != 0, "seed 000's apps read the code alone"
+        assert late["code"] != 0, "simple apps read the code alone"
         assert await lamp.hears_nothing()
 
 

@@ -1,6 +1,6 @@
 """What is taken away at one hub is taken away at every hub, at once; what is given is given at once.
 
-The law: the hubs here hear no ring, so nothing of this rests on hints. The clients share no code with duly.
+The law: the hubs here get no hints, so nothing of this rests on hints. The clients share no code with duly.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ async def cluster(postgres_server: Postgres, tmp_path: Path) -> AsyncIterator[Lo
     """Two hubs on one PostgreSQL that hear nothing of each other."""
     cluster = LocalCluster(tmp_path, postgres_server)
     try:
-        await cluster.start(2, deaf=True)
+        await cluster.start(2, hints=False)
         yield cluster
     finally:
         await cluster.stop()

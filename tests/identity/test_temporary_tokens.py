@@ -1,4 +1,4 @@
-"""Borrowed tokens end by themselves."""
+"""Temporary tokens end by themselves."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ async def detail_of(local: LocalHub, verb: str, body: object) -> str:
     ("verb", "missing"),
     [
         ("add", "role"),
-        ("borrow", "name"),
+        ("temporary_token", "name"),
         ("login", "name"),
         ("remove", "name"),
         ("grant", "app"),

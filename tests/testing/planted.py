@@ -189,7 +189,7 @@ def ends_may_change(patch: Patch) -> None:
 
 @breaks("settled")
 def silence_for_duplicates(patch: Patch) -> None:
-    """A repeat is ignored, as seed 000 asks, so a lost answer stays lost."""
+    """A repeat is ignored, as the source document asks, so a lost answer stays lost."""
     perform = Inbox._not_fresh
 
     def mute(self: Inbox, live: Any, verdict: Verdict, now: int) -> list[Todo]:
@@ -262,7 +262,7 @@ def refusals_not_recorded(patch: Patch) -> None:
 
 @breaks("settled")
 def held_is_forgotten(patch: Patch) -> None:
-    """A message that waits for a gap is acknowledged but not stored with its delivery (seed 004)."""
+    """A message that waits for a gap is acknowledged but not stored with its delivery."""
     admit = inboxes.Inbox._admit
 
     def buffered(self: Inbox, live: Any, move: Any, horizon: Any, now: int) -> Step:

@@ -23,7 +23,7 @@ def pending(**more: Any) -> FdPending:
     return fd.decode_pending(json.dumps(TASK | more).encode(), form)
 
 
-# ── the seed's own examples ──────────────────────────────────────────────────────────────────────
+# ── the examples of the FD document ──────────────────────────────────────────────────────────────────────
 
 
 def test_the_seeds_task() -> None:

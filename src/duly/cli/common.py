@@ -244,7 +244,7 @@ class HubClient:
     def temporary_token(self, name: str) -> str:
         """Return a temporary token of this account. It expires when the hub stops, or when it is unused for a
         while."""
-        return str(self.ask("/v1/admin/borrow", {"name": name})["token"])
+        return str(self.ask("/v1/admin/temporary_token", {"name": name})["token"])
 
 
 def say_changed(done: JsonObject, sentence: str, missing: str, *, json: bool) -> None:

@@ -49,7 +49,7 @@ class Admin:
         """Carry out one verb, with its arguments, on behalf of an admin."""
         hub = self._hub
         match verb:
-            case "borrow":
+            case "temporary_token":
                 return {"token": await hub.authenticator.temporary_token(wanted["name"])}
             case "login":
                 name = wanted["name"]

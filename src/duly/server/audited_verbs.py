@@ -13,7 +13,7 @@ _READS: Final = frozenset(
     [
         "list",
         "doctor",
-        "borrow",
+        "temporary_token",
         "alert.list",
         "alert.show",
         "alert.silences",

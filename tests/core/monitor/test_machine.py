@@ -59,7 +59,7 @@ def kinds(effects: list[Effect]) -> list[str]:
     return [one.message.kind for one in only(Transmit, effects)]
 
 
-# ── seed 003: no second event ────────────────────────────────────────────────────────────────────
+# ── no second event ────────────────────────────────────────────────────────────────────
 
 
 def test_a_link_that_goes_on_and_off_starts_one_countdown() -> None:

@@ -1,6 +1,6 @@
 """What one hub was told to keep quiet about, every hub keeps quiet about, from that moment on.
 
-The law: the hubs here hear no ring, so nothing of this rests on hints.
+The law: the hubs here get no hints, so nothing of this rests on hints.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def test_a_silence_holds_at_once_at_a_hub_where_alerts_keep_coming(
 ) -> None:
     cluster = LocalCluster(tmp_path, postgres_server)
     try:
-        await cluster.start(2, deaf=True)
+        await cluster.start(2, hints=False)
         here, there = cluster.hubs
         cluster.tokens["watch"] = await here.accounts.add(Role.SENTINEL, "watch")
         await here.alerts.profiles.set("home", ProfileDraft(send=("console:",)))
