@@ -115,12 +115,12 @@ class AccountLimits:
     def __iter__(self) -> Iterator[AccountLimit]:
         yield from (self.commands, self.lines, self.pushes, self.alerts)
 
-    def worst(self, most: int = 5) -> list[tuple[str, int]]:
-        """Return the accounts with the most refused messages, and how many each had."""
+    def worst(self) -> list[tuple[str, int]]:
+        """Return the five accounts with the most refused messages, and how many each had."""
         total: Counter[str] = Counter()
         for limit in self:
             total.update(limit.names)
-        return total.most_common(most)
+        return total.most_common(5)
 
 
 def _unlimited(_name: str, _now: int, _amount: int = 1) -> int:

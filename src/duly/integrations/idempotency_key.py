@@ -51,8 +51,6 @@ _BARE: Final = re.compile(r"[!#-+\--\[\]-~]+")
 """Visible ASCII without quotes, backslashes and commas: servers join two headers of one name by a comma."""
 _PLAIN: Final = re.compile(_BARE.pattern[:-1] + f"{{1,{NAME_LIMIT}}}")
 
-Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-
 
 class IdempotencyPolicy(Struct, frozen=True, kw_only=True):
     """What holds for one route: what a crash in the middle means, whether a key is required, how long keys

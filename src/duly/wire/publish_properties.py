@@ -28,7 +28,7 @@ class PublishProperties(Struct, frozen=True):
     user: tuple[tuple[str, str], ...] = ()
 
 
-def seconds_left(expires: int, now: int, late: int = LATE) -> int | None:
+def seconds_left(expires: int, now: int) -> int | None:
     """Return for how many seconds a broker should keep a message that expires at this time; None if it never
     does.
 
@@ -38,4 +38,4 @@ def seconds_left(expires: int, now: int, late: int = LATE) -> int | None:
     if not expires:
         return None
     left = expires - now
-    return -(-(left if left > 0 else late) // SECOND)
+    return -(-(left if left > 0 else LATE) // SECOND)
