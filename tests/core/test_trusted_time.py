@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.core.messages import FORGOTTEN
-from duly.core.trusted_time import CONFIRM, DRIFT, Floor, TrustedClock
-from duly.core.units import DAY, HOUR, MINUTE, SECOND
+from duly.core.trusted_time import CONFIRM, DRIFT, RESTORED, RESTORED_UNTIMED, Floor, TrustedClock
+from duly.core.units import DAY, HOUR, MINUTE, MS, SECOND
 
 START = 1_700_000_000 * SECOND
 
@@ -227,3 +227,15 @@ def test_mending_everything_forgets_barrier_and_restore() -> None:
     mended = risen.mend(START)
     assert mended.refusal(START + HOUR, START - 1, START) is not None, "its id may have been forgotten"
     assert mended.mend(START, everything=True).refusal(START + HOUR, START - 1, START) is None
+
+
+def test_after_a_restore_what_to_do_with_an_older_message_depends_on_whether_new_ids_are_accepted() -> None:
+    lost = START + MINUTE
+    floor = Floor(trusted=START).restore(lost, START)
+    made, until = START - MINUTE, START + HOUR
+    early = floor.refusal(until, made, START)
+    assert early is not None
+    assert early.wait == MINUTE + MS
+    assert floor.refusal(until, made, lost + MS) is RESTORED
+    assert floor.refusal(until, 0, START) is RESTORED_UNTIMED
+    assert floor.refusal(until, lost + 1, START) is None
