@@ -57,7 +57,7 @@ def test_an_unknown_run_is_listed_settled_and_repeated(cli: CommandLine) -> None
     refused = cli.duly("once", "settle", "pay", "a", "--done", '"x"', *where)
     assert (refused.returncode, "only a run whose end is unknown" in refused.stderr) == (6, True)
     settled = cli.duly("once", "settle", "pay", "dies", "--done", '"paid by hand"', *where)
-    assert (settled.returncode, settled.stdout) == (0, "pay dies is done\n")
+    assert (settled.returncode, settled.stdout) == (0, "pay dies is settled; repeats get this outcome\n")
     assert run(cli, "dies").stdout == "paid by hand\n"
 
 
@@ -66,7 +66,7 @@ def test_a_run_whose_process_died_is_settled_without_a_repeat_before(cli: Comman
     assert states(cli) == {"dies": "running"}
     where = ("--ledger", url(cli))
     done = cli.duly("once", "settle", "pay", "dies", "--failed", "no money came", *where)
-    assert done.stdout == "pay dies is failed\n", done.stderr
+    assert done.stdout == "pay dies is settled; repeats get this outcome\n", done.stderr
     assert "duly.errors.Failed: Settled: no money came" in run(cli, "dies").stderr
 
 

@@ -126,7 +126,7 @@ def settle(
     if json:
         print_json({"scope": scope, "key": key, "state": word})
     else:
-        say(f"{scope} {key} is {word}")
+        say(f"{scope} {key} is settled; repeats get this outcome")
 
 
 @app.command()

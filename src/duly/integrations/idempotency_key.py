@@ -157,7 +157,7 @@ NOT_STORED: Final = problem(
     409,
     "response-not-stored",
     "The response of the first request was not stored",
-    "the request was carried out, and is not carried out again; its response was too large to be kept",
+    "the request was carried out, and is not carried out again; its response was too large, or a stream",
 )
 UNKNOWN: Final = problem(
     409,
