@@ -115,6 +115,7 @@ METRICS: Final = (
     ),
     _gauge("duly_connections", "Open connections, by the role of their account.", "role"),
     _gauge("duly_cluster_hubs", "Hubs on this ledger that are alive, with this one."),
+    _gauge("duly_ready", "Whether this hub takes messages, as /readyz answers: 1, or 0."),
     _gauge("duly_notifier_up", "Whether hints of other hubs arrive: 1, or 0. 1 where there is only one hub."),
     Metric(
         "duly_commit_seconds",

@@ -73,6 +73,7 @@ class HubMetrics:
         telemetry.read("duly_clock_skew_seconds", self.trail.skew)
         telemetry.read("duly_connections", self._connections)
         telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
+        telemetry.read("duly_ready", lambda: float(hub.health.ready))
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
         telemetry.read(
             "duly_limit", lambda: {(kind,): float(most) for kind, most in hub.health.limits_in_force()}
@@ -150,9 +151,11 @@ class HubMetrics:
         """Count the newest hops, and take over counts of other parts of the hub."""
         self.trail.fold()
         hub, telemetry = self._hub, self.telemetry
-        telemetry.auth_failures.value = hub.login_guard.failures
+        failed_logins = hub.login_guard.failures
         if hub.mqtt is not None:
+            failed_logins += hub.mqtt.failed_logins
             telemetry.broker_refused.value = hub.mqtt.refused
+        telemetry.auth_failures.value = failed_logins
         for kind, refused in hub.health.limited().items():
             telemetry.counter("duly_limited_total", kind).value = refused
         counts = hub.alerts.counts

@@ -48,6 +48,11 @@ class GatewayRemote(RemoteHubs, Protocol):
         """The live hubs on this ledger, including this one."""
         ...
 
+    @property
+    def others(self) -> list[str]:
+        """The names of the other live hubs, as their logs and timelines have them."""
+        ...
+
     async def start(self) -> None:
         """Read the devices and hubs in the ledger."""
         ...
@@ -168,6 +173,11 @@ class SingleHub(NoRemoteHubs):
         """This hub alone."""
         return frozenset({self._ledger.worker})
 
+    @property
+    def others(self) -> list[str]:
+        """None."""
+        return []
+
     async def start(self) -> None:
         """Read which devices apps have been told are online."""
         await self._presence.start()
@@ -268,7 +278,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._notifier = notifier
         self._channel = channel
         self._local = local
-        self.registry = HubRegistry(ledger, notifier)
+        self.registry = HubRegistry(ledger, notifier, name=local.trail.hub)
         self._overheard = OverheardPushes(ledger)
         self.tasks = Supervisor()
         self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
@@ -284,6 +294,12 @@ class GatewayRemoteHubs(PolledRemoteHubs):
     def hubs(self) -> frozenset[str]:
         """The hubs with a recent heartbeat."""
         return self.registry.living
+
+    @property
+    def others(self) -> list[str]:
+        """The names of the other hubs with a recent heartbeat."""
+        registry = self.registry
+        return sorted(map(registry.name_of, registry.living - {registry.me}))
 
     async def start(self) -> None:
         """Announce this hub in the ledger, and read which others are alive."""

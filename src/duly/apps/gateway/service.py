@@ -111,10 +111,10 @@ class GatewayService:
             reserved=self.policy.commands, limit=limits.pushes,
         )  # fmt: skip
         channel = self._inbox.channel
+        self.trail = Trail(ledger) if trail is None else trail
         self.remote: GatewayRemote = SingleHub(ledger, channel, self)
         if notifier is not None:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
-        self.trail = Trail(ledger) if trail is None else trail
         self.traces = CommandTraces()
         self.kept_traces = KeptTraces(ledger, self.traces, self.trail.hub)
         unaddressed = UnaddressedAcks()
