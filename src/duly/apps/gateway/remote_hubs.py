@@ -44,13 +44,8 @@ class GatewayRemote(RemoteHubs, Protocol):
     """The interface of a gateway to the other hubs; also used where there are none."""
 
     @property
-    def hubs(self) -> frozenset[str]:
-        """The live hubs on this ledger, including this one."""
-        ...
-
-    @property
-    def others(self) -> list[str]:
-        """The names of the other live hubs, as their logs and timelines have them."""
+    def hubs(self) -> dict[str, str]:
+        """The live hubs on this ledger, including this one, by id: the names that logs and timelines have."""
         ...
 
     async def start(self) -> None:
@@ -169,14 +164,9 @@ class SingleHub(NoRemoteHubs):
         self.tasks = self._presence.tasks
 
     @property
-    def hubs(self) -> frozenset[str]:
+    def hubs(self) -> dict[str, str]:
         """This hub alone."""
-        return frozenset({self._ledger.worker})
-
-    @property
-    def others(self) -> list[str]:
-        """None."""
-        return []
+        return {self._ledger.worker: self._local.trail.hub}
 
     async def start(self) -> None:
         """Read which devices apps have been told are online."""
@@ -291,15 +281,9 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         notifier.listen(HELD, self._moves.want)
 
     @property
-    def hubs(self) -> frozenset[str]:
+    def hubs(self) -> dict[str, str]:
         """The hubs with a recent heartbeat."""
-        return self.registry.living
-
-    @property
-    def others(self) -> list[str]:
-        """The names of the other hubs with a recent heartbeat."""
-        registry = self.registry
-        return sorted(map(registry.name_of, registry.living - {registry.me}))
+        return {hub: self.registry.name_of(hub) for hub in self.registry.living}
 
     async def start(self) -> None:
         """Announce this hub in the ledger, and read which others are alive."""

@@ -103,7 +103,8 @@ class OverviewViews:
         return found
 
     def _hubs(self) -> list[dict[str, object]]:
-        others = self._hub.gateway.remote.others
+        me, hubs = self._hub.ledger.worker, self._hub.gateway.remote.hubs
+        others = sorted(name for hub, name in hubs.items() if hub != me)
         return [{"name": self._hub.name, "here": True}, *({"name": name, "here": False} for name in others)]
 
     async def _healthy(self) -> dict[str, object]:

@@ -56,7 +56,7 @@ export default function overview(page) {
     const all = seen.latencies["duly_end_to_end_seconds/total"] ?? {};
     tiles.latency.set(p50, { unit: u50, about: t("since.start", { n: milliseconds((all.p50 ?? 0) * 1000).join(" ") }) });
     tiles.p99.set(p99, { unit: u99, about: t("since.start", { n: milliseconds((all.p99 ?? 0) * 1000).join(" ") }) });
-    const pending = one(seen.metrics.duly_pending);
+    const pending = one(seen.metrics.duly_pending) + one(seen.metrics.duly_waiting);
     const oldest = one(seen.metrics.duly_oldest_pending_seconds);
     tiles.pending.set(number(pending), { about: pending ? t("oldest", { span: span(oldest) }) : "", level: pending && oldest > 300 ? "warning" : "" });
     tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { n: number(seen.devices.nodes) }) : "" });
