@@ -69,7 +69,7 @@ async def test_prometheus_reads_every_declared_metric_and_the_process(local: Hub
     assert total(found, "accepted") == total(found, "done") == total(found, "duplicate") == 1
     assert found["duly_duplicates_total", ()] == 1
     assert found["duly_auth_failures_total", ()] == 1
-    assert found["duly_cluster_hubs", ()] == found["duly_notifier_up", ()] == 1
+    assert found["duly_cluster_hubs", ()] == found["duly_notifier_up", ()] == found["duly_ready", ()] == 1
     assert found["duly_commit_seconds_count", ()] >= 2
     assert found["duly_end_to_end_seconds_count", (("stage", "total"),)] == 1
 

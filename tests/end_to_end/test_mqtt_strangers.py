@@ -252,6 +252,14 @@ async def test_a_refused_subscription_is_known(local: HubWithBroker) -> None:
     assert reason == "thief may not subscribe to nodes/lock/pending; the broker has refused it"
 
 
+async def test_a_login_with_a_wrong_token_is_known_and_counted(local: HubWithBroker) -> None:
+    local.tokens["thief"] = "wrong"
+    assert not (await local.client("thief")).is_connected()
+    assert await local.why("mqtt connect", "not_authenticated", "is not the token of 'thief'")
+    await local.hub.metrics.measure()
+    assert local.hub.telemetry.auth_failures.value == 1
+
+
 async def test_no_client_gets_into_the_hubs_session_nor_into_anothers(local: HubWithBroker) -> None:
     """With its client id a stranger could throw its owner out, or plant a subscription."""
     lock = await local.device("lock", done)

@@ -44,6 +44,15 @@ async def test_what_is_booked_for_a_recipient_is_found_by_his_name(ledger: Ledge
     assert await ledger.booked("another", ["lock"]) == []
 
 
+async def test_what_waits_for_recipients_whom_no_hub_holds_is_counted(ledger: Ledger) -> None:
+    for n, recipient, worker in ((1, "lock", ""), (2, "lock", ""), (3, "lamp", ""), (4, "door", "other")):
+        await book(ledger, n, recipient, worker)
+    found = await ledger.unheld(CHANNEL)
+    accepted = [item.accepted_at for item in await ledger.open_deliveries(CHANNEL)]
+    assert found == {"lock": (2, min(accepted[:2])), "lamp": (1, accepted[2])}
+    assert await ledger.unheld("another") == {}
+
+
 async def test_a_hub_sees_to_what_a_dead_one_held(ledger: Ledger) -> None:
     dead = await book(ledger, 1, "lock", "dead")
     await book(ledger, 2, "lock", "other")

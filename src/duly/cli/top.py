@@ -107,7 +107,7 @@ def overview(answer: JsonObject, chart: list[list[float]]) -> list[str]:
     def value(name: str) -> float:
         return float(sum(sample["value"] for sample in gauges[name]["samples"]))
 
-    pending, oldest = value("duly_pending"), value("duly_oldest_pending_seconds")
+    pending, oldest = value("duly_pending") + value("duly_waiting"), value("duly_oldest_pending_seconds")
     waits = f", the oldest for {took(oldest * 1000)}" if pending else ""
     connections = " · ".join(
         f"{sample['labels']['role']} {sample['value']:.0f}"

@@ -41,14 +41,15 @@ class HubRegistry:
 
     A holder is written as the hub's name and a token, so that two sessions at the same hub differ. `area` is
     a prefix for the buckets and hints of other programs than hubs that share work on one ledger in the same
-    way.
+    way. `name` is for people, and is sent with each heartbeat.
     """
 
-    def __init__(self, ledger: Ledger, notifier: HintSender, area: str = "") -> None:
+    def __init__(self, ledger: Ledger, notifier: HintSender, area: str = "", *, name: str = "") -> None:
         self._ledger = ledger
         self._notifier = notifier
         self._hubs, self._registry, self.held = area + HUBS, area + REGISTRY, area + HELD
         self.me = ledger.worker
+        self._name = name
         self._heartbeat = 0
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
         """by hub: the last heartbeat, and when it was first seen"""
@@ -67,6 +68,11 @@ class HubRegistry:
         until = min(asyncio.get_running_loop().time(), self._refreshed + BLIND)
         seen = {hub for hub, (_, since) in self._heartbeats.items() if until - since < LAPSE}
         return frozenset(seen | {self.me})
+
+    def name_of(self, hub: str) -> str:
+        """Return the name of a hub for people, or its id until it has sent one."""
+        heartbeat, _ = self._heartbeats.get(hub, (b"", 0.0))
+        return heartbeat.partition(b" ")[2].decode() or hub
 
     def is_held(self, device: str) -> bool:
         """Return whether a live hub holds a device, as far as is known."""
@@ -97,7 +103,7 @@ class HubRegistry:
         """Send a heartbeat and read the registry. Returns the devices that a dead hub held and no hub holds
         now; each is returned to one hub only."""
         self._heartbeat += 1
-        await self._ledger.write(PutItem(self._hubs, self.me, b"%d" % self._heartbeat))
+        await self._ledger.write(PutItem(self._hubs, self.me, f"{self._heartbeat} {self._name}".encode()))
         # In this order, so that a hub whose device is seen has already had a heartbeat.
         holders, heartbeats = await self._ledger.bucket(self._registry), await self._ledger.bucket(self._hubs)
         now = asyncio.get_running_loop().time()

@@ -105,7 +105,11 @@ METRICS: Final = (
         "Retries that those notifications took; divided by their number it is the average.",
     ),
     _gauge("duly_alert_average_retries", "Retries per notification that arrived after a retry."),
-    _gauge("duly_pending", "Messages that this hub has accepted or taken over and that have not ended."),
+    _gauge("duly_pending", "Messages that this hub has under way."),
+    _gauge(
+        "duly_waiting",
+        "Commands in a ledger of several hubs that wait for devices of no hub; the same at every hub.",
+    ),
     _gauge("duly_oldest_pending_seconds", "Age of the oldest of those messages."),
     _gauge("duly_reorder_held", "Messages that wait for their turn or for a missing number before them."),
     _gauge("duly_dead_letters", "Notifications that were given up and still need a person."),
@@ -115,6 +119,7 @@ METRICS: Final = (
     ),
     _gauge("duly_connections", "Open connections, by the role of their account.", "role"),
     _gauge("duly_cluster_hubs", "Hubs on this ledger that are alive, with this one."),
+    _gauge("duly_ready", "Whether this hub takes messages, as /readyz answers: 1, or 0."),
     _gauge("duly_notifier_up", "Whether hints of other hubs arrive: 1, or 0. 1 where there is only one hub."),
     Metric(
         "duly_commit_seconds",

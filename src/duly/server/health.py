@@ -43,6 +43,11 @@ class HubHealth:
         return self._hub.tasks.problems | ({} if broken is None else {BROKER: broken})
 
     @property
+    def ready(self) -> bool:
+        """Whether the hub accepts messages and all its parts run."""
+        return self.down is None and not self.problems
+
+    @property
     def refuses_as_stale(self) -> bool:
         """Whether new messages are refused because the ledger's floor is in the future."""
         return self._hub.floor.problem is not None

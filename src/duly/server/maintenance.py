@@ -70,7 +70,7 @@ class Maintenance:
         with contextlib.suppress(LedgerError):
             await hub.revocation.disconnect(frozenset(), await hub.people.refresh())
             await hub.alerts.configuration.refresh()
-        before, self._others = self._others, hub.gateway.remote.hubs
+        before, self._others = self._others, frozenset(hub.gateway.remote.hubs)
         if before - self._others:  # a hub has died: its work is taken over now
             with contextlib.suppress(DulyError):
                 await hub.alerts.adopt(self._others)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from duly.apps.alerts.held_back_counts import REASONS
-from duly.core.units import DAY
+from duly.core.units import DAY, SECOND
 from duly.errors import DulyError, LedgerError
 from duly.runtime.durable_totals import DurableTotals
 from duly.runtime.kept_charts import KeptCharts
@@ -28,6 +28,8 @@ CHART_SECONDS: Final = 15.0
 TRIM_SECONDS: Final = 60.0
 SCRAPE_SECONDS: Final = 2.0
 """How long a scrape waits for the ledger."""
+WAITING_SECONDS: Final = 5.0
+"""How often the commands that wait in a shared ledger are counted."""
 DEAD_SECONDS: Final = 1.0
 """How often alerts that have changed are searched for dead letters."""
 
@@ -67,12 +69,14 @@ class HubMetrics:
             hub.mqtt.on_problem = self._check_outages
         self._watches = True
         telemetry.read("duly_pending", lambda: hub.gateway.pending + hub.alerts.pending)
+        telemetry.read("duly_waiting", lambda: sum(hub.gateway.unheld.by_device.values()))
         telemetry.read("duly_oldest_pending_seconds", self._oldest)
         telemetry.read("duly_reorder_held", lambda: hub.gateway.held)
         telemetry.read("duly_dead_letters", lambda: hub.alerts.dead_letters.value)
         telemetry.read("duly_clock_skew_seconds", self.trail.skew)
         telemetry.read("duly_connections", self._connections)
         telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
+        telemetry.read("duly_ready", lambda: float(hub.health.ready))
         telemetry.read("duly_notifier_up", lambda: float(hub.notifier is None or not hub.notifier.problem))
         telemetry.read(
             "duly_limit", lambda: {(kind,): float(most) for kind, most in hub.health.limits_in_force()}
@@ -86,6 +90,7 @@ class HubMetrics:
             ("storing charts", CHART_SECONDS, self._charts.store),
             ("trimming the trail", TRIM_SECONDS, self.trail.trim),
             ("count of dead letters", DEAD_SECONDS, hub.alerts.dead_letters.refresh),
+            ("count of waiting commands", WAITING_SECONDS, hub.gateway.unheld.refresh),
         ):
             hub.tasks.every(name, seconds, partial(_when_possible, work))
 
@@ -150,9 +155,11 @@ class HubMetrics:
         """Count the newest hops, and take over counts of other parts of the hub."""
         self.trail.fold()
         hub, telemetry = self._hub, self.telemetry
-        telemetry.auth_failures.value = hub.login_guard.failures
+        failed_logins = hub.login_guard.failures
         if hub.mqtt is not None:
+            failed_logins += hub.mqtt.failed_logins
             telemetry.broker_refused.value = hub.mqtt.refused
+        telemetry.auth_failures.value = failed_logins
         for kind, refused in hub.health.limited().items():
             telemetry.counter("duly_limited_total", kind).value = refused
         counts = hub.alerts.counts
@@ -171,8 +178,10 @@ class HubMetrics:
             telemetry.counter("duly_alert_held_back_total", reason).value = held[reason]
 
     def _oldest(self) -> float:
-        gateway, alerts = self._hub.gateway.answers, self._hub.alerts
-        return self.trail.oldest(lambda key: gateway.is_under_way(key) or alerts.is_under_way(key))
+        hub, gateway, alerts = self._hub, self._hub.gateway.answers, self._hub.alerts
+        here = self.trail.oldest(lambda key: gateway.is_under_way(key) or alerts.is_under_way(key))
+        since = hub.gateway.unheld.since
+        return max(here, (hub.ledger.clock.now() - since) / SECOND) if since else here
 
     def _connections(self) -> dict[Labels, float]:
         hub = self._hub

@@ -23,7 +23,7 @@ from duly.broker.embedded import EmbeddedBroker
 from duly.broker.users import HubUsers, end_session, own_session, record, second_session
 from duly.core.acl import HUB
 from duly.core.units import seconds
-from duly.errors import DulyError
+from duly.errors import DulyError, NotAuthenticated
 from duly.identity.accounts import Accounts
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.tasks import Supervisor
@@ -56,6 +56,8 @@ class MqttService:
         """where the embedded broker serves MQTT over WebSocket; empty: nowhere"""
         self.refused = 0
         """what the embedded broker has refused since the start"""
+        self.failed_logins = 0
+        """how many of those were logins with a wrong token"""
         self.on_problem: Callable[[], None] | None = None
         """called when the problem in `state` may have changed"""
 
@@ -187,6 +189,7 @@ class MqttService:
 
     def _record(self, devices: MqttDevices, refused: BrokerRefusal) -> None:
         self.refused += 1
+        self.failed_logins += refused.word == NotAuthenticated.word
         record(devices.refusals, refused)
 
     def _hurry(self) -> None:

@@ -114,6 +114,16 @@ class LedgerQueries(StreamQueries, ItemQueries):
             if item.delivery.ref.recipient in recipients and item.delivery.state is State.ACCEPTED
         ]
 
+    async def unheld(self, channel: str) -> dict[str, tuple[int, int]]:
+        """Return how many deliveries wait that no worker holds, and when the oldest of their messages was
+        accepted, by recipient."""
+        found: dict[str, tuple[int, int]] = {}
+        for item in await self.open_deliveries(channel):
+            if item.delivery.state is State.ACCEPTED and not item.delivery.worker:
+                count, oldest = found.get(item.delivery.ref.recipient, (0, item.accepted_at))
+                found[item.delivery.ref.recipient] = (count + 1, min(oldest, item.accepted_at))
+        return found
+
     async def strays(
         self, channel: str, *, here: Collection[str], worker: str, living: Collection[str], now: int
     ) -> list[OpenDelivery]:

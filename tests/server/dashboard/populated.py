@@ -16,6 +16,7 @@ from duly.apps.alerts import verbs
 from duly.clients.app import App
 from duly.clients.device import Command, Device
 from duly.core.messages import key_of
+from duly.core.units import MS
 from duly.errors import DeviceError, DulyError
 from duly.identity.accounts import Role
 from duly.server.dashboard.visitors import DashboardRole
@@ -33,6 +34,8 @@ class PopulatedHub(LocalHub):
         self._things: list[Any] = []
         self.last_id = ""
         self.event = ("", "")
+        self.ack = ""
+        """the page behind the link of a notification"""
 
     async def start(self) -> None:
         await super().start()
@@ -133,6 +136,9 @@ class PopulatedHub(LocalHub):
         self.event = ("cellar", f"{1:064x}")
         for sentinel, event in (("grandma-watch", f"{0:064x}"), self.event):
             await self.hub.ledger.wait(key_of(sentinel, event), 1.0)
+        assert alerts.links is not None
+        link = alerts.links.make(key_of(*self.event), "file:told.txt", now * MS)
+        self.ack = link.removeprefix(self.url)
 
     async def be_busy(self) -> None:
         """Send commands until it is cancelled, now more and now fewer of them."""
@@ -170,6 +176,7 @@ class PopulatedHub(LocalHub):
             "alerts": ("/alerts", ".tile"),
             "deadletters": ("/alerts?view=dead", ".tile"),
             "alert": (f"/alert?sentinel={self.event[0]}&event={self.event[1]}", "tbody tr"),
+            "acknowledge": (self.ack, ".card form"),
             "chat": ("/chat", "form"),
             "api": ("/api", ".operation"),
             "audit": ("/audit", "tbody tr"),

@@ -81,7 +81,7 @@ async def test_a_link_made_at_one_hub_lets_in_at_the_other_and_a_session_holds_a
     for hub in range(2):
         assert (await ann.get(hub, "/page/session"))["name"] == "ann"
         seen = await ann.get(hub, "/overview.json")
-        assert len(seen["hubs"]) == 2
+        assert {one["name"] for one in seen["hubs"]} == {one.name for one in cluster.hubs}, "as in logs"
         assert seen["health"]["ledger"]["engine"].startswith("PostgreSQL")
         assert seen["health"]["notifier"]["problem"] is None
 
@@ -108,6 +108,24 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
     steps = {(step["what"], step.get("hub", "")) for step in here["timeline"]}
     assert ("fresh", cluster.hubs[0].name) in steps
     assert ("sent", cluster.hubs[1].name) in steps
+
+
+async def test_what_waits_for_an_offline_device_is_shown_at_every_hub(
+    cluster: LocalCluster, ann: ClusterVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("duly.server.dashboard.device_views.COUNT_SECONDS", 0.0)
+    id_ = mint()
+    wanted = {"id": id_, "device": "lamp", "type": "dev_control", "data": "{}", "queue": "yes"}
+    assert (await ann.act(0, "command.send", **wanted))[1]["server_ack"]["code"] == 0
+    for hub, one in enumerate(cluster.hubs):
+        await one.gateway.unheld.refresh()
+        assert (await ann.get(hub, "/device.json", name="lamp"))["queue"] == 1
+        gauges = (await ann.get(hub, "/overview.json"))["metrics"]
+        assert gauges["duly_waiting"] == {"": 1}
+        assert gauges["duly_oldest_pending_seconds"][""] > 0
+    assert (await ann.act(1, "message.cancel", scope="dashboard", id=id_))[0] == 200
+    await cluster.hubs[0].gateway.unheld.refresh()
+    assert (await ann.get(0, "/device.json", name="lamp"))["queue"] == 0
 
 
 async def test_totals_are_those_of_all_hubs(

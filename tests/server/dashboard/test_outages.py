@@ -94,6 +94,8 @@ async def test_the_overview_goes_on_and_says_what_is_down(
         await until("notifier", False)
         await asyncio.to_thread(postgres.stop, signal.SIGKILL)
         await until("ledger", True)
+        async with ann.http.get("/metrics") as scraped:
+            assert "\nduly_ready 0.0\n" in await scraped.text()
         await asyncio.to_thread(postgres.start)
         await until("ledger", False)
 

@@ -114,6 +114,14 @@ def test_every_sentence_is_one_that_the_hub_says() -> None:
     assert sorted(one for one in plain if plain.count(one) > 1) == []
 
 
+def test_no_sentence_stands_behind_a_more_general_one() -> None:
+    known = [english for english, _ in sentences()]
+    patterns = [re.compile(".*".join(map(re.escape, PLACE.split(english)))) for english in known]
+    for english in known:
+        said = PLACE.sub("this", english)
+        assert known[next(i for i, one in enumerate(patterns) if one.fullmatch(said))] == english
+
+
 def test_sentences_are_chinese_and_keep_their_values() -> None:
     for english, chinese in sentences():
         assert sorted(PLACE.findall(english)) == sorted(PLACE.findall(chinese)), english

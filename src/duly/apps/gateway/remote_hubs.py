@@ -44,8 +44,8 @@ class GatewayRemote(RemoteHubs, Protocol):
     """The interface of a gateway to the other hubs; also used where there are none."""
 
     @property
-    def hubs(self) -> frozenset[str]:
-        """The live hubs on this ledger, including this one."""
+    def hubs(self) -> dict[str, str]:
+        """The live hubs on this ledger, including this one, by id: the names that logs and timelines have."""
         ...
 
     async def start(self) -> None:
@@ -164,9 +164,9 @@ class SingleHub(NoRemoteHubs):
         self.tasks = self._presence.tasks
 
     @property
-    def hubs(self) -> frozenset[str]:
+    def hubs(self) -> dict[str, str]:
         """This hub alone."""
-        return frozenset({self._ledger.worker})
+        return {self._ledger.worker: self._local.trail.hub}
 
     async def start(self) -> None:
         """Read which devices apps have been told are online."""
@@ -268,7 +268,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self._notifier = notifier
         self._channel = channel
         self._local = local
-        self.registry = HubRegistry(ledger, notifier)
+        self.registry = HubRegistry(ledger, notifier, name=local.trail.hub)
         self._overheard = OverheardPushes(ledger)
         self.tasks = Supervisor()
         self._deliveries = SharedDeliveries(ledger, notifier, channel, self.registry, local, self.tasks)
@@ -281,9 +281,9 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         notifier.listen(HELD, self._moves.want)
 
     @property
-    def hubs(self) -> frozenset[str]:
+    def hubs(self) -> dict[str, str]:
         """The hubs with a recent heartbeat."""
-        return self.registry.living
+        return {hub: self.registry.name_of(hub) for hub in self.registry.living}
 
     async def start(self) -> None:
         """Announce this hub in the ledger, and read which others are alive."""

@@ -32,6 +32,7 @@ from duly.apps.gateway.revoked_commands import RevokedCommands
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.shared_tokens import SharedTokens
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
+from duly.apps.gateway.unheld_commands import UnheldCommands
 from duly.cluster.notifier import Notifier
 from duly.core.account_limits import AccountLimits
 from duly.core.inbox import Inbox
@@ -111,10 +112,11 @@ class GatewayService:
             reserved=self.policy.commands, limit=limits.pushes,
         )  # fmt: skip
         channel = self._inbox.channel
+        self.unheld = UnheldCommands(ledger, channel)
+        self.trail = Trail(ledger) if trail is None else trail
         self.remote: GatewayRemote = SingleHub(ledger, channel, self)
         if notifier is not None:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
-        self.trail = Trail(ledger) if trail is None else trail
         self.traces = CommandTraces()
         self.kept_traces = KeptTraces(ledger, self.traces, self.trail.hub)
         unaddressed = UnaddressedAcks()

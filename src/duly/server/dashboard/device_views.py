@@ -156,10 +156,12 @@ class DeviceViews:
         return found
 
     def _waiting(self) -> Counter[str]:
-        """How many commands wait for each device at this hub."""
+        """How many commands wait for each device, at this hub and for devices that no hub holds."""
         counted_at, counts = self._counted
         if monotonic() - counted_at > COUNT_SECONDS:
-            counts = Counter(message.recipient for message in self._hub.gateway.waiting())
+            gateway = self._hub.gateway
+            counts = Counter(message.recipient for message in gateway.waiting())
+            counts.update(gateway.unheld.by_device)
             self._counted = (monotonic(), counts)
         return counts
 

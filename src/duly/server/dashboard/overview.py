@@ -103,9 +103,9 @@ class OverviewViews:
         return found
 
     def _hubs(self) -> list[dict[str, object]]:
-        me = self._hub.ledger.worker
-        others = sorted(self._hub.gateway.remote.hubs - {me})
-        return [{"name": me, "here": True}, *({"name": name, "here": False} for name in others)]
+        me, hubs = self._hub.ledger.worker, self._hub.gateway.remote.hubs
+        others = sorted(name for hub, name in hubs.items() if hub != me)
+        return [{"name": self._hub.name, "here": True}, *({"name": name, "here": False} for name in others)]
 
     async def _healthy(self) -> dict[str, object]:
         """Return the state of the parts that the hub depends on; they are checked every few seconds."""

@@ -67,6 +67,10 @@ class SqlQueries(Ledger):
         """Return all deliveries of a channel that have not ended."""
         return [rows.open_of(row) for row in await self._read("open", channel)]
 
+    async def unheld(self, channel: str) -> dict[str, tuple[int, int]]:
+        """Return how many deliveries wait that no worker holds, and since when, by recipient."""
+        return {name: (count, oldest) for name, count, oldest in await self._read("unheld", channel)}
+
     async def deliveries(self, key: bytes) -> list[w.Delivery]:
         """Return the deliveries of a message."""
         return [rows.delivery_of(row) for row in await self._read("deliveries", key)]

@@ -170,6 +170,12 @@ FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
 WHERE d.channel = $1 AND d.recipient = ANY($2::text[]) AND d.state = 0
 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
+-- name: unheld
+SELECT d.recipient, count(*), min(m.accepted_at)
+FROM duly_deliveries AS d JOIN duly_messages AS m ON m.key = d.key
+WHERE d.channel = $1 AND d.state = 0 AND d.worker = ''
+GROUP BY d.recipient;
+
 -- name: strays
 -- For a recipient who is here, but held by another hub; held by a hub that is gone; expired and held by none.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state, m.accepted_at,

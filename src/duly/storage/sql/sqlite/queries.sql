@@ -150,6 +150,12 @@ SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.stat
 FROM deliveries AS d JOIN messages AS m ON m.key = d.key
 WHERE d.channel = ? AND d.state < 10 ORDER BY m.accepted_at, m.key, d.recipient, d.round;
 
+-- name: unheld
+SELECT d.recipient, count(*), min(m.accepted_at)
+FROM deliveries AS d JOIN messages AS m ON m.key = d.key
+WHERE d.channel = ? AND d.state = 0 AND d.worker = ''
+GROUP BY d.recipient;
+
 -- name: deliveries
 SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
 FROM deliveries

@@ -1,8 +1,8 @@
 // Sentences of the hub in Chinese: why something ended, was refused or does not work. The hub says them in
 // English, also in its log and on the command line; a ledger keeps them as they were said. What is in braces
 // stands for a value: {state} and {role} are words of the page, any other value is looked up here again, since
-// sentences contain sentences. A sentence that is not here is shown as the hub says it. A test finds each in
-// the hub's source.
+// sentences contain sentences. The first that fits counts. A sentence that is not here is shown as the hub says
+// it. A test finds each in the hub's source.
 export default [
   // what stands before another sentence
   ["refused: {why}", "被拒绝：{why}"],
@@ -95,8 +95,8 @@ export default [
   ["{name} cannot be a name; use 1 to 64 letters a–z, digits and . _ -, not starting with a dot or a dash", "{name} 不能用作名称；请用 1 到 64 个字母 a–z、数字和 . _ -，不能以点或连字符开头"],
   ["{name} is a name that duly uses itself; choose another", "{name} 是 duly 自用的名称；请换一个"],
   // acting on messages
-  ["nothing is known of {which} (any more)", "没有 {which} 的记录（或已遗忘）"],
   ["nothing is known of the alert {which} (any more)", "没有告警 {which} 的记录（或已遗忘）"],
+  ["nothing is known of {which} (any more)", "没有 {which} 的记录（或已遗忘）"],
   ["name a message by its scope and its id", "请用发送方和标识指明消息"],
   ["name an alert by its sentinel and its event", "请用哨兵和事件指明告警"],
   ["there is no device or node {name}; 'duly add device {name}' makes one", "没有设备或节点 {name}；“duly add device {name}”可以添加"],

@@ -56,7 +56,7 @@ export default function overview(page) {
     const all = seen.latencies["duly_end_to_end_seconds/total"] ?? {};
     tiles.latency.set(p50, { unit: u50, about: t("since.start", { n: milliseconds((all.p50 ?? 0) * 1000).join(" ") }) });
     tiles.p99.set(p99, { unit: u99, about: t("since.start", { n: milliseconds((all.p99 ?? 0) * 1000).join(" ") }) });
-    const pending = one(seen.metrics.duly_pending);
+    const pending = one(seen.metrics.duly_pending) + one(seen.metrics.duly_waiting);
     const oldest = one(seen.metrics.duly_oldest_pending_seconds);
     tiles.pending.set(number(pending), { about: pending ? t("oldest", { span: span(oldest) }) : "", level: pending && oldest > 300 ? "warning" : "" });
     tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { n: number(seen.devices.nodes) }) : "" });
@@ -85,7 +85,7 @@ function parts(seen) {
   found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ? sentence(ledger.problem) : `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t("messages.word")} · ${bytes(ledger?.bytes)}` });
   found.push(broker ? { name: t("part.broker"), level: broker.problem ? "bad" : "good", about: broker.problem ? sentence(broker.problem) : `${broker.embedded ? t("embedded") : t("outside")} · ${broker.url}` } : { name: t("part.broker"), level: "", about: t("broker.off") });
   found.push(notifier ? { name: t("part.notifier"), level: notifier.problem ? "bad" : "good", about: notifier.problem ? sentence(notifier.problem) : `${number(notifier.ms, 1)} ms` } : { name: t("part.notifier"), level: "", about: t("notifier.off") });
-  found.push({ name: t("part.hubs"), level: "good", about: seen.hubs.length < 2 ? seen.hub : `${seen.hubs.length} · ${seen.hubs.map((hub) => (hub.here ? `${seen.hub} (${hub.name})` : hub.name)).join(", ")}` });
+  found.push({ name: t("part.hubs"), level: "good", about: `${seen.hubs.length > 1 ? `${seen.hubs.length} · ` : ""}${seen.hubs.map((hub) => hub.name).join(", ")}` });
   if (disk) found.push({ name: t("part.disk"), level: disk.free / disk.total < 0.05 ? "bad" : "good", about: t("disk.free", { free: bytes(disk.free), total: bytes(disk.total) }) });
   const broken = Object.entries(problems ?? {});
   found.push({ name: t("part.tasks"), level: broken.length ? "bad" : "good", about: broken.length ? broken.map(([name, why]) => `${name}: ${sentence(why)}`).join("; ") : t("tasks.fine") });
