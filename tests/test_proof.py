@@ -38,10 +38,11 @@ def part_of(*programs: str) -> Part:
     return Part("some", ("cases",), steps)
 
 
-def run_of(part: str, *steps: str, commit: str = "0123456789", **counts: int) -> PublishedRun:
+def run_of(part: str, *steps: str, commit: str = "0123456789", hour: int = 10, **counts: int) -> PublishedRun:
     """A run of steps; `power_losses=3` is what it counted."""
     counted = {what.replace("_", " "): many for what, many in counts.items()}
-    return PublishedRun(part, [*steps], commit, "2026-11-20T10:00Z", "a machine", 9, counted, "make proof")
+    date = f"2026-11-20T{hour}:00Z"
+    return PublishedRun(part, [*steps], commit, date, "a machine", 9, counted, "make proof")
 
 
 def test_what_programs_count_is_added_up(out: Path) -> None:
@@ -118,7 +119,8 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results: Path) -> None:
     every, here = parts(short=False), record.commit().rstrip("+")
     record.publish(every, [run_of("flood", "seed 0", commit=here, faults=3, messages_under_faults=100)])
-    record.publish(every, [run_of("flood", "seed 1", commit="bbb", faults=4, messages_under_faults=200)])
+    later = run_of("flood", "seed 1", commit="bbb", hour=11, faults=4, messages_under_faults=200)
+    record.publish(every, [later])
     flood = record.results()["flood"]
     assert (flood.counts, flood.steps, flood.of) == ({"faults": 7, "messages under faults": 300}, 2, 20)
     said = document.measured("en", flood, "messages under faults")

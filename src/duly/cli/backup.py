@@ -103,6 +103,8 @@ def restore(
     say(f"messages made before {clock(done.stale_before // units.MS)} that are not in it are stale")
     wait = done.stale_before - time.time_ns() // 1_000
     if wait > 0:
+        step = units.MINUTE if wait > units.MINUTE else units.SECOND
+        wait = -(-wait // step) * step  # rounded up: the seconds that the restore took say nothing
         note(f"that is in {units.show(wait)}: until then the hub refuses new messages; see --lost-at, --skew")
     say(
         f"{count(done.unknown, 'open message')} may have ended since, and "
