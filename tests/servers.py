@@ -34,6 +34,7 @@ from duly.broker.acl_dialects import BrokerUser
 from duly.broker.embedded import EmbeddedBroker, nats_server
 from tests.guard import GUARD
 from tests.orphans import RUN_FOLDER
+from tests.stopwatch import family
 
 RABBITMQ = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 HOSTS = 8
@@ -176,14 +177,21 @@ class Postgres:
         return subprocess.run([self._bin / "pg_isready", *asked], check=False).returncode == 0
 
     def stop(self, how: signal.Signals = signal.SIGINT) -> None:
-        """SIGKILL is for the whole server, its children too."""
+        """SIGKILL is for the whole server, its children too: they would answer until they notice that it is
+        gone."""
         if self._process is not None:
             if how is signal.SIGKILL:
-                os.killpg(self._process.pid, how)
+                self.tell_all(how)
             else:
                 self._process.send_signal(how)
             self._process.wait(GUARD)
             self._process = None
+
+    def tell_all(self, what: signal.Signals) -> None:
+        """A signal to the server and to each of its processes, which lead groups of their own."""
+        for pid in list(family(self.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, what)
 
     def create_database(self) -> str:
         """A place of its own: a schema, since a real database costs 300 files and a tenth of a second. Many

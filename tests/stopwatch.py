@@ -78,7 +78,7 @@ class FamilyStopwatch:
     """
 
     def __init__(self) -> None:
-        self._stalled = {pid: stalled(pid) for pid in _family(os.getpid())}
+        self._stalled = {pid: stalled(pid) for pid in family(os.getpid())}
         self._read = time.monotonic()
         self._seconds = 0.0
 
@@ -86,17 +86,18 @@ class FamilyStopwatch:
     def seconds(self) -> float:
         """The seconds since it was made in which there was a processor for all of them."""
         before, began = self._stalled, self._read
-        self._stalled = {pid: stalled(pid) for pid in _family(os.getpid())}
+        self._stalled = {pid: stalled(pid) for pid in family(os.getpid())}
         self._read = time.monotonic()
         waited = max(now - before.get(pid, 0.0) for pid, now in self._stalled.items())
         self._seconds += max(0.0, self._read - began - max(0.0, waited))
         return self._seconds
 
 
-def _family(pid: int) -> Iterator[int]:
-    """A process, and all that it or they have started and that still run."""
+def family(pid: int) -> Iterator[int]:
+    """A process, and all that it or they have started and that still run; on other systems than Linux only
+    the process itself is found."""
     yield pid
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):  # it has just ended
             for child in path.read_text().split():
-                yield from _family(int(child))
+                yield from family(int(child))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -109,18 +108,6 @@ async def health(cluster: LocalCluster, wanted: int, within: float) -> float:
     return took.seconds
 
 
-def tell_all(server: Postgres, number: signal.Signals) -> None:
-    """A signal to the server and every process of it."""
-    assert server._process is not None
-    main = server._process.pid
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            if parent == main:
-                os.kill(int(stat.parent.name), number)
-    os.kill(main, number)
-
-
 class Presses:
     """An app that sends each command until it is answered with anything but code 4, and a lock that obeys."""
 
@@ -165,10 +152,10 @@ async def test_health_and_commands_within_five_seconds_and_nothing_lost_or_doubl
         sent = [await presses.press() for _ in range(5)]
 
         def swallow() -> None:
-            hole.swallow() if how == "proxy" else tell_all(postgres_server, signal.SIGSTOP)
+            hole.swallow() if how == "proxy" else postgres_server.tell_all(signal.SIGSTOP)
 
         def heal() -> None:
-            hole.heal() if how == "proxy" else tell_all(postgres_server, signal.SIGCONT)
+            hole.heal() if how == "proxy" else postgres_server.tell_all(signal.SIGCONT)
 
         pressing = asyncio.create_task(presses.press())
         swallow()

@@ -28,7 +28,6 @@ from tests.end_to_end.fused import CLOCK
 from tests.end_to_end.pressing import ENDS, Address, Load, Lock, Remote, judge, pressed
 from tests.end_to_end.processes import HubProcess
 from tests.end_to_end.raw import curl
-from tests.end_to_end.test_black_hole import tell_all
 from tests.end_to_end.test_injected_kills import strace
 from tests.guard import GUARD, LIMIT
 from tests.proof import count
@@ -132,11 +131,11 @@ async def test_a_database_that_stands_still_for_a_while(tmp_path: Path, postgres
     ledger = postgres_server.create_database()
     async with under_load(HubProcess(tmp_path / "hub", ledger=ledger), tmp_path) as it:
         for _ in range(ROUNDS):
-            tell_all(postgres_server, signal.SIGSTOP)
+            postgres_server.tell_all(signal.SIGSTOP)
             try:
                 await it.until_unwell()
             finally:
-                tell_all(postgres_server, signal.SIGCONT)
+                postgres_server.tell_all(signal.SIGCONT)
             await it.load.more(SOME)
             count("faults", 1)
 
