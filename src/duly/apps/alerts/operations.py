@@ -111,7 +111,7 @@ class AlertOperations:
     async def get(self, key: bytes) -> AlertRecord | None:
         """The alert of this key."""
         record = await self._ledger.find(key)
-        return None if record is None or record.message.kind != EVENT else await self._whole(record)
+        return None if record is None or record.message.kind != EVENT else await self.whole(record)
 
     async def find(self, id_: str, sentinel: str = "") -> AlertRecord:
         """The alert of this id, or the only one whose id begins with it; raises `Malformed` otherwise."""
@@ -128,7 +128,7 @@ class AlertOperations:
             raise Malformed(f"the id {id_!r} fits several alerts: {who}; give more of the id, or --sentinel")
         if not found:
             raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
-        return await self._whole(found[0])
+        return await self.whole(found[0])
 
     async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
         """The newest alerts below `before`, newest first."""
@@ -138,10 +138,13 @@ class AlertOperations:
             before = (page[-1].accepted_at, page[-1].message.key)
             limit -= len(page)
 
-    async def _whole(self, record: Record) -> AlertRecord:
+    async def whole(self, record: Record) -> AlertRecord:
+        """The alert of this record, with its status and deliveries."""
         key = record.message.key
-        said = await self._ledger.item(STATUSES, name_in_bucket(key))
-        return AlertRecord(record, read_status(said), await self._ledger.deliveries(key), said)
+        said, deliveries = await asyncio.gather(
+            self._ledger.item(STATUSES, name_in_bucket(key)), self._ledger.deliveries(key)
+        )
+        return AlertRecord(record, read_status(said), deliveries, said)
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[AlertRecord]:
         """The newest alerts with this status and of this sentinel."""
@@ -173,7 +176,7 @@ class AlertOperations:
             ):
                 if len(found) == limit:
                     return found, position
-                found.append(await self._whole(record))
+                found.append(await self.whole(record))
             if len(found) < limit or found[-1].record is record:
                 position = (record.accepted_at, record.message.key)
             if searched == most:
@@ -188,7 +191,7 @@ class AlertOperations:
             raise Malformed(f"{state!r} is not a state of deliveries; use open, dead, {words}")
         found: list[tuple[AlertRecord, Delivery]] = []
         async for record in self.newest(SEARCHED if state else limit):
-            alert = await self._whole(record)
+            alert = await self.whole(record)
             if state == "dead":
                 made = dead_letters(alert)
             else:

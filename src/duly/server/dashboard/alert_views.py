@@ -71,8 +71,7 @@ class AlertViews:
             fits = standing in ("", now.value) or (standing == "active" and not now.over)
             if not fits or sentinel not in ("", record.message.scope):
                 return []
-            alert = await self._hub.alerts.operations.get(record.message.key)
-            return [] if alert is None else [self._row(alert)]
+            return [self._row(await self._hub.alerts.operations.whole(record))]
 
         found, following = await self._find(visitor, query, pick)
         return {"alerts": found, "next": following}
@@ -86,9 +85,7 @@ class AlertViews:
         async def pick(record: Record) -> list[dict[str, object]]:
             if wanted == "open" and record.state.terminal:
                 return []  # it is over when all of its deliveries are
-            alert = await self._hub.alerts.operations.get(record.message.key)
-            if alert is None:
-                return []
+            alert = await self._hub.alerts.operations.whole(record)
             match wanted:
                 case "dead":  # also of an alert that others have received
                     chosen = dead_letters(alert)
