@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from duly.core.fanout.active_messages import ActiveMessages
 from duly.core.fanout.attempts import Attempts
 from duly.core.fanout.machine import Fanout
 from duly.core.fanout.recipient_queue import QueuedDelivery, Where
@@ -34,6 +35,19 @@ def _forgetful(self: Attempts, item: QueuedDelivery, *_: Any) -> list[Todo]:
     return []
 
 
+def _shift_of_what_is_stored(self: ActiveMessages, by: int) -> None:
+    """Moves the timers of queues, and not what is in none."""
+    for live in self.lives.values():
+        live.planned = ()
+    queued = {item for queue in self.queues._queues.values() for item in (*queue._waiting, *queue._first)}
+    every, self.items = self.items, {ref: item for ref, item in self.items.items() if item in queued}
+    _shift(self, by)
+    self.items = every
+
+
+_shift = ActiveMessages.shift
+
+
 @breaks("notified_once")
 def sent_without_a_claim(patch: Patch) -> None:
     """An attempt is not noted before it is made, so a crash makes it again."""
@@ -52,4 +66,10 @@ def what_failed_is_lost(patch: Patch) -> None:
     patch.setattr(Attempts, "_again", _forgetful)
 
 
-PLANTED = planted(sent_without_a_claim, cut_off_is_not_sent, what_failed_is_lost)
+@breaks("notified_in_time")
+def a_clock_set_during_a_commit(patch: Patch) -> None:
+    """A clock that is set while a message is stored delays its deliveries."""
+    patch.setattr(ActiveMessages, "shift", _shift_of_what_is_stored)
+
+
+PLANTED = planted(sent_without_a_claim, cut_off_is_not_sent, what_failed_is_lost, a_clock_set_during_a_commit)

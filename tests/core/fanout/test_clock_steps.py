@@ -1,10 +1,11 @@
-"""A wall clock that is set neither delays an urgent message nor ends it."""
+"""A wall clock that is set neither delays a message nor ends an urgent one."""
 
 from __future__ import annotations
 
 import pytest
 
-from duly.core.fanout.plan import AttemptResult
+from duly.core.fanout.plan import AttemptEnded, AttemptResult
+from duly.core.steps import Arrived, MachineEvent
 from duly.core.units import DAY, HOUR, MINUTE
 from tests.core.fanout.test_machine import FanoutTower, batches
 
@@ -149,4 +150,47 @@ def test_what_is_planned_for_a_time_of_day_waits_for_it() -> None:
     tower.went(first)
     set_clock(tower, HOUR)
     (second,) = batches(tower.driver.wait(3_600))
+    assert second.recipient == "boss"
+
+
+@pytest.mark.parametrize("by", [-HOUR, HOUR])
+def test_a_clock_that_is_set_while_a_message_is_stored_delays_nothing(by: int) -> None:
+    tower = FanoutTower("mail", most=1)
+    (first,) = batches(tower.report())
+    tower.went(first)
+    to_store = tower.fanout.handle(Arrived(tower.event(1)), tower.clock.now())
+    set_clock(tower, by)
+    tower.driver.carry_out(to_store)
+    (second,) = batches(tower.driver.wait(60))
+    tower.went(second)
+    assert tower.state(1) == "done"
+
+
+@pytest.mark.parametrize("by", [-HOUR, HOUR])
+def test_a_clock_that_is_set_while_a_retry_is_stored_does_not_delay_it(by: int) -> None:
+    tower = FanoutTower("mail")
+    (batch,) = batches(tower.report())
+    failed = MachineEvent(AttemptEnded(batch, AttemptResult.NOT_SENT, "no line", 0))
+    to_store = tower.fanout.handle(failed, tower.clock.now())
+    set_clock(tower, by)
+    tower.driver.carry_out(to_store)
+    assert batches(tower.driver.wait(4)) == []
+    (again,) = batches(tower.driver.wait(1))
+    assert again.items[0].attempt == 2
+
+
+@pytest.mark.parametrize("by", [-2 * DAY, 2 * DAY])
+def test_a_clock_that_is_set_while_an_urgent_message_is_stored_does_not_change_how_long_it_is_tried(
+    by: int,
+) -> None:
+    tower = urgent("mail", later=10 * MINUTE)
+    to_store = tower.fanout.handle(Arrived(tower.event()), tower.clock.now())
+    set_clock(tower, by)
+    tower.driver.carry_out(to_store)
+    (batch,) = batches(tower.driver.effects)
+    tower.went(batch, AttemptResult.NOT_SENT, "no line")
+    (again,) = batches(tower.driver.wait(5))
+    tower.went(again)
+    assert batches(tower.driver.wait(594)) == []
+    (second,) = batches(tower.driver.wait(1))
     assert second.recipient == "boss"

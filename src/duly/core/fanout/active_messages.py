@@ -5,7 +5,7 @@ All of this is kept in memory only and is read from the ledger again after a res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from duly.core.fanout.recipient_queue import QueuedDelivery, RecipientPolicy, RecipientQueues
 from duly.core.lifecycle import State
@@ -19,13 +19,17 @@ from duly.core.units import FOREVER
 class ActiveMessage:
     """A message with open deliveries at this worker, and the senders that wait for its outcome."""
 
-    __slots__ = ("committed", "in_doubt", "items", "message", "noted", "origins", "reached", "shared")
+    __slots__ = (
+        "committed", "in_doubt", "items", "message", "noted", "origins", "planned", "reached", "shared",
+    )  # fmt: skip
 
     def __init__(self, message: Message, origins: list[Origin], *, committed: bool) -> None:
         self.message = message
         self.origins = origins
         self.committed = committed
         self.items: set[DeliveryRef] = set()
+        self.planned: Sequence[QueuedDelivery] = ()
+        """its deliveries while they are being committed"""
         self.reached = False
         self.in_doubt = False
         self.shared = False
@@ -97,10 +101,16 @@ class ActiveMessages:
                 yield item
 
     def shift(self, by: int) -> None:
-        """Adjust to a wall clock that was set by this much."""
+        """Adjust to a wall clock that was set by this much, also deliveries that are being committed and are
+        in no queue yet."""
         self.queues.shift(by)
         self._expiries.shift(by)
-        for item in self._expiries:
+        for live in self.lives.values():
+            for item in live.planned:
+                item.shift(by)
+                item.expires += by if item.expires and item.urgent else 0
+        for item in self.items.values():
+            item.shift(by)
             item.expires = self._expiries.get(item) or item.expires
 
     def next_expiry(self) -> int | None:

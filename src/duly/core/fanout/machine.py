@@ -207,8 +207,10 @@ class Fanout:
                 waiting.append(item)
                 writes.append(Deliver(ref, one.due, one.expires))
         state = State.SENT if launched else State.ACCEPTED
+        live.planned = (*launched, *waiting)
 
         def done(results: Results, now: int) -> list[Todo]:
+            live.planned = ()
             verdict = results.of(admit)
             if not verdict.fresh:
                 self._not_fresh(live, launched)

@@ -100,6 +100,16 @@ class QueuedDelivery:
         return self.ref.recipient, self.urgent
 
     @property
+    def due_in_a_while(self) -> bool:
+        """Whether it is due after a length of time, which does not change when the wall clock is set; an
+        escalation that is not urgent is planned for a time of day."""
+        return bool(self.attempt) or self.urgent or self.at_once
+
+    def shift(self, by: int) -> None:
+        """Adjust the due time to a wall clock that was set by this much."""
+        self.due += by if self.due_in_a_while else 0
+
+    @property
     def salt(self) -> bytes:
         """The bytes that seed the jitter of its retries."""
         return self.ref.key + self.ref.recipient.encode()
@@ -129,10 +139,9 @@ class RecipientQueue:
         self.drop(item)
         if item.attempt:
             self._waiting.set(item, item.due)
-        # a length of time after the message: it does not change when the wall clock is set
-        elif self._urgent or item.at_once:
+        elif item.due_in_a_while:
             self._first.set(item, item.due)
-        else:  # planned for a time of day
+        else:
             self._first.set(item, FOREVER, until=item.due)
 
     def drop(self, item: QueuedDelivery) -> None:
@@ -230,17 +239,14 @@ class RecipientQueue:
         return when
 
     def shift(self, by: int) -> None:
-        """Adjust to a wall clock that was set by this much; lengths of time stay the same."""
+        """Adjust to a wall clock that was set by this much; lengths of time stay the same. The deliveries'
+        own due times are adjusted by their owner."""
         self._rest += by if self._rest else 0
         self._sent = deque(at + by for at in self._sent)
         self._episodes = {episode: at + by for episode, at in self._episodes.items()}
         self._waiting.shift(by)
-        for item in self._waiting:
-            item.due += by if item.attempt or item.at_once else 0
         if self._urgent:
             self._first.shift(by)
-            for item in self._first:
-                item.due += by
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
 

@@ -42,7 +42,7 @@ from duly.testing.sim.checkers import (
 )
 from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
 from duly.testing.sim.nodes import HORIZON, SimProcess
-from duly.testing.sim.world import World
+from duly.testing.sim.world import CALM, World
 
 if TYPE_CHECKING:
     from duly.testing.sim.plan import SimPlan as WorldPlan
@@ -58,6 +58,12 @@ POLICY: Final = FanoutPolicy(
 )
 LASTS: Final = 2 * MINUTE
 ESCALATES: Final = 15 * SECOND
+AHEAD: Final = 3 * MINUTE
+"""Less than the horizon, so that messages are accepted meanwhile; more than a delivery may be late."""
+LATE: Final = CALM + 90.0
+"""Seconds after the beginning of the world: until then everything that was due at once has been sent."""
+MISLED: Final = 0.1
+"""How likely the clock is ahead when a packet comes, in worlds in which clocks are set."""
 
 
 class ChannelArrival(Struct, frozen=True):
@@ -65,6 +71,8 @@ class ChannelArrival(Struct, frozen=True):
 
     recipient: str
     item: BatchItem
+    at: float
+    """by the clock that is never set"""
 
 
 class SimTower(SimProcess):
@@ -114,7 +122,7 @@ class SimTower(SimProcess):
             result = AttemptResult.IN_DOUBT
         if result is AttemptResult.ARRIVED or (result is AttemptResult.IN_DOUBT and draw() < 0.5):
             for item in attempt.items:
-                world.told.append(ChannelArrival(attempt.recipient, item))
+                world.told.append(ChannelArrival(attempt.recipient, item, world.loop.time()))
                 world.log.effect(self, item.message, item.attempt)
         await asyncio.sleep(draw() * 0.2)
         await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
@@ -143,7 +151,8 @@ class NoTowerDevices(SimProcess):
 
 
 class TowerWorld(World):
-    """A world of senders and a tower."""
+    """A world of senders and a tower, whose clock is sometimes ahead when an alert comes, and is set back
+    while that is committed."""
 
     receiver = NoTowerDevices
     hub = SimTower
@@ -151,6 +160,27 @@ class TowerWorld(World):
     def __init__(self, plan: WorldPlan) -> None:
         super().__init__(plan)
         self.told: list[ChannelArrival] = []
+        self._ahead = False
+
+    def _deliver(self, source: str, target: str, packet: Packet) -> None:
+        if self.faulty and self.plan.steps and target == "hub" and self.rng.random() < MISLED:
+            self._set_ahead(True)
+        super()._deliver(source, target, packet)
+
+    def _set_ahead(self, ahead: bool) -> None:
+        if ahead is not self._ahead:
+            self._ahead = ahead
+            self._set_clock(self.nodes["hub"], AHEAD if ahead else -AHEAD)
+
+    def fault(self, node: SimProcess, moment: str) -> str:
+        """Return the fault of a commit; a clock that is ahead is set back while the hub commits."""
+        if node.name == "hub":
+            self._set_ahead(False)
+        return super().fault(node, moment)
+
+    def _calm(self) -> None:
+        self._set_ahead(False)
+        super()._calm()
 
 
 # ── what must hold ───────────────────────────────────────────────────────────────────────────────
@@ -189,6 +219,14 @@ def delivery_states_true(world: TowerWorld) -> Iterator[Finding]:
             yield f"noted as {delivery.state.word}, and {ref.recipient} was told", ref.key
 
 
+def notified_in_time(world: World) -> Iterator[Finding]:
+    """[P5] A clock that is set does not delay a delivery that is due at once."""
+    assert isinstance(world, TowerWorld)
+    for arrival in world.told:
+        if arrival.at > LATE and not arrival.item.ref.round:
+            yield f"{arrival.recipient} was told after {arrival.at:.0f} s", arrival.item.ref.key
+
+
 def deliveries_ended(world: World) -> Iterator[Finding]:
     """[P1, P5] Every accepted event has all its deliveries, and all of them have ended."""
     hub = world.settled_disks["hub"]
@@ -211,6 +249,7 @@ def deliveries_ended(world: World) -> Iterator[Finding]:
 TOWER_CHECKERS: Final[tuple[Checker[TowerWorld], ...]] = (
     notified_once,
     delivery_states_true,
+    notified_in_time,
     deliveries_ended,
     stored,
     admitted_once,
