@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import os
 import shutil
 import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -98,6 +101,19 @@ def test_an_export_is_imported_and_a_ledger_copied(duly: Duly) -> None:
     assert "the same ledger" in str(duly("copy", "duly-data", "duly-data/ledger.db").exception)
     told = [json.loads(duly("check", "--data", where, "--json").stdout) for where in ("new", "copy.db")]
     assert told[0]["tables"] == told[1]["tables"]
+
+
+def test_an_export_to_a_full_disk_says_so_and_leaves_nothing(
+    duly: Duly, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+    refused = duly("export", "out.jsonl")
+    assert "out.jsonl cannot be written (No space left on device)" in str(refused.exception)
+    assert list(Path().glob("*out.jsonl*")) == []
+
+
+def test_a_folder_is_no_backup(duly: Duly) -> None:
+    assert "there is no ledger at duly-data" in str(duly("restore", "duly-data", "--data", "new").exception)
 
 
 def test_a_ledger_is_copied_into_a_new_data_folder_and_its_secrets_are_checked(duly: Duly) -> None:

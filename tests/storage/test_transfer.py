@@ -72,6 +72,10 @@ async def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(LedgerUnavailable, match="check the path"):
         await copy_ledger(file_url(tmp_path / "wrong.db"), file_url(tmp_path / "copy.db"))
     assert list(tmp_path.iterdir()) == []
+    Path(tmp_path, "empty.db").touch()
+    with pytest.raises(LedgerUnavailable, match="no ledger"):
+        await copy_ledger(file_url(tmp_path / "empty.db"), file_url(tmp_path / "copy.db"))
+    assert [(path.name, path.stat().st_size) for path in tmp_path.iterdir()] == [("empty.db", 0)]
 
 
 async def test_a_copy_that_fails_leaves_nothing(ledger: str, tmp_path: Path) -> None:
@@ -110,6 +114,8 @@ async def test_secrets_are_sealed_or_left_out(ledger: str, tmp_path: Path) -> No
         (lambda lines: [lines[0], lines[1].replace(b'"until":0', b'"until":"0"'), *lines[2:]], "not int"),
         (lambda lines: [lines[0], b"[1]\n"], "not a JSON object"),
         (lambda lines: [lines[0], b"\xff\n"], "not JSON"),
+        (lambda lines: [*lines[:3], lines[2], *lines[3:]], "line 4 of this export is out of order"),
+        (lambda lines: [*lines, *lines], "goes on after its last line"),
         (lambda lines: [b"{}\n"], "not an export of duly"),
         (lambda lines: [], "cut off"),
     ],

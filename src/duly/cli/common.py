@@ -140,7 +140,8 @@ def guarded(verbs: Callable[..., object]) -> NoReturn:
     except typer.TyperException as problem:
         _give_up(json, Exit(problem.exit_code), "usage", problem.format_message())
     except OSError as problem:  # a folder without access, a missing file
-        said = f"{problem.filename}: {problem.strerror}" if problem.filename else str(problem)
+        said = problem.strerror or str(problem)
+        said = f"{problem.filename}: {said}" if problem.filename else said
         _give_up(json, Exit.FAILED, "failed", said)
     except (KeyboardInterrupt, typer.Abort):
         raise SystemExit(130) from None

@@ -77,6 +77,10 @@ def _output(file: str) -> Iterator[IO[bytes]]:
             out.flush()
             os.fsync(out.fileno())
         fresh.rename(path)
+    except OSError as problem:
+        raise CommandFailed(
+            Exit.UNREACHABLE, f"{path} cannot be written ({problem.strerror}); nothing was left"
+        ) from None
     finally:
         fresh.unlink(missing_ok=True)
 

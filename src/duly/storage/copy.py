@@ -20,7 +20,7 @@ async def held_snapshot(url: str) -> AsyncIterator[Snapshot]:
     """Yield a snapshot of a ledger that no process writes until the block ends. Raises if a hub runs."""
     if urlsplit(url).scheme == "sqlite":
         own = url.partition("?")[0]  # opening the ledger locks the file and applies its journal to its tables
-        if not _path(own).exists():
+        if not _path(own).exists() or not _path(own).stat().st_size:  # opening would make a ledger of it
             raise LedgerUnavailable(f"there is no ledger at {_path(own)}; check the path")
         async with await open_ledger(own), await open_snapshot(own) as snapshot:
             yield snapshot

@@ -134,13 +134,19 @@ class ExportReader:
             self._finish()
 
     def _of(self, table: LedgerTable) -> Iterator[StoredRow]:
+        last: StoredRow | None = None
         while True:
             n, found = self._next or self._read()
             self._next = (n, found)
             if found.get("table") != table.name:
                 return
             self._next = None
-            yield _row(table, n, found.get("row"))
+            row = _row(table, n, found.get("row"))
+            key = table.key(row)
+            if key and last is not None and key <= last:
+                raise Malformed(f"line {n} of this export is out of order, or is there twice")
+            last = key
+            yield row
 
     def _finish(self) -> None:
         """Compare the rows that were read with the last line."""
@@ -157,6 +163,8 @@ class ExportReader:
                 f"this export was changed after it was made: {', '.join(different)} are not what its last "
                 "line says. Nothing was stored"
             )
+        if any(line.strip() for _, line in self._lines):
+            raise Malformed("this export goes on after its last line; import one ledger at a time")
 
 
 def _row(table: LedgerTable, n: int, found: object) -> StoredRow:

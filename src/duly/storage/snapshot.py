@@ -38,6 +38,11 @@ class LedgerTable(Struct, frozen=True):
         kinds = zip(self.columns.values(), row, strict=True)
         return all(type(v).__name__ == k.rstrip("?") or (v is None and k.endswith("?")) for k, v in kinds)
 
+    def key(self, row: StoredRow) -> StoredRow:
+        """Return the values that order the rows; none if the table is ordered by what is not in it."""
+        names = list(self.columns)
+        return tuple(row[names.index(name)] for name in self.order.split(", ") if name in self.columns)
+
     @property
     def flags(self) -> tuple[int, ...]:
         """The indexes of the boolean columns, which SQLite stores as numbers."""

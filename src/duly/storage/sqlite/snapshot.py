@@ -48,7 +48,7 @@ class SqliteSnapshot(Snapshot):
     def _open(self, overlay: bool) -> None:
         file = LedgerFile(self._path)
         file.read_note()
-        if not self._path.exists():
+        if not self._path.is_file():
             raise LedgerUnavailable(f"there is no ledger at {self._path}; check the path")
         file.inspect()
         self._db = db = connect(file.path, readonly=True)
