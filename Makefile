@@ -81,10 +81,14 @@ bench: $(VENV)/.bench ## measure, beside what people use instead
 	@bash tools/install-servers bench
 	$(BIN)/python -m bench $(BENCH)
 
+scale: $(VENV)/.bench ## what a million devices need, by costs that are measured here (SCALE='--devices 50000')
+	@bash tools/install-servers bench
+	$(BIN)/python -m bench.scale $(SCALE)
+
 clean: ## remove what was made
 	rm -rf $(VENV) bench/out proof/out .hypothesis .mypy_cache .ruff_cache
 
-.PHONY: help setup up servers test check lint types tests compile simulate proof chaos bench clean
+.PHONY: help setup up servers test check lint types tests compile simulate proof chaos bench scale clean
 
 $(VENV)/.docs: $(VENV)/.user
 	$(PIP) install -c constraints.txt -e '.[all,docs]'

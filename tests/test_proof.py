@@ -125,7 +125,7 @@ def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results:
     assert (flood.counts, flood.steps, flood.of) == ({"faults": 7, "messages under faults": 300}, 2, 20)
     said = document.measured("en", flood, "messages under faults")
     gone = document.GONE["en"]
-    assert said == f"2026-11-20, `{here}`: 100; 2026-11-20, `bbb`{gone}: 200, 2 of 20 steps"
+    assert said == f"2026-11-20, `{here}`: 100; 2026-11-20, `bbb`{gone}: 200, 2 of 21 steps"
 
 
 def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:
