@@ -21,6 +21,7 @@ import tempfile
 import time
 from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,9 @@ def run(step: Step, at: str) -> StepResult:
         )  # fmt: skip
         report = _report(step, done.stdout)
         if done.returncode and not report:
-            raise StepFailed(f"{done.stdout[-20_000:]}\nreplay: {step.line}")
+            # A library may have written one warning hundreds of times.
+            said = "\n".join(line for line, _ in groupby(done.stdout.splitlines()))
+            raise StepFailed(f"{said[-20_000:]}\nreplay: {step.line}")
         found = total(counts)
     if report:
         found = {"runs": report["seeds"] * len(report["worlds"]), "violations": report["violations"]}

@@ -12,6 +12,7 @@ import json
 import random
 import re
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from itertools import pairwise
@@ -86,6 +87,10 @@ class Lock:
 class Remote:
     """An app as one would be built: it sends again, with the same id, until it knows the end."""
 
+    lasts: float | None = None
+    """Seconds until its commands expire, if not as the hub decides: half a minute, which is less than some
+    starts of a hub on a busy machine."""
+
     def __init__(self, hub: Address, name: str, token: str, *, ordered: bool) -> None:
         self._hub, self.name, self.token, self.ordered = hub, name, token, ordered
         self._ids = Ids()
@@ -103,6 +108,8 @@ class Remote:
         seq_id = self._ids()
         frame: Json = {"type": "lock_control", "seq_id": seq_id, "to": to}
         frame |= {"data": {"open": True, "n": seq_id}} | ({} if self.ordered else {"order": False})
+        if self.lasts is not None:
+            frame["exp"] = round((time.time() + self.lasts) * 1000)
         ended: asyncio.Future[Json] = asyncio.get_running_loop().create_future()
         self.frames[seq_id] = frame
         self._waiting[seq_id] = (frame, ended)

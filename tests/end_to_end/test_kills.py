@@ -23,7 +23,7 @@ from tests import servers
 from tests.end_to_end.fused import DEVICE_POINTS, HUB_POINTS
 from tests.end_to_end.pressing import Lock, Remote, judge, pressed
 from tests.end_to_end.processes import DeviceProcess, HubProcess
-from tests.guard import LIMIT
+from tests.guard import GUARD, LIMIT
 from tests.proof import TWO_SIZES, count
 from tests.servers import free_port
 
@@ -35,11 +35,14 @@ DEVICES = ("lock", "lamp")
 pytestmark = pytest.mark.timeout(3 * LIMIT)
 
 
-def remotes_of(hub: HubProcess, tokens: dict[str, str]) -> list[Remote]:
-    return [
+def remotes_of(hub: HubProcess, tokens: dict[str, str], lasts: float | None = None) -> list[Remote]:
+    remotes = [
         Remote(hub, "phone", tokens["phone"], ordered=True),
         Remote(hub, "tablet", tokens["tablet"], ordered=False),
     ]
+    for remote in remotes:
+        remote.lasts = lasts
+    return remotes
 
 
 class Broker:
@@ -78,8 +81,10 @@ class Broker:
 class KillableParts:
     """A hub, two devices of duly's own, and two apps that press; all can be killed, apart from the apps."""
 
-    def __init__(self, folder: Path, broker: Broker | None, **settings: object) -> None:
-        self._folder, self.broker = folder, broker
+    def __init__(
+        self, folder: Path, broker: Broker | None, *, lasts: float | None = None, **settings: object
+    ) -> None:
+        self._folder, self.broker, self._lasts = folder, broker, lasts
         self.hub = HubProcess(folder / "hub", **settings, **(broker.settings if broker else {}))
 
     async def __aenter__(self) -> Self:
@@ -90,7 +95,7 @@ class KillableParts:
         self.devices = [
             DeviceProcess(self._folder / name, name, self._url(name), tokens[name]) for name in DEVICES
         ]
-        self.remotes = remotes_of(self.hub, tokens)
+        self.remotes = remotes_of(self.hub, tokens, self._lasts)
         return self
 
     def _url(self, device: str) -> str:
@@ -118,7 +123,7 @@ async def test_the_hub_dies_at_every_point_and_at_random(tmp_path: Path, whole: 
     hub = HubProcess(tmp_path / "hub")
     tokens = await hub.prepare(["phone", "tablet"], list(DEVICES))
     devices = [Lock(hub, tokens[name], tmp_path / name) for name in DEVICES]
-    remotes = remotes_of(hub, tokens)
+    remotes = remotes_of(hub, tokens, lasts=GUARD)
     dice = random.Random(20)
     points = [f"{point}:{dice.randint(5, 60)}" for point in (HUB_POINTS if whole else ["after commit"])]
     await hub.start(points[0])
@@ -187,7 +192,7 @@ async def test_the_hub_dies_with_devices_behind_its_broker(tmp_path: Path, whole
     """And the broker with it, every time."""
     dice = random.Random(23)
     points = [f"{point}:{dice.randint(5, 60)}" for point in HUB_POINTS if point.startswith("after")]
-    async with KillableParts(tmp_path, Broker("embedded"), patience=LIMIT / 2) as parts:
+    async with KillableParts(tmp_path, Broker("embedded"), lasts=GUARD, patience=LIMIT / 2) as parts:
         await asyncio.gather(*(device.start() for device in parts.devices))
         async with pressed(parts.remotes) as load:
             await load.more(5)
