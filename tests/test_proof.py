@@ -122,7 +122,7 @@ def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results:
     later = run_of("flood", "seed 1", commit="bbb", hour=11, faults=4, messages_under_faults=200)
     record.publish(every, [later])
     flood = record.results()["flood"]
-    assert (flood.counts, flood.steps, flood.of) == ({"faults": 7, "messages under faults": 300}, 2, 20)
+    assert (flood.counts, flood.steps, flood.of) == ({"faults": 7, "messages under faults": 300}, 2, 21)
     said = document.measured("en", flood, "messages under faults")
     gone = document.GONE["en"]
     assert said == f"2026-11-20, `{here}`: 100; 2026-11-20, `bbb`{gone}: 200, 2 of 21 steps"
