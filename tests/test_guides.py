@@ -57,8 +57,8 @@ def test_the_commands_of_once_run_as_printed(tmp_path: Path) -> None:
         said.append((done.returncode, done.stdout.strip() or done.stderr.strip()))
     assert said == [
         (0, "no key is unknown"),  # their processes have died, and no repeat has noticed yet
-        (0, "payments order-10 is done"),
-        (0, "payments order-11 is failed"),
+        (0, "payments order-10 is settled; repeats get this outcome"),
+        (0, "payments order-11 is settled; repeats get this outcome"),
         (0, "payments order-7 is forgotten: it may run again"),
     ]
 
