@@ -13,6 +13,7 @@ from duly.core.units import MS
 from duly.identity.accounts import Role
 from tests.end_to_end.conftest import HubWithPeople
 from tests.end_to_end.raw import Json
+from tests.end_to_end.test_chat_again import hurry, told
 from tests.guard import GUARD
 
 
@@ -69,6 +70,21 @@ async def test_a_line_says_who_has_it_from_every_hub_and_after_a_restart(
     assert (line["conv"], line["n"], line["of"], line["delivered"], line["read"]) == (group, n, 2, 1, 1)
     states = [(one["name"], one["state"]) for one in line["recipients"]]
     assert states == [("cid", "waiting"), ("bob", "read")], "who does not have it comes first"
+
+
+async def test_a_line_is_not_said_to_be_sent_again_before_it_was_stored(chat_hub: HubWithPeople) -> None:
+    hurry(chat_hub)
+    async with chat_hub.enter("ann") as ann, chat_hub.enter("bob") as bob:
+        bob.acking = False
+        ids = [ann.ids(), ann.ids()]
+        await ann.chat("bob", "one", seq_id=ids[0])
+        await told(bob, 1, 3)
+        await ann.chat("bob", "two", seq_id=ids[1])
+        await told(bob, 2, 2)
+        both = [await trace(chat_hub, "ann", id_, "ann") for id_ in ids]
+    again = [[hop["time"] for hop in of["hops"] if hop["what"] == "sent" and hop["attempt"] > 1] for of in both]
+    assert len(again[0]) > len(again[1]) > 0
+    assert min(again[1]) >= both[1]["accepted_at"]
 
 
 async def test_what_is_no_line_has_none(chat_hub: HubWithPeople) -> None:

@@ -133,7 +133,8 @@ async def hops(trail: Trail, record: Record) -> list[Hop]:
     for hop in await trail.of(trail_key(conv), begin_of(record)):
         if hop.what == AGAIN:
             name, _, after = hop.detail.rpartition(" ")
-            if int(after) < n and (DELIVERED, name) not in seen:
+            stored = hop.time >= record.accepted_at // MS  # else it was about lines before this one
+            if stored and int(after) < n and (DELIVERED, name) not in seen:
                 found.append(msgspec.structs.replace(hop, what="sent", detail=name))
         elif hop.attempt >= n and (hop.what, hop.detail) not in seen:
             seen.add((hop.what, hop.detail))
