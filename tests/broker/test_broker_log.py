@@ -44,6 +44,7 @@ def test_an_invalid_topic_filter_is_reported_once() -> None:
         "read error: unacceptable protocol version of 5",
         "read error: unable to connect: authentication error",
         "read error: maximum payload exceeded",
+        'Problem registering with account "duly": connection closed',
     ],
 )
 def test_what_the_hub_has_judged_and_what_the_broker_cannot_do_is_no_refusal_of_a_packet(text: str) -> None:

@@ -21,9 +21,12 @@ _BAD_FILTER: Final = re.compile("invalid topic " + _TEXT + ": (.*)")
 _ESCAPE: Final = re.compile(r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|(.))")
 _ACTS: Final = {"Publish": "publish", "Subscription": "subscribe"}
 _CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_OTHERS: Final = ("authentication error", "unable to ", "error ", "unacceptable protocol version")
+_OTHERS: Final = (
+    "authentication error", "unable to ", "error ", "unacceptable protocol version", "problem registering",
+)  # fmt: skip
 """Beginnings of what is no refusal, or is reported by the hub itself as it judges who connects. A client that
-asks for another version of MQTT is told so, and connects with 3.1.1: many begin with version 5."""
+asks for another version of MQTT is told so, and connects with 3.1.1: many begin with version 5. One that
+hangs up while it is judged cannot be registered."""
 
 _ADVICE: Final = {
     "character not supported": "a topic must not contain white space",
