@@ -267,9 +267,11 @@ def read_data(frame: Frame, as_: type[T]) -> T:
 
 def message_of(frame: Frame, sender: str, recipient: str) -> Message:
     """Return the message in a frame. It carries only a digest of the text; the text itself is in the
-    stream."""
+    stream. Fields that the protocol does not know are refused, since no reader would get them."""
     if frame.seq_id is None:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per message")
+    if frame.more:
+        raise Malformed(f"a {frame.type} has no field {', '.join(sorted(frame.more))}: put it into data")
     data = bytes(frame.data)
     if len(data) > DATA_LIMIT:
         raise TooLarge(f"data has {len(data)} bytes; {DATA_LIMIT} are allowed, send it in parts")
