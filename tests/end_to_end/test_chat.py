@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.testing import ManualClock
@@ -304,6 +306,37 @@ async def test_a_line_has_a_size_limit(chat_hub: HubWithPeople) -> None:
         answer = await ann.chat("bob", "x" * 70_000)
         assert (answer["code"], answer["error"]) == (2, "too_large")
     assert (await chat_hub.hub.ledger.extent("chat/ann+bob")).last == 0
+
+
+@pytest.mark.parametrize("type_", ["one_chat", "group_chat"])
+async def test_a_line_with_a_field_of_its_own_is_refused_and_its_id_stays_free(
+    chat_hub: HubWithPeople, type_: str
+) -> None:
+    """Readers get `data` alone: such a field would be lost, and another one under the same id not noticed."""
+    async with chat_hub.enter("ann") as ann:
+        to = (await ann.ask("group_create", name="club", members=["bob"]))["data"]["group"]
+        to = "bob" if type_ == "one_chat" else to
+        id_ = ann.ids()
+        await ann.say(type_, seq_id=id_, to=to, text="hello")
+        refused = await ann.first(lambda f: f.get("seq_id") == id_)
+        assert (refused["code"], refused["error"]) == (2, "malformed")
+        assert refused["detail"] == f"a {type_} has no field text: put it into data"
+        assert (await ann.chat(to, "hello", seq_id=id_))["code"] == 0
+
+
+async def test_who_joined_later_has_no_receipt_of_a_line_they_may_not_see(chat_hub: HubWithPeople) -> None:
+    """Cid was removed before he had it, and came back: his cursor is beyond the line that he never got."""
+    async with chat_hub.enter("ann") as ann:
+        club = await ann.ask("group_create", name="club", members=["bob", "cid"], history="joined")
+        group = club["data"]["group"]
+        n = (await ann.chat(group, "hello"))["n"]
+        assert (await ann.ask("receipts", conv=group, n=n))["data"]["of"] == 2
+        await ann.ask("group_remove", group=group, user="cid")
+        await ann.ask("group_invite", group=group, user="cid")
+        async with chat_hub.enter("cid") as cid:
+            await cid.ask("group_join", group=group)
+        of_it = (await ann.ask("receipts", conv=group, n=n))["data"]
+        assert (of_it["of"], of_it["delivered"], of_it["delivered_to"]) == (1, 0, [])
 
 
 async def test_an_optional_field_of_a_question_may_be_null(chat_hub: HubWithPeople) -> None:

@@ -82,7 +82,7 @@ async def test_a_line_is_not_said_to_be_sent_again_before_it_was_stored(chat_hub
         await ann.chat("bob", "two", seq_id=ids[1])
         await told(bob, 2, 2)
         both = [await trace(chat_hub, "ann", id_, "ann") for id_ in ids]
-    again = [[hop["time"] for hop in of["hops"] if hop["what"] == "sent" and hop["attempt"] > 1] for of in both]
+    again = [[hop["time"] for hop in of["hops"] if hop.get("attempt", 0) > 1] for of in both]
     assert len(again[0]) > len(again[1]) > 0
     assert min(again[1]) >= both[1]["accepted_at"]
 

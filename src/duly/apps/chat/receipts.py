@@ -69,7 +69,8 @@ def author_of(entry: StreamEntry) -> str:
 
 
 async def recipients(ledger: Ledger, conv: str, entry: StreamEntry) -> list[Recipient]:
-    """Return the receipts of an entry of a conversation, one for each recipient."""
+    """Return the receipts of an entry of a conversation, one for each recipient. A member who joined later
+    and may not see it is none, though their cursor is beyond it."""
     if c.is_group(conv):
         names = set(await ledger.bucket(c.members(conv)))
     else:
@@ -78,6 +79,8 @@ async def recipients(ledger: Ledger, conv: str, entry: StreamEntry) -> list[Reci
     notes = await ledger.bucket(c.waiting(conv))
     found = []
     for name in sorted(names - {author_of(entry)}):
+        if cursors.get(c.begins_for(name), 0) > entry.n:
+            continue
         note = _decode(notes[name]) if name in notes else None
         acknowledged, read = cursors.get(name, 0), cursors.get(c.read_by(name), 0)
         found.append(_recipient(name, entry, max(acknowledged, read), read, note))
