@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from duly.apps.chat import subscriptions
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND
 from duly.testing import ManualClock
@@ -337,6 +338,23 @@ async def test_who_joined_later_has_no_receipt_of_a_line_they_may_not_see(chat_h
             await cid.ask("group_join", group=group)
         of_it = (await ann.ask("receipts", conv=group, n=n))["data"]
         assert (of_it["of"], of_it["delivered"], of_it["delivered_to"]) == (1, 0, [])
+
+
+async def test_a_person_in_more_groups_than_a_welcome_holds_gets_the_lines_of_all(
+    chat_hub: HubWithPeople, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "WELCOMED", 3)
+    async with chat_hub.enter("ann") as ann:
+        made = [await ann.ask("group_create", name=f"g{i}", members=["bob"]) for i in range(6)]
+        groups = [one["data"]["group"] for one in made]
+        async with chat_hub.enter("bob") as bob:
+            assert {line["conv"] for line in await bob.lines(6)} == set(groups)
+        async with chat_hub.enter("bob") as bob:
+            assert len(bob.welcome["cursors"]) == 3
+            for group in groups:
+                await ann.chat(group, "hello")
+            lines = await bob.lines(6)
+            assert [(line["conv"], line["n"]) for line in lines] == [(group, 2) for group in groups]
 
 
 async def test_an_optional_field_of_a_question_may_be_null(chat_hub: HubWithPeople) -> None:

@@ -14,6 +14,7 @@ The memory here is only a cache. A hint that a conversation may have something n
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from itertools import islice
 from typing import Final
 
 from duly.apps.chat import conversations as c
@@ -32,6 +33,9 @@ from duly.storage.ledger import Ledger, StreamEntry
 from duly.wire.outgoing import LineFrame
 from duly.wire.session import Session
 
+WELCOMED: Final = 500
+"""The most conversations in a welcome, so that it fits into a frame however long their names are: a person
+whom others have brought into very many groups can still connect."""
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
 """When an unacknowledged line is sent again."""
 PAGE: Final = 500
@@ -72,10 +76,13 @@ class Subscriptions:
         self, subscriber: Subscriber, cursors: dict[str, int] | None
     ) -> dict[str, int]:
         """Read how far a connection has come in each conversation: by its own account, else as this device
-        has acknowledged, else as any device of the person has. Returns the lines after which it is served."""
+        has acknowledged, else as any device of the person has. Returns the lines after which it is served, as
+        far as they fit into a frame: a client takes the first line of a conversation that it does not
+        know."""
         name = subscriber.who.name
         await self._load(subscriber, [*await self._ledger.bucket(c.convs(name)), c.notes(name)], cursors)
-        return {conv: subscription.told for conv, subscription in subscriber.subscriptions.items()}
+        fits = islice(subscriber.subscriptions.items(), WELCOMED)
+        return {conv: subscription.told for conv, subscription in fits}
 
     async def _load(self, subscriber: Subscriber, known: list[str], cursors: dict[str, int] | None) -> None:
         name, device = subscriber.who.name, subscriber.who.device
