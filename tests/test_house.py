@@ -100,6 +100,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "runtime/refusal_tally.py": (1, "the pause between two records, in a job of the supervisor"),
     "runtime/tasks.py": (5, "the supervisor"),
     "runtime/wake_timer.py": (1, "the timer of all machines"),
+    "server/router.py": (1, "a turn for other clients between the frames of one array"),
     "storage/item_loader.py": (1, "one read for all that ask in one turn of the loop"),
     "storage/postgres/watch.py": (5, "notices a database that does not answer"),
     "storage/sql/polled.py": (1, "looks for what another process has ended, for all who wait"),
@@ -110,6 +111,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     ),
     "storage/sqlite/shared.py": (3, "waits for another process: to open, to write; and ends a session"),
     "transports/connections.py": (2, "limits of a connection: time to log in, time to read the last answer"),
+    "transports/frame_socket.py": (1, "a turn for other clients between the messages of one read"),
     "transports/http/fast_path.py": (1, "one task for a request; it ends with its connection"),
     "transports/http/frame_batches.py": (
         2,

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 import aiohttp
-from aiohttp import WSMsgType, web
+import pytest
+from aiohttp import WSMessage, WSMsgType, web
 
-from duly.transports.frame_socket import FrameSocket
+from duly.transports.frame_socket import TURN_MESSAGES, FrameSocket, _FrameQueue
 from tests.guard import GUARD
 
 Serve = Callable[[FrameSocket], Awaitable[None]]
@@ -194,3 +195,70 @@ async def test_a_client_is_asked_for_a_sign_of_life_only_while_it_gives_none() -
             await gone.wait()
     finally:
         await runner.cleanup()
+
+
+TEXT, PING, PONG = b"\x81\x81\0\0\0\0x", b"\x89\x80\0\0\0\0", b"\x8a\x80\0\0\0\0"
+"""Frames of a client (RFC 6455, 5.2), masked with zeros."""
+
+
+@pytest.mark.parametrize("frame", [TEXT, PING, PONG, PING + TEXT])
+@pytest.mark.parametrize("greeted", [False, True])
+async def test_what_comes_in_one_read_is_taken_in_several_turns(frame: bytes, greeted: bool) -> None:
+    socket = FrameSocket(heartbeat=20.0)
+    turn, count, most = 0, 0, 0
+    read, over = asyncio.Event(), asyncio.Event()
+
+    async def tick() -> None:
+        nonlocal turn, count, most
+        while not over.is_set():
+            turn, most, count = turn + 1, max(most, count), 0
+            await asyncio.sleep(0)
+
+    def took(_: object = None) -> bool:
+        nonlocal count
+        count += 1
+        return True
+
+    class CountingQueue(_FrameQueue):
+        async def read(self) -> WSMessage:
+            message = await super().read()
+            took()
+            return message
+
+    async def handle(request: web.Request) -> web.StreamResponse:
+        await socket.prepare(request)
+        ticking = asyncio.create_task(tick())
+        read.set()
+        if greeted:
+            async for _ in socket.serve(took, WillingClient()):
+                pass
+        else:
+            async for _ in socket:
+                pass
+        over.set()
+        await ticking
+        return socket
+
+    app = web.Application()
+    app.add_routes([web.get("/", handle)])
+    runner = web.AppRunner(app)
+    await runner.setup()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("duly.transports.frame_socket._FrameQueue", CountingQueue)
+        try:
+            await web.TCPSite(runner, "127.0.0.1", 0).start()
+            reader, writer = await asyncio.open_connection("127.0.0.1", runner.addresses[0][1])
+            writer.write(
+                b"GET / HTTP/1.1\r\nHost: hub\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+            )
+            async with asyncio.timeout(GUARD):
+                await read.wait()
+                writer.write(frame * 5_000 + b"\x88\x80\0\0\0\0")
+                while await reader.read(1 << 16):
+                    pass
+                await over.wait()
+            writer.close()
+        finally:
+            await runner.cleanup()
+    assert 0 < most <= 2 * TURN_MESSAGES + 2

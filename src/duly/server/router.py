@@ -37,6 +37,10 @@ UNABLE: Final = (LedgerError, Overloaded, Stopped)
 """Errors of the hub, not of the sender: the frame may be sent again unchanged."""
 FRAME: Final = "frame"
 """The name under which bugs in taking frames are counted."""
+TURN_BYTES: Final = 256 * 1024
+LEAST_BYTES: Final = TURN_BYTES // 100
+"""How much of an array is taken in one turn of the event loop: so many bytes, where each frame counts this
+much more; so at most a hundred frames. Other clients wait meanwhile."""
 WATCH = "watch"
 """The frame by which an admin asks to see everything as it happens."""
 
@@ -133,10 +137,12 @@ class Router:
         rest, or None. Most frames are only passed to an engine, which needs no coroutine."""
         pairs = zip(sessions, raws, strict=True)
         commits: list[Coroutine[object, None, object]] = []
+        room = TURN_BYTES
         for session, raw in pairs:
             said = self._begin(session, who, raw, commits)
-            if said is not None:
-                return self._receive_rest(said, pairs, who, commits)
+            room -= len(raw) + LEAST_BYTES
+            if said is not None or room < 0:
+                return self._receive_rest(said or _end_turn(commits), pairs, who, commits)
         return _together(commits) if commits else None
 
     async def _receive_rest(
@@ -146,11 +152,17 @@ class Router:
         who: Principal,
         commits: list[Coroutine[object, None, object]],
     ) -> None:
+        """Take the other frames of an array when the last one is taken, with turns of other tasks between."""
         await said
+        room = TURN_BYTES
         for session, raw in pairs:
             waiting = self._begin(session, who, raw, commits)
             if waiting is not None:
                 await waiting
+            room -= len(raw) + LEAST_BYTES
+            if room < 0:
+                await _end_turn(commits)
+                room = TURN_BYTES
         await _together(commits)
 
     def _begin(
@@ -310,11 +322,18 @@ def _not_counted(kind: str, word: str) -> None:
     """Count nothing."""
 
 
+async def _end_turn(commits: list[Coroutine[object, None, object]]) -> None:
+    """Let other tasks run, and wait for these coroutines: a thousand that begin in one turn stop the loop."""
+    begun, commits[:] = commits[:], []
+    await asyncio.sleep(0)
+    await _together(begun)
+
+
 async def _together(commits: Sequence[Coroutine[object, None, object]]) -> None:
     """Wait for coroutines that may take a commit each, so that they share one."""
     if len(commits) == 1:
         await commits[0]
-    else:
+    elif commits:
         await asyncio.gather(*commits)
 
 

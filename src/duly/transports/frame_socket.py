@@ -37,6 +37,8 @@ _UNFINISHED: Final = WSMessage(WSMsgType.CONTINUATION, None, None)
 _HARMLESS: Final = frozenset({_TEXT, WSMsgType.BINARY, WSMsgType.PING, WSMsgType.PONG, _UNFINISHED.type})
 """The message types after which the connection goes on."""
 
+TURN_MESSAGES: Final = 200
+"""How many messages of a connection are taken in one turn of the event loop: a read can hold 40,000 pings."""
 HEAR_SECONDS: Final = 5.0
 """How often at least, in seconds, a frame is taken from a client that does not read: it may be a
 heartbeat."""
@@ -69,6 +71,9 @@ class _FrameQueue(WebSocketDataQueue):
     """the awaitable that has to finish before the next frame is taken"""
     parsed = 0
     """the bytes of frames that were completed since this was last read"""
+    passed_on = 0
+    """how many frames of the current read went to the receiver at once"""
+    _read_in_turn = 0
 
     def feed_data(self, data: WSMessage, size: int) -> None:  # type: ignore[override]  # texts are bytes here
         """Take a message from the parser. This must not raise, because the C function that calls it cannot
@@ -84,10 +89,20 @@ class _FrameQueue(WebSocketDataQueue):
             said = receive(data[1])
         except Exception as problem:
             said = _failed(problem)
-        if self.client.stall_timer is not None or (said is not True and said is not False):
+        self.passed_on += 1
+        waits = said is not True and said is not False
+        if waits or self.passed_on == TURN_MESSAGES or self.client.stall_timer is not None:
             self.unfinished = self.finish(said)
             self.receive = None
             super().feed_data(_UNFINISHED, 0)
+
+    async def read(self) -> WSMessage:
+        """Return the next message, with a turn of the event loop after every `TURN_MESSAGES`."""
+        self._read_in_turn += 1
+        if self._read_in_turn >= TURN_MESSAGES:
+            self._read_in_turn = 0
+            await asyncio.sleep(0)
+        return cast("WSMessage", await super().read())
 
     def is_empty(self) -> bool:
         """Whether no message waits for the task that serves the connection."""
@@ -129,7 +144,7 @@ class _CountingReader:
         said = self._parse(data)
         frames = self._frames
         self._kept = kept = max(0, self._kept + len(data) - frames.parsed)
-        frames.parsed = 0
+        frames.parsed = frames.passed_on = 0
         if kept > FREE_BYTES or self._reading is not None:
             self._count(kept)
         return said

@@ -21,7 +21,7 @@ from duly.core.units import DAY, MINUTE, MS
 from duly.errors import Malformed
 from duly.wire import limits, optional_fields
 from duly.wire.fields import NOTHING
-from duly.wire.frames import Frame, encode
+from duly.wire.frames import Frame, decode_batch, encode
 
 STRUCTURED: Final = "application/cloudevents+json"
 BATCH: Final = "application/cloudevents-batch+json"
@@ -65,11 +65,14 @@ def media_type(content_type: str) -> str:
 def read_events(headers: Mapping[str, str], body: bytes) -> list[CloudEvent] | CloudEvent:
     """Return the event in a request, or the events of a batch; raises `Malformed` if it is invalid. Header
     names are lower case."""
-    limits.check_depth(body, "an event")
     form = media_type(headers.get("content-type", ""))
+    parts = decode_batch(body, "events") if form == BATCH else None
+    limits.check_depth(body, "an event")
     try:
         if form == BATCH:
-            return [_checked(one) for one in optional_fields.decode(body, list[CloudEvent])]
+            if parts is None:
+                raise ValueError("a batch is an array")
+            return [_checked(optional_fields.decode(part, CloudEvent)) for part in parts]
         return _checked(
             optional_fields.decode(body, CloudEvent) if form == STRUCTURED else _binary(headers, body)
         )
@@ -106,7 +109,7 @@ def _checked(event: CloudEvent) -> CloudEvent:
     if bytes(event.data) or event.data_base64 is None:
         return event
     if form.endswith(("/json", "+json", "/octet-stream")):  # the last is the default of many HTTP clients
-        msgspec.json.decode(event.data_base64)
+        msgspec.json.decode(event.data_base64, type=Raw)
         return structs.replace(event, data=Raw(event.data_base64))
     if form.startswith("text/"):
         return structs.replace(event, data=Raw(msgspec.json.encode(event.data_base64.decode())))

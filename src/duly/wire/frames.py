@@ -12,8 +12,10 @@ only frames that it refuses are read field by field.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
+from functools import cache
+from itertools import takewhile
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -24,11 +26,13 @@ from duly.core.ids import counter_of
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, parts_of
 from duly.core.units import MS
-from duly.errors import Malformed
+from duly.errors import Malformed, TooLarge
 from duly.wire import limits, optional_fields
 from duly.wire.fields import NOTHING, Fields, data_in, pack
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
+BATCH_LIMIT: Final = 1_000
+"""The most frames in one array."""
 
 COMMANDS: Final = frozenset(
     {
@@ -177,7 +181,7 @@ _decode: Final = msgspec.json.Decoder(Frame).decode
 _decode_fields: Final = msgspec.json.Decoder(Fields).decode
 _decode_name: Final = msgspec.json.Decoder(_FrameId).decode
 _decode_id: Final = msgspec.json.Decoder(str | int | float).decode
-_decode_many: Final = msgspec.json.Decoder(list[Raw]).decode
+_ABSENT_PART: Final = Raw(b"")
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -259,18 +263,16 @@ def seq_id_in(text: bytes | str) -> str | float | None:
 def _id_text(text: bytes) -> bytes:
     """Return the value of the field `seq_id` of a text that is not JSON; empty if there is none."""
     depth, found = 0, b""
-    for token in _IDS.finditer(text):
-        if token[0] in b"{[":
-            depth += 1
-        elif token[0] in b"}]":
-            depth -= 1
-        elif depth == 1 and token[1] is not None:
-            found = token[1]
+    for value, bracket in _IDS.findall(text):
+        if bracket:
+            depth += 1 if bracket in b"{[" else -1
+        elif value and depth == 1:
+            found = value
     return found
 
 
 _IDS: Final = re.compile(
-    rb'"seq_id"\s*+:\s*+("(?:[^"\\]++|\\.)*+"|-?[0-9][-+.0-9eE]*+)|' + limits.STRINGS + rb"|[\[\]{}]",
+    rb'"seq_id"\s*+:\s*+("(?:[^"\\]++|\\.)*+"|-?[0-9][-+.0-9eE]*+)|' + limits.STRINGS + rb"|([\[\]{}])",
     re.DOTALL,
 )
 _ID_SHOWN: Final = 1_000
@@ -282,14 +284,27 @@ def is_own_type(type: str) -> bool:
     return type not in RESERVED and _TYPE.fullmatch(type) is not None
 
 
-def decode_batch(text: bytes) -> list[bytes] | None:
-    """Return the undecoded frames of a JSON array; None if it is not an array, as its first byte shows."""
+def decode_batch(text: bytes, what: str = "frames") -> list[bytes] | None:
+    """Return the undecoded frames of a JSON array; None if it is not an array, as its first byte shows. An
+    array of more than `BATCH_LIMIT` is refused when one more is met, not when millions are decoded."""
     if text.lstrip()[:1] != b"[":
         return None
     try:
-        return [bytes(part) for part in _decode_many(text)]
+        parts = astuple(_batch_decoder()(text))
+    except msgspec.ValidationError:
+        raise TooLarge(f"more than {BATCH_LIMIT} {what} in one request; send fewer at once") from None
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
-        raise Malformed(f"not an array of frames: {_mild(problem)}") from None
+        raise Malformed(f"not an array of {what}: {_mild(problem)}") from None
+    return [bytes(part) for part in takewhile(_ABSENT_PART.__ne__, parts)]
+
+
+@cache
+def _batch_decoder() -> Callable[[bytes], Struct]:
+    """Return the decoder of an array of at most `BATCH_LIMIT` parts: to msgspec it is a struct whose fields
+    have no names on the wire, since a list has no limit before it is complete."""
+    fields = [(f"part_{i}", Raw, _ABSENT_PART) for i in range(BATCH_LIMIT)]
+    batch = msgspec.defstruct("Batch", fields, array_like=True, forbid_unknown_fields=True, frozen=True)
+    return msgspec.json.Decoder(batch).decode
 
 
 def check(text: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 from typing import Final
 
 from duly.errors import Malformed, TooLarge
@@ -15,7 +16,10 @@ FLAT: Final = 2 * DEPTH_LIMIT
 STRINGS: Final = rb'"(?:[^"\\]++|\\.)*+"?'
 """Matches a JSON string, and one that is not closed to the end of the text. Otherwise a search would try each
 escaped quote in it as the beginning of a string, and take minutes for one frame."""
-_BRACKETS: Final = re.compile(STRINGS + rb"|[\[\]{}]", re.DOTALL)
+_remove_strings: Final = re.compile(STRINGS, re.DOTALL).sub
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+_step: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}.__getitem__
+"""How a bracket changes the depth."""
 
 
 def check(text: bytes, what: str) -> None:
@@ -37,14 +41,7 @@ def check_depth(text: bytes, what: str) -> None:
     # Most texts have fewer brackets than the limit, and so cannot exceed it.
     if text.count(b"{") + text.count(b"[") <= DEPTH_LIMIT:
         return
-    depth = 0
-    for token in _BRACKETS.finditer(text):
-        match token[0]:
-            case b"{" | b"[":
-                depth += 1
-                if depth > DEPTH_LIMIT:
-                    raise Malformed(f"{what} nested deeper than {DEPTH_LIMIT} levels")
-            case b"}" | b"]":
-                depth -= 1
-            case _:
-                pass
+    # A text can be nearly all brackets, so no Python code runs for each.
+    brackets = _remove_strings(b"", text).translate(None, _NO_BRACKETS)
+    if max(accumulate(map(_step, brackets)), default=0) > DEPTH_LIMIT:
+        raise Malformed(f"{what} nested deeper than {DEPTH_LIMIT} levels")

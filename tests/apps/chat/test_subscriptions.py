@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import pytest
 
 from duly.apps.chat import conversations as c
-from duly.apps.chat.connections import Connections
+from duly.apps.chat.connections import FEEDS, Connections
 from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import AwaitedReceipt
-from duly.apps.chat.subscriptions import AGAIN, Subscriptions
+from duly.apps.chat.subscriptions import AGAIN, WOKEN, Subscriptions
 from duly.core.operations import AppendEntry, PutItem
 from duly.core.units import MS, SECOND
 from duly.identity.accounts import Principal, Role
 from duly.runtime.tasks import Supervisor
+from duly.storage.ledger import StreamEntry
 from duly.storage.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
 from duly.wire.outgoing import LineFrame, OutgoingFrame, encode
@@ -176,3 +179,35 @@ async def test_in_a_lively_conversation_no_reader_is_noted(room: Room) -> None:
         room.subscriptions.acknowledge(room.subscriber, CONV, n)
         await room.settle()
         assert await room.noted() is None
+
+
+async def test_thousands_of_conversations_are_read_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    room = Room()
+    convs = [f"ann{i}+bob" for i in range(2_000)]
+    for conv in convs:
+        line = LineFrame("one_chat", "1_1", "ann")
+        await room.ledger.write(
+            PutItem(c.convs("bob"), conv, b""), AppendEntry(c.stream(conv), encode(line), room.clock.now())
+        )
+    reading = most = 0
+    entries = room.ledger.entries
+
+    async def slow_entries(stream: str, after: int, limit: int) -> list[StreamEntry]:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0)
+        reading -= 1
+        return await entries(stream, after, limit)
+
+    monkeypatch.setattr(room.ledger, "entries", slow_entries)
+    await room.begin()
+    await room.tasks.finish()
+    assert len(room.bob.told) == len(convs)
+    assert 1 < most <= FEEDS
+    room.clock.advance(10)
+    room.subscriptions.wake(room.clock.now())
+    await room.settle()
+    assert room.bob.told.count((1, 2)) == WOKEN
+    await room.wait(0)
+    assert room.bob.told.count((1, 2)) == len(convs)

@@ -17,8 +17,8 @@ from duly.apps.alerts.profiles import ProfileDraft
 from duly.identity.accounts import Role
 from duly.transports.connections import ClientConnection, ClientConnections
 from duly.transports.http import fast_path
-from duly.transports.http import messages as http
 from duly.transports.http.fast_path import PIECE, FastAnswer, FastPath, FastReply
+from duly.wire import frames
 from tests.end_to_end.raw import curl
 from tests.guard import GUARD
 from tests.local_hub import LocalHub
@@ -330,8 +330,7 @@ async def test_when_the_hub_stops_who_waits_without_a_task_gets_the_answer() -> 
         await closing
 
 
-async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "BATCH_LIMIT", 3)
+async def test_both_ways_give_the_same_answers(tmp_path: Path) -> None:
     local = LocalHub(tmp_path)
     await local.start()
     try:
@@ -346,7 +345,8 @@ async def test_both_ways_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
         command = {"type": "query", "seq_id": "WAY", "to": "lock"}
         asked: list[tuple[str, Any]] = [
             ("gate", alert), ("gate", alert), ("gate", alert | {"data": data | {"timestamp": now - 1}}),
-            ("gate", [alert, alert | {"seq_id": "WAY-2"}]), ("gate", [alert] * 4), ("gate", {"type": "x"}),
+            ("gate", [alert, alert | {"seq_id": "WAY-2"}]), ("gate", [1] * (frames.BATCH_LIMIT + 1)),
+            ("gate", {"type": "x"}),
             ("phone", command), ("lock", alert), ("nobody", alert), ("", alert),
             ("gate", b"{"), ("gate", b""),
         ]  # fmt: skip

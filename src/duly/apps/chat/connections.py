@@ -6,22 +6,30 @@ person. All of this is in memory and concerns this hub alone; the cursors are in
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container
-from typing import Final
+from collections import deque
+from collections.abc import Callable, Collection, Container, Coroutine
+from typing import Final, TypeAlias
 
 from duly.apps.chat import conversations as c
 from duly.identity.accounts import Principal
 from duly.wire.outgoing import OutgoingFrame
 from duly.wire.session import Session
 
+FEEDS: Final = 8
+"""In how many conversations of a connection missed lines are read at the same time."""
 WINDOW: Final = 1_000
 """How many lines of a conversation may be sent ahead of their acknowledgement."""
+
+Read: TypeAlias = "Callable[[Subscription], Coroutine[object, None, None]]"
+"""Sends a subscription what it missed."""
+Start: TypeAlias = Callable[[Coroutine[object, None, None]], None]
+"""Runs a coroutine in the background."""
 
 
 class Subscriber:
     """One connection of a person."""
 
-    __slots__ = ("_early", "loading", "missed", "session", "subscriptions", "who")
+    __slots__ = ("_behind", "_early", "_feeds", "loading", "missed", "session", "subscriptions", "who")
 
     def __init__(self, session: Session, who: Principal) -> None:
         self.session = session
@@ -30,6 +38,10 @@ class Subscriber:
         self.loading = True
         self.missed: set[str] = set()
         """conversations in which a line was stored while the subscriptions were read"""
+        self._behind: deque[Subscription] = deque()
+        """subscriptions that wait to be sent what they missed"""
+        self._feeds = 0
+        """how many tasks send that"""
         self._early: list[OutgoingFrame] = []
 
     def pass_on(self, frame: OutgoingFrame) -> None:
@@ -46,6 +58,26 @@ class Subscriber:
         for frame in self._early:
             self.session.push(frame)
         self._early.clear()
+
+    def catch_up(self, subscription: Subscription, read: Read, start: Start) -> None:
+        """Read what a subscription has missed, in a few of them at a time: a person may have thousands."""
+        self._behind.append(subscription)
+        self._start_feed(read, start)
+
+    def _start_feed(self, read: Read, start: Start) -> None:
+        if self._behind and self._feeds < FEEDS:
+            self._feeds += 1
+            start(self._feed(read, start))
+
+    async def _feed(self, read: Read, start: Start) -> None:
+        try:
+            while self._behind:
+                await read(self._behind.popleft())
+        except Exception:
+            self._feeds -= 1
+            self._start_feed(read, start)
+            raise
+        self._feeds -= 1
 
 
 class Subscription:

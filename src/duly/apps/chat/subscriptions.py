@@ -39,6 +39,8 @@ whom others have brought into very many groups can still connect."""
 AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
 """When an unacknowledged line is sent again."""
 PAGE: Final = 500
+WOKEN: Final = 500
+"""The most timers that are handled in one step of the engine; the next step follows at once."""
 NOTED_AFTER: Final = SECOND
 """How long after it was sent an unacknowledged line is noted in the ledger, for queries at other hubs or
 after a restart. Most lines are acknowledged sooner and cost nothing."""
@@ -193,7 +195,7 @@ class Subscriptions:
             and subscription.room > 0
         ):
             subscription.busy = True
-            self._do(self._catch_up(subscription))
+            subscription.subscriber.catch_up(subscription, self._catch_up, self._do)
 
     async def _catch_up(self, subscription: Subscription) -> None:
         """Read and send new lines. If the ledger fails it is read again when the timer of the acknowledgement
@@ -294,7 +296,7 @@ class Subscriptions:
 
     def wake(self, now: int) -> None:
         """Handle the timers that are due: note missing acknowledgements, and send the lines again."""
-        for subscription in self._timers.due(now):
+        for subscription in islice(self._timers.due(now), WOKEN):
             if subscription.acked >= subscription.head:
                 continue
             since = now

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from aiohttp import web
 
-from duly.errors import TooLarge
 from duly.identity.accounts import Principal
 from duly.transports.http import bodies, messages
 from duly.transports.http.fast_path import LATER, FastAnswer
@@ -51,8 +50,6 @@ class CloudEventsEndpoint:
         events = read_events(headers, raw)
         if not isinstance(events, list):
             return await hand_over(self._server, who, [frame_of(events)], wait)
-        if len(events) > messages.BATCH_LIMIT:
-            raise TooLarge(f"{len(events)} events in one request; the limit is {messages.BATCH_LIMIT}")
         frames = [frame_of(event) for event in events]
         return await hand_over(self._server, who, frames, wait, single=False)
 

@@ -28,7 +28,6 @@ from duly.errors import (
     RateLimited,
     SenderError,
     Stopped,
-    TooLarge,
     TooManyLogins,
 )
 from duly.identity.accounts import Principal, Role
@@ -58,7 +57,6 @@ AHEAD: Final = (
     "the ledger's floor is in the future, so new messages are refused as stale; set the clock if it is "
     "wrong, then 'duly floor --mend'"
 )
-BATCH_LIMIT: Final = 1_000
 PAGE: Final = 1_000
 MARGIN: Final = 200
 """How much later a refusal may be recorded than others that happened after it."""
@@ -411,8 +409,6 @@ def _frames_in(raw: bytes, id_: str | None = None) -> tuple[list[bytes], bool]:
     many = frames.decode_batch(raw)
     if many is None:
         return [raw if id_ is None else _with_id(raw, id_)], True
-    if len(many) > BATCH_LIMIT:
-        raise TooLarge(f"{len(many)} frames in one request; the limit is {BATCH_LIMIT}")
     return many, False
 
 
