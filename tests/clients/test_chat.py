@@ -10,9 +10,13 @@ from typing import cast
 import pytest
 
 import duly
+from duly.apps.chat.conversations import convs
+from duly.apps.chat.queries import CONVERSATIONS_LIMIT
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
 from duly.clients.chat_positions import ChatPositions
+from duly.clients.chat_types import PageOfConversations
+from duly.core.operations import PutItem
 from duly.core.outbox import Outbox
 from duly.errors import NotAuthenticated, Stopped
 from duly.identity.accounts import Role
@@ -189,6 +193,20 @@ async def test_groups_receipts_history_and_news(local: LocalHub) -> None:
             await cid.send(group, "hello?")
         (shown,) = await bob.conversations()
         assert (shown["conv"], shown["name"], shown["read"]) == (group, "club", sent.n)
+
+
+async def test_conversations_come_a_page_at_a_time(local: LocalHub) -> None:
+    known = [f"ann+p{n:03}" for n in range(CONVERSATIONS_LIMIT + 3)]
+    await local.hub.ledger.write(*(PutItem(convs("ann"), conv, b"") for conv in known))
+    async with chat(local, "ann") as ann:
+        assert [one["conv"] for one in await ann.conversations()] == known
+        first = await ann._ask("conversations", {"limit": 2}, PageOfConversations)
+        assert ([one["conv"] for one in first.conversations], first.next) == (known[:2], known[1])
+        rest = await ann._ask("conversations", {"after": known[-2]}, PageOfConversations)
+        assert ([one["conv"] for one in rest.conversations], rest.next) == (known[-1:], "")
+        for limit in (0, CONVERSATIONS_LIMIT + 1):
+            with pytest.raises(duly.Refused, match="1 to 200 conversations"):
+                await ann._ask("conversations", {"limit": limit}, PageOfConversations)
 
 
 async def test_friends_see_each_other_come_and_go(local: LocalHub) -> None:

@@ -14,8 +14,8 @@ from duly.server.router import Router
 from duly.storage.memory import MemoryLedger
 from duly.transports.http.frame_batches import FrameBatch
 from duly.wire.frames import Frame, ServerCode
-from duly.wire.outgoing import ServerAck
-from duly.wire.session import Session
+from duly.wire.outgoing import OutgoingFrame, SeenFrame, ServerAck
+from duly.wire.session import Session, UncongestedSession
 
 PHONE = Principal("phone", Role.APP)
 
@@ -87,3 +87,33 @@ async def test_an_array_of_large_frames_is_taken_in_more_turns() -> None:
     )
     ticking.cancel()
     assert max(app.begun.values()) <= 2
+
+
+class Administrators(CountingApp):
+    roles = frozenset({Role.ADMIN})
+
+
+class Screen(UncongestedSession):
+    """What an administrator is shown."""
+
+    def __init__(self) -> None:
+        self.listening = True
+        self.shown: list[OutgoingFrame] = []
+
+    def push(self, frame: OutgoingFrame) -> None:
+        self.shown.append(frame)
+
+    def close(self, reason: str) -> None: ...
+
+
+async def test_a_session_that_asks_twice_to_watch_sees_an_event_once_until_it_is_gone() -> None:
+    activity = ActivityLog(MemoryLedger())
+    router, screen = Router(activity, [Administrators()]), Screen()
+    receive = router.receiver(screen, Principal("root", Role.ADMIN))
+    for _ in range(2):
+        assert receive(b'{"type":"watch"}') is True
+    activity.see("sent")
+    assert [type(frame) for frame in screen.shown] == [ServerAck, ServerAck, SeenFrame]
+    screen.listening = False  # as an HTTP request that has been answered
+    activity.see("sent")
+    assert (len(screen.shown), activity.watchers) == (3, [])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Literal, TypeVar
 
-from duly.clients.chat_types import ConversationPage, Line, Receipts, SentLine, line_of
+from duly.clients.chat_types import ConversationPage, Line, PageOfConversations, Receipts, SentLine, line_of
 
 T = TypeVar("T")
 
@@ -111,8 +111,13 @@ class ChatRequests(ABC):
     async def conversations(self) -> list[dict[str, Any]]:
         """Return your conversations: `conv`, `last`, `delivered`, `read`, and `with` (a person) or a group's
         `name`."""
-        found = await self._ask("conversations", {}, dict[str, list[dict[str, Any]]])
-        return found["conversations"]
+        found: list[dict[str, Any]] = []
+        wanted: dict[str, str] | None = {}
+        while wanted is not None:
+            page = await self._ask("conversations", wanted, PageOfConversations)
+            found += page.conversations
+            wanted = {"after": page.next} if page.next else None
+        return found
 
     async def group(self, group: str) -> dict[str, Any]:
         """Return a group's `name` and `members`, with their roles."""

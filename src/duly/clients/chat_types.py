@@ -88,6 +88,13 @@ class ConversationPage(Struct, frozen=True):
     lines: list[Frame]
 
 
+class PageOfConversations(Struct, frozen=True):
+    """A page of the conversations of a person; `next` is the last one on it, if there are more."""
+
+    conversations: list[dict[str, Any]]
+    next: str = ""
+
+
 News: TypeAlias = Line | Receipt | Typing | Presence
 
 

@@ -52,5 +52,7 @@ class ActivityLog:
         """Show an event to the watchers; without watchers this costs nothing."""
         if self.watchers:
             seen = SeenFrame({"what": what, **more}, self._ledger.clock.now() // MS)
+            # An HTTP request that has asked to watch is gone once it is answered.
+            self.watchers = [watcher for watcher in self.watchers if watcher.listening]
             for watcher in self.watchers:
                 watcher.push(seen)

@@ -252,7 +252,8 @@ class Router:
             raise Malformed(f"there is no frame type {frame.type[:80]!r} for {who.role.with_article}")
         if who.role is not Role.ADMIN:
             raise Malformed(f"{who.role.with_article} cannot send {WATCH!r}")
-        self._activity.watchers.append(session)
+        if session not in self._activity.watchers:
+            self._activity.watchers.append(session)
         session.push(_TAKEN)  # from now on the session is sent every event
         return True
 

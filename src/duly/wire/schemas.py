@@ -94,7 +94,8 @@ CLIENT_FRAMES: Final[Mapping[str, ClientFrame]] = {
     "delete": _request(Party.PERSON, "delete", "Deletes the text of a line.", *_ASKS),
     "history": _request(Party.PERSON, "history", "Asks for lines of a conversation.", *_ASKS),
     "receipts": _request(Party.PERSON, "receipts", "Asks how far a line has come.", *_ASKS),
-    "conversations": _request(Party.PERSON, "conversations", "Asks for one's conversations.", *_ID),
+    "conversations": _request(Party.PERSON, "conversations", "Asks for one's conversations, a page at a "
+                              "time.", *_ID, may=("data",)),
     "friends": _request(Party.PERSON, "friends", "Asks for one's friends.", *_ID),
     "friend_ask": _request(Party.PERSON, "friend_ask", "Asks a person to be friends.", *_ASKS),
     "friend_accept": _request(Party.PERSON, "friend_accept", "Accepts what a person asked.", *_ASKS),

@@ -26,6 +26,8 @@ from duly.wire.frames import Frame
 
 PAGE_LIMIT: Final = 200
 """The most lines on one page of history."""
+CONVERSATIONS_LIMIT: Final = 200
+"""The most conversations on one page: a person may be in very many, and each takes some queries."""
 QUERIES: Final = frozenset({"history", "receipts", "conversations", "group_info", "friends"})
 
 
@@ -35,6 +37,13 @@ class HistoryPage(Struct, frozen=True):
     conv: str
     before: int = c.ALL
     limit: int = 50
+
+
+class ConversationsPage(Struct, frozen=True):
+    """The `data` of a `conversations` frame."""
+
+    after: str = ""
+    limit: int = CONVERSATIONS_LIMIT
 
 
 class ChatQueries:
@@ -62,7 +71,7 @@ class ChatQueries:
             case "receipts":
                 return msgspec.json.encode(await self._receipts(frame, me))
             case "conversations":
-                return msgspec.json.encode(await self._conversations(me))
+                return msgspec.json.encode(await self._conversations(frame, me))
             case "group_info":
                 return msgspec.json.encode(await self._groups.show(frame, me))
             case _:
@@ -109,10 +118,14 @@ class ChatQueries:
             shown |= {"delivered_to": have, "read_by": read}
         return shown
 
-    async def _conversations(self, me: str) -> dict[str, object]:
-        """Return the conversations of a person: how many lines each has, how far they have read, and how many
-        lines of others are unread."""
-        known = list(await self._ledger.bucket(c.convs(me)))
+    async def _conversations(self, frame: Frame, me: str) -> dict[str, object]:
+        """Return a page of a person's conversations, by name: how many lines each has, how far they have
+        read, and how many lines of others are unread. `next` says after which one to continue."""
+        wanted = c.read_data(frame, ConversationsPage) if bytes(frame.data) else ConversationsPage()
+        if not 1 <= wanted.limit <= CONVERSATIONS_LIMIT:
+            raise Malformed(f"a page has 1 to {CONVERSATIONS_LIMIT} conversations")
+        rest = sorted(conv for conv in await self._ledger.bucket(c.convs(me)) if conv > wanted.after)
+        known = rest[: wanted.limit]
         found = await self._ledger.standing(
             [(c.stream(conv), reader) for conv in known for reader in (me, c.read_by(me))]
         )
@@ -124,4 +137,4 @@ class ChatQueries:
                 | {"unread": await receipts.unread(self._ledger, conv, me, read.cursor or 0, have.last)}
                 | ({"name": name} if name else {"with": c.other_in(conv, me)})
             )
-        return {"conversations": shown}
+        return {"conversations": shown} | ({"next": known[-1]} if len(rest) > len(known) else {})

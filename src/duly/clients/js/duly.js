@@ -852,7 +852,15 @@ class Chat extends Client {
     return (await this.#ask("history", { conv, before, limit })).lines.map(lineOf);
   }
   receipts(conv, n) { return this.#ask("receipts", { conv, n }); }
-  async conversations() { return (await this.#ask("conversations", {})).conversations; }
+  async conversations() {
+    const found = [];
+    for (let wanted = {}; wanted; ) {
+      const page = await this.#ask("conversations", wanted);
+      found.push(...page.conversations);
+      wanted = page.next ? { after: page.next } : null;
+    }
+    return found;
+  }
   group(group) { return this.#ask("group_info", { group }); }
   friends() { return this.#ask("friends", {}); }
   #ask(type, data) {

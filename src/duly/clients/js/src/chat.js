@@ -178,7 +178,15 @@ export class Chat extends Client {
 
   /** How far a line has come: delivered to k of n, read by m of n. @param {string} conv @param {number} n */
   receipts(conv, n) { return this.#ask("receipts", { conv, n }); }
-  async conversations() { return (await this.#ask("conversations", {})).conversations; }
+  async conversations() {
+    const found = [];
+    for (let wanted = {}; wanted; ) {
+      const page = await this.#ask("conversations", wanted);
+      found.push(...page.conversations);
+      wanted = page.next ? { after: page.next } : null;
+    }
+    return found;
+  }
   /** @param {string} group */
   group(group) { return this.#ask("group_info", { group }); }
   friends() { return this.#ask("friends", {}); }
