@@ -15,7 +15,7 @@ from duly.apps.chat.queries import CONVERSATIONS_LIMIT
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.clients.chat import Chat, Line, News, Presence, Receipt, Typing
 from duly.clients.chat_positions import ChatPositions
-from duly.clients.chat_types import PageOfConversations
+from duly.clients.chat_types import ConversationList
 from duly.core.operations import PutItem
 from duly.core.outbox import Outbox
 from duly.errors import NotAuthenticated, Stopped
@@ -200,13 +200,13 @@ async def test_conversations_come_a_page_at_a_time(local: LocalHub) -> None:
     await local.hub.ledger.write(*(PutItem(convs("ann"), conv, b"") for conv in known))
     async with chat(local, "ann") as ann:
         assert [one["conv"] for one in await ann.conversations()] == known
-        first = await ann._ask("conversations", {"limit": 2}, PageOfConversations)
+        first = await ann._ask("conversations", {"limit": 2}, ConversationList)
         assert ([one["conv"] for one in first.conversations], first.next) == (known[:2], known[1])
-        rest = await ann._ask("conversations", {"after": known[-2]}, PageOfConversations)
+        rest = await ann._ask("conversations", {"after": known[-2]}, ConversationList)
         assert ([one["conv"] for one in rest.conversations], rest.next) == (known[-1:], "")
         for limit in (0, CONVERSATIONS_LIMIT + 1):
             with pytest.raises(duly.Refused, match="1 to 200 conversations"):
-                await ann._ask("conversations", {"limit": limit}, PageOfConversations)
+                await ann._ask("conversations", {"limit": limit}, ConversationList)
 
 
 async def test_friends_see_each_other_come_and_go(local: LocalHub) -> None:

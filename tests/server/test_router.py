@@ -93,7 +93,7 @@ class Administrators(CountingApp):
     roles = frozenset({Role.ADMIN})
 
 
-class Screen(UncongestedSession):
+class WatchingScreen(UncongestedSession):
     """What an administrator is shown."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Screen(UncongestedSession):
 
 async def test_a_session_that_asks_twice_to_watch_sees_an_event_once_until_it_is_gone() -> None:
     activity = ActivityLog(MemoryLedger())
-    router, screen = Router(activity, [Administrators()]), Screen()
+    router, screen = Router(activity, [Administrators()]), WatchingScreen()
     receive = router.receiver(screen, Principal("root", Role.ADMIN))
     for _ in range(2):
         assert receive(b'{"type":"watch"}') is True

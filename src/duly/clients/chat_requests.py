@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, Literal, TypeVar
 
-from duly.clients.chat_types import ConversationPage, Line, PageOfConversations, Receipts, SentLine, line_of
+from duly.clients.chat_types import ConversationList, ConversationPage, Line, Receipts, SentLine, line_of
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ class ChatRequests(ABC):
         found: list[dict[str, Any]] = []
         wanted: dict[str, str] | None = {}
         while wanted is not None:
-            page = await self._ask("conversations", wanted, PageOfConversations)
+            page = await self._ask("conversations", wanted, ConversationList)
             found += page.conversations
             wanted = {"after": page.next} if page.next else None
         return found

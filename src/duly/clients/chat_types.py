@@ -88,7 +88,7 @@ class ConversationPage(Struct, frozen=True):
     lines: list[Frame]
 
 
-class PageOfConversations(Struct, frozen=True):
+class ConversationList(Struct, frozen=True):
     """A page of the conversations of a person; `next` is the last one on it, if there are more."""
 
     conversations: list[dict[str, Any]]

@@ -39,7 +39,7 @@ class HistoryPage(Struct, frozen=True):
     limit: int = 50
 
 
-class ConversationsPage(Struct, frozen=True):
+class ConversationsQuery(Struct, frozen=True):
     """The `data` of a `conversations` frame."""
 
     after: str = ""
@@ -121,7 +121,7 @@ class ChatQueries:
     async def _conversations(self, frame: Frame, me: str) -> dict[str, object]:
         """Return a page of a person's conversations, by name: how many lines each has, how far they have
         read, and how many lines of others are unread. `next` says after which one to continue."""
-        wanted = c.read_data(frame, ConversationsPage) if bytes(frame.data) else ConversationsPage()
+        wanted = c.read_data(frame, ConversationsQuery) if bytes(frame.data) else ConversationsQuery()
         if not 1 <= wanted.limit <= CONVERSATIONS_LIMIT:
             raise Malformed(f"a page has 1 to {CONVERSATIONS_LIMIT} conversations")
         rest = sorted(conv for conv in await self._ledger.bucket(c.convs(me)) if conv > wanted.after)
