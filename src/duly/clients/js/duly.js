@@ -854,7 +854,7 @@ class Chat extends Client {
   receipts(conv, n) { return this.#ask("receipts", { conv, n }); }
   async conversations() {
     const found = [];
-    for (let wanted = {}; wanted; ) {
+    for (let wanted = /** @type {{ after?: string } | null} */ ({}); wanted; ) {
       const page = await this.#ask("conversations", wanted);
       found.push(...page.conversations);
       wanted = page.next ? { after: page.next } : null;

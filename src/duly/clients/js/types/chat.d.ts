@@ -121,7 +121,7 @@ export declare class Chat extends Client<ChatEvents> {
     }): Promise<Line[]>;
     /** How far a line has come: delivered to k of n, read by m of n. @param {string} conv @param {number} n */
     receipts(conv: string, n: number): Promise<any>;
-    conversations(): Promise<any>;
+    conversations(): Promise<any[]>;
     /** @param {string} group */
     group(group: string): Promise<any>;
     friends(): Promise<any>;
