@@ -85,7 +85,7 @@ def _end(item: pytest.Item, seconds: float) -> None:
         faulthandler.cancel_dump_traceback_later()
         return
     try:
-        said = "".join(_report(item, seconds))
+        said = _report(item, seconds)
         if hasattr(item.config, "workerinput"):
             file = item.config.stash[_FILE]
             file.write(said)
@@ -100,7 +100,17 @@ def _end(item: pytest.Item, seconds: float) -> None:
         os._exit(1)
 
 
-def _report(item: pytest.Item, seconds: float) -> Iterator[str]:
+def _report(item: pytest.Item, seconds: float) -> str:
+    """What can be told: a process that ends without a word leaves no cause to look for."""
+    said: list[str] = []
+    try:
+        said += _where(item, seconds)
+    except Exception:
+        said.append(f"\n{item.nodeid}: this report has failed\n{traceback.format_exc()}")
+    return "".join(said)
+
+
+def _where(item: pytest.Item, seconds: float) -> Iterator[str]:
     yield f"{item.nodeid} was not over after {seconds:.0f} s\n"
     with contextlib.suppress(AttributeError):  # without pytest's own logging
         logged = item.config.pluginmanager.getplugin("logging-plugin").report_handler.stream.getvalue()
@@ -110,7 +120,8 @@ def _report(item: pytest.Item, seconds: float) -> Iterator[str]:
         if ident != threading.get_ident():
             yield f"\nthread {names.get(ident, ident)}:\n"
             yield from traceback.format_stack(frame)
-    tasks = [each for each in gc.get_objects() if isinstance(each, asyncio.Task) and not each.done()]
+    # `isinstance` asks an object for its class, which a weak proxy of a dead one answers with an error.
+    tasks = [each for each in gc.get_objects() if issubclass(type(each), asyncio.Task) and not each.done()]
     for stack, count in Counter("".join(_stack(task)) for task in tasks).items():
         yield f"\n{count} {'task' if count == 1 else 'tasks'} at:\n{stack}"
 

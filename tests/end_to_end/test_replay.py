@@ -21,7 +21,8 @@ DAY = 86_400
 def command(**more: Any) -> Json:
     if "lasts" in more:
         more["exp"] = round((time.time() + more.pop("lasts")) * 1000)
-    return {"type": "lock_control", "seq_id": Ids()(), "to": "lock", "data": {"open": True}} | more
+    seq_id = Ids(age=1)()  # the phone mints ids of its own, perhaps in the same millisecond
+    return {"type": "lock_control", "seq_id": seq_id, "to": "lock", "data": {"open": True}} | more
 
 
 CAPTURED: dict[str, dict[str, Any]] = {
