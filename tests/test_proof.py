@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from proof.__main__ import StepFailed, prove
 from proof.counts import total
 from proof.hostile import KINDS, attack
-from proof.parts import COUNTED, PYTHON, Part, Step, parts
+from proof.parts import COUNTED, FAULTS, FAULTS_OF, PYTHON, Part, Step, parts
 from proof.record import ROOT, PublishedRun
 
 from duly.apps.alerts.channels import webhook
@@ -92,7 +92,12 @@ def test_what_is_printed_to_replay_a_step_is_what_was_run(out: Path) -> None:
             assert words == [*named, PYTHON, *step.command[1:]]
             assert all(ENVIRONMENT.fullmatch(word) for word in named)
         paths = [word for step in part.steps for word in step.command if word.startswith("tests/")]
-        assert all((ROOT / path).exists() for path in paths)
+        assert all((ROOT / path.partition("::")[0]).exists() for path in paths)
+
+
+def test_every_fault_has_its_steps() -> None:
+    tests = re.findall(r"^async def (test_\w+)", (ROOT / FAULTS).read_text(), re.MULTILINE)
+    assert sorted(tests) == sorted(FAULTS_OF.values())
 
 
 def test_a_step_that_fails_says_how_to_replay_it(out: Path) -> None:
