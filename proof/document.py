@@ -72,6 +72,12 @@ ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     ("hostile", "hostile input", "hostile inputs: crashes 0, hangs 0", "恶意输入：崩溃 0、卡死 0"),
     (
+        "hostile",
+        "watched for leaks",
+        "… of which with a watch over the memory and descriptors of what read them: leaks 0",
+        "……其中同时监视读取者内存与描述符的：泄漏 0",
+    ),
+    (
         "soak",
         "soaked seconds",
         "seconds of mixed load: memory, descriptors, threads, tasks, journal and disk flat",

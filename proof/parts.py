@@ -93,7 +93,7 @@ def parts(*, short: bool) -> list[Part]:
         Part("faults", ("faults", messages), tuple(_faults(short=short))),
         Part("flood", ("faults", messages), tuple(_flood(1, 5_000) if short else _flood(21, 50_000))),
         Part("power", ("power losses", messages), tuple(_power(1, 5) if short else _power(20, 25))),
-        Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
+        Part("hostile", ("hostile input", "watched for leaks"), tuple(_hostile(short=short))),
         Part("soak", ("soaked seconds", messages), (_soak(20 if short else 1_800),), adds=False),
         Part("others", (), tuple(_others(short=short))),
     ]
