@@ -117,14 +117,17 @@ def table(language: str, results: Mapping[str, PartResult]) -> str:
 
 
 def measured(language: str, found: PartResult, what: str) -> str:
-    """Return when a figure was measured, and at which commit; how much at each, where there are several."""
+    """Return when a figure was measured, and at which commit; how much at each, where there are several. Runs
+    that did not count it, as older ones did not, are left out."""
     at: dict[tuple[str, str], int] = {}
-    for run in sorted(found.runs, key=lambda run: run.date):
+    runs = [run for run in found.runs if what in run.counts]
+    for run in sorted(runs, key=lambda run: run.date):
         place = f"`{run.commit}`" + (GONE[language] if run.unreachable else "")
-        at[run.date[:10], place] = at.get((run.date[:10], place), 0) + run.counts.get(what, 0)
+        at[run.date[:10], place] = at.get((run.date[:10], place), 0) + run.counts[what]
     alone = len(at) == 1
     said = [f"{day}, {place}" + ("" if alone else f": {many:,}") for (day, place), many in at.items()]
-    some = SOME[language].format(found.steps, found.of) if found.steps < found.of else ""
+    steps = sum(len(run.steps) for run in runs)
+    some = SOME[language].format(steps, found.of) if steps < found.of else ""
     return "; ".join(said) + some
 
 

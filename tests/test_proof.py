@@ -142,6 +142,15 @@ def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results:
     assert said == f"2026-11-20, `{here}`: 100; 2026-11-20, `bbb`{gone}: 200, 2 of 21 steps"
 
 
+def test_a_run_that_did_not_count_a_figure_is_not_named_beside_it(results: Path) -> None:
+    every = parts(short=False)
+    record.publish(every, [run_of("hostile", "fd, 0", hostile_input=9)])
+    later = run_of("hostile", "fd, 1", commit="bbb", hostile_input=9, watched_for_leaks=8)
+    record.publish(every, [later])
+    said = document.measured("en", record.results()["hostile"], "watched for leaks")
+    assert said == f"2026-11-20, `bbb`{document.GONE['en']}, 1 of 53 steps"
+
+
 def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:
     """A run that was counted together with others goes with them: how much of it was whose is not known."""
     every = parts(short=False)
