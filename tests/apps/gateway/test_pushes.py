@@ -32,7 +32,7 @@ class App(UncongestedSession):
         raise AssertionError(reason)
 
 
-class Ledger(MemoryLedger):
+class CountedLedger(MemoryLedger):
     """A memory ledger that counts the queries of streams."""
 
     queries = 0
@@ -41,7 +41,7 @@ class Ledger(MemoryLedger):
         self, places: Sequence[tuple[str, int]], limit: int = 100
     ) -> list[list[StreamEntry]]:
         self.queries += 1
-        return [await super(Ledger, self).entries(stream, after, limit) for stream, after in places]
+        return [await super(CountedLedger, self).entries(stream, after, limit) for stream, after in places]
 
     async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
         self.queries += 1
@@ -52,7 +52,7 @@ class Hub:
     """A hub whose apps listen to all devices."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.ledger = CountedLedger()
         self.apps = [App(), App()]
         self.pushes = PushService(
             self.ledger, ActivityLog(self.ledger), self._listeners, lambda _: None, lambda _: self.born

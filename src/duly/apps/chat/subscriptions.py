@@ -20,9 +20,9 @@ from typing import Final
 from duly.apps.chat import conversations as c
 from duly.apps.chat.connections import Connections, Subscriber, Subscription
 from duly.apps.chat.history import show_page
+from duly.apps.chat.new_entries import NewEntries
 from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import AwaitedReceipt, note_again
-from duly.cluster.remote import CoalescedTask
 from duly.core.flow_control import next_page
 from duly.core.retry import RetryPolicy
 from duly.core.timers import Timers
@@ -42,11 +42,6 @@ AGAIN: Final = RetryPolicy.exponential(5 * SECOND, 5 * MINUTE)
 PAGE: Final = 500
 WOKEN: Final = 500
 """The most timers that are handled in one step of the engine; the next step follows at once."""
-NEWS: Final = 16
-"""How many new lines of a conversation are read together with those of other conversations; a conversation
-with more is read by itself."""
-NEWS_CONVS: Final = 64
-"""In how many conversations new lines are read with one query; at most 64 MiB together."""
 NOTED_AFTER: Final = SECOND
 """How long after it was sent an unacknowledged line is noted in the ledger, for queries at other hubs or
 after a restart. Most lines are acknowledged sooner and cost nothing."""
@@ -77,7 +72,7 @@ class Subscriptions:
         self._nudge = nudge
         self._again = again
         self._timers = Timers[Subscription]()
-        self._news: CoalescedTask[str] = CoalescedTask(self._read_news, tasks)
+        self._new_entries = NewEntries(ledger, connections, tasks, self)
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────
 
@@ -133,10 +128,13 @@ class Subscriptions:
             elif conv not in subscriber.subscriptions:
                 self._connections.subscribe(subscriber, conv, told, told)
 
-    def part(self, name: str, conv: str) -> None:
-        """End the subscriptions of a person who is no longer in this conversation."""
+    def part(self, name: str, conv: str, after: int = 0) -> None:
+        """End the subscriptions of a person who is no longer in this conversation, as soon as they have been
+        sent line `after`."""
         for subscriber in self._connections.of_person(name):
-            self._unsubscribe(subscriber, conv)
+            subscription = subscriber.subscriptions.get(conv)
+            if subscription is not None and subscription.told >= after:
+                self._unsubscribe(subscriber, conv)
 
     def _unsubscribe(self, subscriber: Subscriber, conv: str) -> None:
         subscription = self._connections.unsubscribe(subscriber, conv)
@@ -171,52 +169,18 @@ class Subscriptions:
         return sent
 
     def refresh(self, conv: str) -> None:
-        """Look for new lines in this conversation; all that are asked for meanwhile share a query."""
-        self._news.want(conv)
+        """Look for new lines in this conversation."""
+        self._new_entries.read_soon(conv)
 
     def refresh_person(self, name: str) -> None:
         """Look for new conversations of a person."""
         self._do(self.load_new(name))
 
-    async def _read_news(self, convs: list[str]) -> None:
-        for i in range(0, len(convs), NEWS_CONVS):
-            some = convs[i : i + NEWS_CONVS]
-            after = [self._told(conv) for conv in some]
-            places = [(c.stream(conv), n) for conv, n in zip(some, after, strict=True)]
-            found = await self._ledger.entries_after(places, NEWS)
-            for conv, told, page in zip(some, after, found, strict=True):
-                await self._tell_page(conv, told, page)
-
-    def _told(self, conv: str) -> int:
-        """Return up to which line the furthest connection here was sent a conversation; its people are
-        subscribed first."""
-        for name in c.pair_in(conv):
-            self.join(name, conv)
-        return max((each.told for each in self._connections.subscriptions(conv)), default=0)
-
-    async def _tell_page(self, conv: str, told: int, page: list[StreamEntry]) -> None:
-        """Send new lines of a conversation, those above `told`, and have the rest read by those who lack
-        more."""
-        now, head = self._ledger.clock.now(), told
-        if len(page) < NEWS:
-            for line in await show_page(self._ledger, conv, page, now):
-                head = line.n or 0
-                self.tell(conv, head, line, None, now)
-                if c.is_group(conv) and (leaver := c.leaver_in(line)) is not None:
-                    self._part_told(leaver, conv, head)
-        else:
-            (own,) = await self._ledger.standing([(c.stream(conv), "")])
-            head = own.last
+    def raise_head(self, conv: str, n: int) -> None:
+        """Note that a conversation has lines up to `n`, and let the connections read that lack some."""
         for subscription in list(self._connections.subscriptions(conv)):
-            subscription.head = max(subscription.head, head)
+            subscription.head = max(subscription.head, n)
             self._read_on(subscription)
-
-    def _part_told(self, name: str, conv: str, n: int) -> None:
-        """End the subscriptions of a person who has been sent line `n`, which says that they have left."""
-        for subscriber in self._connections.of_person(name):
-            subscription = subscriber.subscriptions.get(conv)
-            if subscription is not None and subscription.told >= n:
-                self._unsubscribe(subscriber, conv)
 
     async def load_new(self, name: str) -> None:
         """Subscribe a person to conversations that they have joined. (That they left one is in its own

@@ -123,15 +123,7 @@ class PostgresLedger(PolledLedger):
             await self._flusher.close(RELEASE_SECONDS)
         self._watch.close()
         if self._pool is not None:
-            await self._close_pool()
-
-    async def _close_pool(self) -> None:
-        """Close the pool, which waits for its connections, unless the server does not answer."""
-        try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await self._pool.close()
-        except TimeoutError:
-            self._pool.terminate()
+            await _close_pool(self._pool)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -419,8 +411,17 @@ class _PostgresSession:
             ) from self._error
 
 
-async def _keep_session(connection: Any) -> None:
+async def _keep_session(_: object) -> None:
     """Leave a connection that returns to the pool as it is."""
+
+
+async def _close_pool(pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    """Close a pool, which waits for its connections, unless the server does not answer."""
+    try:
+        async with asyncio.timeout(RELEASE_SECONDS):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
 
 
 @asynccontextmanager
