@@ -113,6 +113,11 @@ class AlertOperations:
         record = await self._ledger.find(key)
         return None if record is None or record.message.kind != EVENT else await self.whole(record)
 
+    async def get_all(self, keys: Collection[bytes]) -> list[AlertRecord]:
+        """The alerts of these keys that are known, in any order."""
+        found = await self._ledger.find_all(keys)
+        return await self.wholes([record for record in found if record.message.kind == EVENT])
+
     async def find(self, id_: str, sentinel: str = "") -> AlertRecord:
         """The alert of this id, or the only one whose id begins with it; raises `Malformed` otherwise."""
         if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
@@ -132,19 +137,38 @@ class AlertOperations:
 
     async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
         """The newest alerts below `before`, newest first."""
-        while limit > 0 and (page := await self._ledger.of_kind(EVENT, before, min(PAGE, limit))):
-            for record in page:
+        async for records in self.newest_pages(limit, before):
+            for record in records:
                 yield record
+
+    async def newest_pages(
+        self, limit: int, before: tuple[int, bytes] = NEWEST, first: int = PAGE
+    ) -> AsyncIterator[list[Record]]:
+        """The newest alerts below `before`, newest first, as many at once as are read with one query:
+        `first`, and then `PAGE`."""
+        size = first
+        while limit > 0 and (page := await self._ledger.of_kind(EVENT, before, min(size, limit))):
+            yield page
             before = (page[-1].accepted_at, page[-1].message.key)
             limit -= len(page)
+            size = PAGE
 
     async def whole(self, record: Record) -> AlertRecord:
         """The alert of this record, with its status and deliveries."""
-        key = record.message.key
-        said, deliveries = await asyncio.gather(
-            self._ledger.item(STATUSES, name_in_bucket(key)), self._ledger.deliveries(key)
+        return (await self.wholes([record]))[0]
+
+    async def wholes(self, records: Sequence[Record]) -> list[AlertRecord]:
+        """The alerts of these records, with their statuses and deliveries: two queries, however many they
+        are."""
+        keys = [record.message.key for record in records]
+        bodies, deliveries = await asyncio.gather(
+            self._ledger.items([(STATUSES, name_in_bucket(key)) for key in keys]),
+            self._ledger.deliveries_of(keys),
         )
-        return AlertRecord(record, read_status(said), deliveries, said)
+        return [
+            AlertRecord(record, read_status(said), deliveries[record.message.key], said)
+            for record, said in zip(records, bodies, strict=True)
+        ]
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[AlertRecord]:
         """The newest alerts with this status and of this sentinel."""
@@ -162,9 +186,16 @@ class AlertOperations:
         """A page of the newest alerts below `before` that were accepted after `since`, and where the next
         page begins; None after the last page. A page may be short or empty and still have a next one,
         since only so many alerts are searched for one page."""
+        found, following = await self._search(standing, sentinel, limit, before, since)
+        return await self.wholes(found), following
+
+    async def _search(
+        self, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
+    ) -> tuple[list[Record], tuple[int, bytes] | None]:
+        """Find the alerts of a page."""
         wanted = None if not standing else _standing(standing)
         said = await self._ledger.bucket(STATUSES) if wanted is not None else {}
-        found: list[AlertRecord] = []
+        found: list[Record] = []
         most = SEARCHED if standing or sentinel else limit + 1
         searched, position = 0, before
         async for record in self.newest(most, before):
@@ -176,8 +207,8 @@ class AlertOperations:
             ):
                 if len(found) == limit:
                     return found, position
-                found.append(await self.whole(record))
-            if len(found) < limit or found[-1].record is record:
+                found.append(record)
+            if len(found) < limit or found[-1] is record:
                 position = (record.accepted_at, record.message.key)
             if searched == most:
                 return found, position
@@ -190,14 +221,14 @@ class AlertOperations:
             words = ", ".join(one.word for one in State)
             raise Malformed(f"{state!r} is not a state of deliveries; use open, dead, {words}")
         found: list[tuple[AlertRecord, Delivery]] = []
-        async for record in self.newest(SEARCHED if state else limit):
-            alert = await self.whole(record)
-            if state == "dead":
-                made = dead_letters(alert)
-            else:
-                every = alert.deliveries or _to_no_recipient(alert)
-                made = [one for one in every if _is(state, one.state)]
-            found += ((alert, one) for one in made)
+        async for records in self.newest_pages(SEARCHED if state else limit):
+            for alert in await self.wholes(records):
+                if state == "dead":
+                    made = dead_letters(alert)
+                else:
+                    every = alert.deliveries or _to_no_recipient(alert)
+                    made = [one for one in every if _is(state, one.state)]
+                found += ((alert, one) for one in made)
             if len(found) >= limit:
                 break
         return found[:limit]

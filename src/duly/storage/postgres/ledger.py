@@ -274,6 +274,9 @@ class PostgresLedger(PolledLedger):
     def _key_list(self, keys: Sequence[bytes]) -> list[bytes]:
         return list(keys)
 
+    def _name_list(self, names: Collection[str]) -> list[str]:
+        return list(names)
+
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
         return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
