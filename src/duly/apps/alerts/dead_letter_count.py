@@ -12,7 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from duly.apps.alerts.operations import AlertOperations, dead_letters
+from duly.apps.alerts.alert_queries import dead_letters
+from duly.apps.alerts.operations import AlertOperations
 from duly.core.fanout.plan import FanoutCounts
 
 COUNTED: Final = 1_000

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
-from heapq import nsmallest
 from typing import Any, Final
 
 from duly.apps.gateway.pushes import last_heard
@@ -50,11 +49,9 @@ class DeviceList:
         drops = [DropItem(HEARD, name, b"%d" % self._stored[name]) for name in gone[:STORED_AT_ONCE]]
         until = self._ledger.clock.now() - STORED_EVERY
         known = ((self._stored.get(name, 0), name) for name in here)
-        due = ((stored, name) for stored, name in known if stored < min(until, self._heard.get(name, 0)))
-        puts = [
-            PutItem(HEARD, name, b"%d" % self._heard[name])
-            for _, name in nsmallest(STORED_AT_ONCE - len(drops), due)
-        ]
+        due = sorted(one for one in known if one[0] < min(until, self._heard.get(one[1], 0)))
+        chosen = due[: STORED_AT_ONCE - len(drops)]
+        puts = [PutItem(HEARD, name, b"%d" % self._heard[name]) for _, name in chosen]
         return *drops, *puts
 
     def told(self, news: Iterable[PutItem | DropItem]) -> None:

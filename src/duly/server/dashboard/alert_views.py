@@ -17,11 +17,11 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from duly.apps.alerts import verbs
+from duly.apps.alerts.alert_queries import AlertRecord, dead_letters, show, show_delivery
 from duly.apps.alerts.channels import open_channel
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.heartbeats import presence
 from duly.apps.alerts.model import NOTHING_SAID, AlertState, AlertStatus, traits_of
-from duly.apps.alerts.operations import AlertRecord, dead_letters, show, show_delivery
 from duly.core.messages import key_of
 from duly.core.units import MS
 from duly.errors import ChannelError, Malformed, NotFound

@@ -295,10 +295,6 @@ class PostgresLedger(PolledLedger):
         """Return the records of the known ones among these messages."""
         return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
 
-    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """Return the last number of each of these streams."""
-        return dict(await self._read("lasts", list(streams))) if streams else {}
-
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
         """Return the last numbers of streams and the positions of readers in them."""
         if not places:
