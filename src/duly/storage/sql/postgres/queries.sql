@@ -230,6 +230,15 @@ SELECT e.stream, e.n, e.body, e.at, e.key
 FROM duly_streams AS s JOIN duly_entries AS e ON e.stream = s.stream AND e.n > s.last - $2::bigint
 WHERE s.stream = ANY($1::text[]) ORDER BY e.stream, e.n;
 
+-- name: entries_after
+SELECT asked.place, e.n, e.body, e.at, e.key
+FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS asked (stream, after, place)
+CROSS JOIN LATERAL (
+    SELECT n, body, at, key FROM duly_entries
+    WHERE stream = asked.stream AND n > asked.after ORDER BY n LIMIT $3
+) AS e
+ORDER BY asked.place, e.n;
+
 -- name: extent
 SELECT (SELECT min(n) FROM duly_entries WHERE stream = $1), (SELECT last FROM duly_streams WHERE stream = $1);
 
