@@ -230,7 +230,7 @@ async def test_a_token_may_come_as_the_password_of_basic_authentication(tower: T
 
     body = webhook(firing())
     assert (await send(tower, body, "/v1/grafana?profile=home", basic(tower.tokens["gate"])))[0] == 200
-    for wrong in (basic("wrong"), basic(""), "Basic ?", "Basic /w==", "Bearer wrong"):
+    for wrong in (basic("wrong"), basic(""), "Basic ?", "Basic /w==", "Basic ü", "Bearer wrong"):
         assert (await send(tower, body, credentials=wrong))[0] == 401
     status, said = await send(tower, body, credentials=f"Bearer {tower.tokens['phone']}")
     assert (status, said["error"]) == (403, "not_allowed")
