@@ -112,6 +112,7 @@ OWN_WAITS: Final[dict[str, tuple[int, str]]] = {
     "storage/sqlite/shared.py": (3, "waits for another process: to open, to write; and ends a session"),
     "transports/connections.py": (2, "limits of a connection: time to log in, time to read the last answer"),
     "transports/frame_socket.py": (1, "a turn for other clients between the messages of one read"),
+    "transports/http/alertmanager.py": (1, "a turn for other clients between the alerts of one webhook"),
     "transports/http/fast_path.py": (1, "one task for a request; it ends with its connection"),
     "transports/http/frame_batches.py": (
         2,

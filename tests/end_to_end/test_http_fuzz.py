@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import random
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import quote_from_bytes
@@ -31,7 +32,9 @@ PATHS = [
     "/v1/people", "/v1/login", "/v1/logout", "/v1/password", "/v1/alerts", "/v1/alerts/{0}/{1}", "/duly.js",
     "/duly_device.py", "/v1/ws", "/v1/admin/{0}", "/v1/admin/list", "/v1/admin/add",
     "/v1/admin/temporary_token", "/v1/admin/profile.set", "/v1/admin/alert.list", "/v1/admin/prune",
-    "/v1/admin/grant", "/{0}", "*", "//",
+    "/v1/admin/grant", "/{0}", "*", "//", "/v1/alertmanager", "/v1/grafana", "/v1/cloudevents", "/v1/devices",
+    "/v1/asyncapi.json", "/v1/schemas.json", "/duly_mqtt.py", "/page/session", "/page/login", "/page/logout",
+    "/page/do/{0}", "/page/live", "/static/{0}", "/overview.json",
     "/%",
 ]  # fmt: skip
 METHODS = ["GET"] * 6 + ["POST"] * 8 + ["PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW", "get"]
@@ -159,6 +162,15 @@ async def test_no_request_is_answered_with_500(local: LocalHub, caplog: pytest.L
     assert len(statuses) > 5, statuses
     async with join(local.url, await local.hub.accounts.add(Role.APP, "witness")):
         pass
+
+
+async def test_every_endpoint_is_fuzzed(local: LocalHub) -> None:
+    async with bare(local.url) as one:
+        await one.send(b"GET /v1/openapi.json HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        async with asyncio.timeout(GUARD):
+            _, _, body = (await one.reader.read()).partition(b"\r\n\r\n")
+    documented = {re.sub(r"\{\w+\}", "{}", path) for path in json.loads(body)["paths"]}
+    assert documented <= {re.sub(r"\{\w+\}", "{}", path) for path in PATHS}
 
 
 async def test_no_first_frame_harms_another_client(local: LocalHub, caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ import pytest
 from duly.core.units import DAY, MS
 from duly.errors import Malformed
 from duly.wire import frames
-from duly.wire.alertmanager import event_frame, read_webhook, resolved_frame
+from duly.wire.alertmanager import FiringAlert, event_frame, read_alert, resolved_frame, split_webhook
 
 GRAFANA = {
     "receiver": "duly",
@@ -60,6 +60,10 @@ AT = 1_794_815_693_877
 def webhook(**alert: Any) -> bytes:
     one = {"status": "firing", "startsAt": STARTS, "labels": {"alertname": "DiskFull"}, "fingerprint": "abc"}
     return json.dumps({"version": "4", "status": "firing", "alerts": [one | alert]}).encode()
+
+
+def read_webhook(body: bytes) -> list[FiringAlert]:
+    return [read_alert(part) for part in split_webhook(body)]
 
 
 def event(body: bytes, now: int = AT * MS) -> dict[str, Any]:

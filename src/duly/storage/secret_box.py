@@ -11,7 +11,6 @@ Values that an older version stored in plain text are read as they are; a hub en
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import secrets
 from contextlib import suppress
@@ -63,7 +62,7 @@ class SecretBox:
         key, _, text = encrypted.removeprefix(PREFIX).partition(":")
         if key != self.id:
             raise SecretKeyMissing(f"{place} is encrypted with key {key}, but this program has key {self.id}")
-        with suppress(InvalidTag, binascii.Error, UnicodeDecodeError):
+        with suppress(InvalidTag, ValueError):
             raw = base64.b64decode(text, validate=True)
             return self._cipher.decrypt(raw[:NONCE], raw[NONCE:], place.encode()).decode()
         raise SecretKeyMissing(f"{place} cannot be decrypted: it was changed, or belongs to another ledger")

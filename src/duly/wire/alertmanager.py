@@ -14,7 +14,7 @@ from hashlib import blake2b
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from duly.core.monitor.signals import CANCEL, EVENT, Severity
 from duly.core.units import DAY, MS
@@ -85,16 +85,33 @@ class AlertmanagerWebhook(Struct, frozen=True):
     alerts: list[FiringAlert]
 
 
-def read_webhook(body: bytes) -> list[FiringAlert]:
-    """Return the alerts in the body of a webhook; raises `Malformed` if the body is invalid."""
-    limits.check_depth(body, "a webhook")
+class _UndecodedAlerts(Struct, frozen=True):
+    alerts: list[Raw]
+
+
+def split_webhook(body: bytes) -> list[Raw]:
+    """Return the undecoded alerts in the body of a webhook, which may be 100,000; raises `Malformed` if it is
+    no webhook."""
     try:
-        return optional_fields.decode(body, AlertmanagerWebhook).alerts
+        return optional_fields.decode(body, _UndecodedAlerts).alerts
     except (msgspec.DecodeError, ValueError) as problem:
-        raise Malformed(
-            f"this is not a webhook of Alertmanager or Grafana: {problem}; "
-            "leave the custom payload of Grafana empty"
-        ) from None
+        raise _malformed(problem) from None
+
+
+def read_alert(part: Raw) -> FiringAlert:
+    """Decode one alert of a webhook; raises `Malformed` if it is invalid."""
+    limits.check_depth(bytes(part), "an alert of a webhook")
+    try:
+        return optional_fields.decode(part, FiringAlert)
+    except (msgspec.DecodeError, ValueError) as problem:
+        raise _malformed(problem) from None
+
+
+def _malformed(problem: Exception) -> Malformed:
+    return Malformed(
+        f"this is not a webhook of Alertmanager or Grafana: {problem}; "
+        "leave the custom payload of Grafana empty"
+    )
 
 
 def event_frame(alert: FiringAlert, profile: str, now: int) -> bytes:

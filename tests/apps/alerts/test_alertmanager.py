@@ -8,7 +8,8 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import aiohttp
 import pytest
 
 from duly.identity.accounts import Role
+from duly.transports.http import alertmanager as endpoint
 from tests.apps.alerts.conftest import Tower
 from tests.guard import GUARD
 from tests.receivers import Receiver
@@ -230,7 +232,7 @@ async def test_a_token_may_come_as_the_password_of_basic_authentication(tower: T
 
     body = webhook(firing())
     assert (await send(tower, body, "/v1/grafana?profile=home", basic(tower.tokens["gate"])))[0] == 200
-    for wrong in (basic("wrong"), basic(""), "Basic ?", "Basic /w==", "Bearer wrong"):
+    for wrong in (basic("wrong"), basic(""), "Basic ?", "Basic /w==", "Basic ü", "Bearer wrong"):
         assert (await send(tower, body, credentials=wrong))[0] == 401
     status, said = await send(tower, body, credentials=f"Bearer {tower.tokens['phone']}")
     assert (status, said["error"]) == (403, "not_allowed")
@@ -252,3 +254,35 @@ async def test_what_will_never_be_taken_is_answered_with_the_reason(tower: Tower
     assert (word, "nowhere" in detail) == ("no_profile", True)
     status, said = await send(tower, b"{}")
     assert (status, said["error"]) == (400, "malformed")
+
+
+async def test_a_webhook_of_many_alerts_leaves_turns_to_other_clients(
+    tower: Tower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turn = 0
+    seen: dict[str, Counter[int]] = {"read_alert": Counter(), "event_frame": Counter()}
+
+    def counted(name: str, made: Callable[..., Any]) -> Callable[..., Any]:
+        def count(*args: Any) -> Any:
+            seen[name][turn] += 1
+            return made(*args)
+
+        return count
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    for name in seen:
+        monkeypatch.setattr(endpoint, name, counted(name, getattr(endpoint, name)))
+    task = asyncio.create_task(others())
+    try:
+        status, said = await send(tower, webhook(*(firing(f"f{n}") for n in range(1_000))))
+    finally:
+        task.cancel()
+    assert (status, said["accepted"]) == (200, 1_000)
+    for turns in seen.values():
+        assert turns.total() == 1_000
+        assert max(turns.values()) <= endpoint.TURN_ALERTS

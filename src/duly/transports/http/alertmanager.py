@@ -7,10 +7,11 @@ repeats. An alert that will never be accepted is answered with 400 and the reaso
 
 from __future__ import annotations
 
+import asyncio
 import base64
-import binascii
 from collections import Counter
-from typing import Final
+from collections.abc import AsyncIterator, Sequence
+from typing import Final, TypeVar
 
 from aiohttp import web
 
@@ -22,13 +23,24 @@ from duly.transports.http import bodies, messages
 from duly.transports.http.fast_path import LATER
 from duly.transports.http.frame_batches import hand_over
 from duly.transports.http.schemas import RefusedAlert, WebhookReport
-from duly.wire.alertmanager import FiringAlert, FiringState, event_frame, read_webhook, resolved_frame
+from duly.wire.alertmanager import (
+    FiringAlert,
+    FiringState,
+    event_frame,
+    read_alert,
+    resolved_frame,
+    split_webhook,
+)
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import ServerAck
+
+T = TypeVar("T")
 
 DEFAULT_PROFILE: Final = "default"
 ALERTMANAGER: Final = "/v1/alertmanager"
 GRAFANA: Final = "/v1/grafana"
+TURN_ALERTS: Final = 200
+"""How many alerts of a webhook are handled in one turn of the event loop."""
 _CONFLICT: Final = "id_conflict"
 _PASSING: Final = (ServerCode.INTERNAL, ServerCode.OFFLINE)
 
@@ -54,7 +66,8 @@ class AlertWebhooks:
                     f"{who.name} is {who.role.with_article} and may not report alerts; use the token of "
                     "'duly add sentinel NAME'"
                 )
-            alerts = read_webhook(await bodies.read(request))
+            parts = split_webhook(await bodies.read(request))
+            alerts = [read_alert(part) async for part in _in_turns(parts)]
             profile = request.query.get("profile") or DEFAULT_PROFILE
             return await self._take(who, alerts, profile)
         except DulyError as trouble:
@@ -65,7 +78,7 @@ class AlertWebhooks:
         now = ledger.clock.now()
         frames: list[bytes] = []
         named: list[FiringAlert] = []
-        for alert in alerts:
+        async for alert in _in_turns(alerts):
             known = await ledger.find(key_of(who.name, alert.id))
             fires = alert.status is FiringState.FIRING
             if (known is not None) is fires:
@@ -92,6 +105,14 @@ class AlertWebhooks:
         return messages.as_json(WebhookReport(**counts, refused=refused), 400 if refused else 200)
 
 
+async def _in_turns(items: Sequence[T]) -> AsyncIterator[T]:
+    """Yield the items of a webhook, with turns of other tasks between them."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if not number % TURN_ALERTS:
+            await asyncio.sleep(0)
+
+
 def _token(request: web.Request) -> str | None:
     """The token in the head of a request; of Basic authentication it is the password."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
@@ -99,5 +120,5 @@ def _token(request: web.Request) -> str | None:
         return messages.token_in(request)
     try:
         return base64.b64decode(given.strip(), validate=True).decode().partition(":")[2] or None
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:  # no ASCII, no base64, or no UTF-8 in it
         return None
