@@ -44,7 +44,7 @@ from duly.broker.broker_folder import STOP_WITHIN, BrokerFolder
 from duly.broker.broker_log import refused_client
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
 from duly.broker.nats_config import NatsServing, configuration
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import BrokerError, DulyError, PortTaken
@@ -143,7 +143,7 @@ class EmbeddedBroker:
         self._on_restart = on_restart
         self._tasks = tasks or Supervisor()
         self.clients = BrokerClients(users or UserList(), on_refused, self._tasks)
-        self._logged = Quota(LOGGED)
+        self._logged = RateLimits(LOGGED)
         self._own_port = 0
         self._soon: SupervisedTask | None = None
         """a check of the rates that does not wait for the next regular one"""
