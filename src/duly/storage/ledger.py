@@ -91,11 +91,11 @@ class Transaction(Protocol):
     """The ledger's own transaction, open for the caller's SQL. The caller's changes and the ledger's record
     of the message commit together when the block ends, or neither does."""
 
-    async def execute(self, sql: str, *args: Any) -> None:
+    async def execute(self, sql: str, *args: object) -> None:
         """Run a statement."""
         ...
 
-    async def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+    async def fetch(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
         ...
 

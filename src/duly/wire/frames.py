@@ -220,8 +220,7 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
             frame = _decode(optional_fields.without_nulls(kept, Frame))
         if not more:
             return frame
-        whole: tuple[Any, ...] = (*astuple(frame), more)
-        return FullFrame(*whole)
+        return FullFrame(*astuple(frame), more)
     except (msgspec.DecodeError, RecursionError, ValueError) as other:
         if isinstance(problem, msgspec.ValidationError):
             problem = other
