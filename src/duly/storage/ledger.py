@@ -149,14 +149,12 @@ class Ledger(LedgerQueries):
         (results,) = await self.commit(((admission,),))
         return results.of(admission)
 
-    async def admit_many(
-        self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
-    ) -> list[Verdict]:
+    async def admit_many(self, messages: Sequence[Message]) -> list[Verdict]:
         """Admit several messages with one flush; return a verdict for each."""
         now = self.clock.now()
         known = [self.recall(message, now) for message in messages]
         asked = [
-            _admission(message, horizon, now)
+            _admission(message, horizons.DEFAULT, now)
             for message, verdict in zip(messages, known, strict=True)
             if verdict is None
         ]
