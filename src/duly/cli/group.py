@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from duly.cli import EPILOG, SENTENCE, VERBS, Panel, Verb
 from duly.cli.common import say
-
-if TYPE_CHECKING:
-    from click import Context, HelpFormatter
 
 
 class LoadedVerbs(MutableMapping[str, Any]):
@@ -65,7 +62,7 @@ class VerbGroup(TyperGroup):
         super().__init__(**given)
         self.commands = LoadedVerbs()
 
-    def format_commands(self, ctx: Context, formatter: HelpFormatter) -> None:
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Write the list of verbs."""
         for panel in Panel:
             with formatter.section(panel.value):

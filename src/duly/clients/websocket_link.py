@@ -3,7 +3,7 @@
 The law: a link carries frames while it is up and loses them while it is down. Nothing durable is here; the
 outbox or inbox behind it repeats what was lost. `up` is called at every new connection, `down` whenever a
 connection ends that the client did not end itself. If the hub refuses the token at the first login, the link
-gives up.
+gives up, unless there is a `denied` callback: then that is called, and the link tries again.
 
 A URL may name several hubs, separated by commas: when one does not answer, the next is tried. The token
 decides which one is tried first, so that clients spread over the hubs. When none of them answers, that is
@@ -62,6 +62,7 @@ class WebSocketLink:
         down: Callable[[], None] = lambda: None,
         cursors: Callable[[], dict[str, int] | None] = lambda: None,
         access: Access | None = None,
+        denied: Callable[[NotAuthenticated], None] | None = None,
     ) -> None:
         self._urls, self._token = hubs(url), token
         access = access or Access()
@@ -70,6 +71,7 @@ class WebSocketLink:
         self._heard = heard
         self._down = down
         self._cursors = cursors
+        self._denied = denied
         self._tls: SSLContext | bool = access.tls or True
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._queue: asyncio.Queue[bytes] = asyncio.Queue()
@@ -122,7 +124,9 @@ class WebSocketLink:
                         await self._serve(socket, welcome)
                 except NotAuthenticated as problem:
                     self.denial = problem
-                    if not self._first.done():
+                    if self._denied is not None:
+                        self._denied(problem)
+                    elif not self._first.done():
                         self._first.set_exception(problem)
                         return
                 except (aiohttp.ClientError, OSError, SenderError, TimeoutError) as problem:

@@ -220,7 +220,8 @@ def _decode_more(text: bytes, problem: Exception) -> Frame:
             frame = _decode(optional_fields.without_nulls(kept, Frame))
         if not more:
             return frame
-        return FullFrame(*astuple(frame), more)
+        whole: tuple[Any, ...] = (*astuple(frame), more)
+        return FullFrame(*whole)
     except (msgspec.DecodeError, RecursionError, ValueError) as other:
         if isinstance(problem, msgspec.ValidationError):
             problem = other

@@ -72,7 +72,7 @@ class _Flush:
         columns = list(zip(*values, strict=True))
         return len(await self._run(name, *columns)) if columns else 0
 
-    async def _insert(self, name: str, values: list[tuple[object, ...]]) -> None:
+    async def _insert(self, name: str, values: Sequence[tuple[object, ...]]) -> None:
         if await self._run_many(name, values) != len(values):
             raise ConcurrentChange
 

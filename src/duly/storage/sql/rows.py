@@ -62,7 +62,7 @@ def admission_row(write: Admit) -> tuple[object, ...]:
     )
 
 
-def fixed_row(write: Admit) -> tuple[object, ...]:
+def fixed_row(write: Admit) -> tuple[Any, ...]:
     """Return the columns of a message that never change, as a SQLite ledger orders them."""
     m, order = write.message, write.message.order
     return (

@@ -7,9 +7,8 @@ acknowledged on the wire, and a sender has learned what its task returned.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextvars import ContextVar
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 
@@ -29,8 +28,6 @@ from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.world import BUSY, World
 from duly.wire import fd
 from duly.wire.fd import FdKind
-
-T = TypeVar("T")
 
 ONCE, AGAIN = "open", "light"
 """Kinds of tasks: opening must happen at most once, lighting may be repeated."""
@@ -235,11 +232,9 @@ class NodesWorld(World):
             self.broker.publish(fd.topic_of(fd.PREFIX, message.recipient, FdKind.PENDING), fd.encode(task))
 
 
-def owned_task(
-    loop: asyncio.AbstractEventLoop, program: Coroutine[object, object, T], **more: Any
-) -> asyncio.Task[T]:
+def owned_task(loop: asyncio.AbstractEventLoop, program: Any, **more: Any) -> asyncio.Task[Any]:
     """Make a task that belongs to the process that started it."""
-    task: asyncio.Task[T] = asyncio.Task(program, loop=loop, **more)
+    task: asyncio.Task[Any] = asyncio.Task(program, loop=loop, **more)
     mine = own_tasks.get()
     if mine is not None:
         mine[task] = None

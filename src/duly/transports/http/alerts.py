@@ -6,7 +6,7 @@ shown.
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
@@ -30,7 +30,7 @@ class AlertsBackend(http.MessagesBackend, Protocol):
         """A page of alerts accepted since then, newest first, and where the next one begins."""
         ...
 
-    async def show_alert(self, key: bytes) -> dict[str, object] | None:
+    async def show_alert(self, key: bytes) -> dict[str, Any] | None:
         """Returns one alert as JSON values; None if the ledger has none with this key."""
         ...
 
