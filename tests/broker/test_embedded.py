@@ -26,7 +26,7 @@ from duly.broker import acl_dialects, broker_folder, embedded, publish_rates
 from duly.broker.acl_dialects import NODES, BrokerUser, subject_of
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.errors import BrokerError, ConnectionLost, ConnectionRefused, Malformed
@@ -237,7 +237,7 @@ async def test_who_floods_is_hung_up_on_and_stays_out_and_the_others_do_not(
 ) -> None:
     refused: list[BrokerRefusal] = []
     broker.clients.on_refused = refused.append
-    monkeypatch.setitem(broker.clients._rates._published, NODES, Quota(Rate(100)))
+    monkeypatch.setitem(broker.clients._rates._published, NODES, RateLimits(Rate(100)))
     await broker.set_users([HUB, node("a"), node("c")])
     async with Client(broker, "a", "secret", "nodes/a/pending") as a, Client(broker, "c", "secret") as c:
         await flood(c)
@@ -254,7 +254,7 @@ async def test_who_floods_is_hung_up_on_and_stays_out_and_the_others_do_not(
 async def test_the_hub_reconnects_if_a_flood_has_left_more_than_the_limit_for_it_to_read(
     broker: EmbeddedBroker, monkeypatch: pytest.MonkeyPatch, limit: int, connections: int
 ) -> None:
-    monkeypatch.setitem(broker.clients._rates._published, NODES, Quota(Rate(100)))
+    monkeypatch.setitem(broker.clients._rates._published, NODES, RateLimits(Rate(100)))
     monkeypatch.setattr(publish_rates, "BACKLOG", limit)
     await broker.set_users([HUB, node("c")])
     async with Client(broker, "hub", "h") as hub, Client(broker, "c", "secret") as c:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.core.quota import Rate
+from duly.core.rate_limits import Rate
 from duly.core.units import MINUTE, SECOND
 from duly.errors import TooManyLogins
 from duly.identity.login_guard import LoginGuard, Rates

@@ -25,9 +25,9 @@ from duly.broker.broker_streams import BrokerStreams, KeptSession
 from duly.broker.callout import Callout, ConnectingClient
 from duly.broker.publish_rates import PUBLISHED, PublishRates, backlogged
 from duly.core.acl import HUB
+from duly.core.identity_conflicts import WORD, IdentityConflicts
 from duly.core.mqtt_client_ids import ClientIds
-from duly.core.quota import Quota, Rate
-from duly.core.takeovers import WORD, Takeovers
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import SECOND, seconds
 from duly.errors import DulyError, NotAllowed, NotAuthenticated, RateLimited
 from duly.runtime.files import write_private
@@ -118,8 +118,8 @@ class BrokerClients:
         """the client id and the account of the session that the hub itself ends now"""
         self._one_end_at_a_time, self._clearing = asyncio.Lock(), asyncio.Lock()
         self._client_ids = ClientIds(self._exists)
-        self._connects = Quota(CONNECTS)
-        self.takeovers = Takeovers()
+        self._connects = RateLimits(CONNECTS)
+        self.conflicts = IdentityConflicts()
         """clients that use one client id and disconnect each other"""
         self._rates = PublishRates()
         self._banished: dict[str, float] = {}
@@ -287,7 +287,7 @@ class BrokerClients:
             f"two clients of {client.username} use the client id {client.client_id!r} (from {places}), and "
             f"each disconnects the other; give each an account of its own"
         )
-        if self.takeovers.note(client.client_id, reason, seconds(asyncio.get_running_loop().time())):
+        if self.conflicts.note(client.client_id, reason, seconds(asyncio.get_running_loop().time())):
             self._refuse(BrokerRefusal(client.username, "connect", "", WORD, reason))
 
     def _check_pace(self, name: str) -> None:

@@ -1,9 +1,9 @@
 """The embedded MQTT broker: a nats-server that runs as a child process of the hub.
 
 Messages that it has acknowledged always survive its own kill -9. A power cut takes those of the last
-seconds, unless `sync` is on, which costs a flush for every message (700 a second instead of 20,000). Off
-is right for duly's own nodes: an outbox resends until the other *node* has answered, since a broker's
-PUBACK proves nothing. What it retains survives as well, but one subscription in a hundred that is made
+seconds: a flush for every message would cost too much (700 a second instead of 20,000). duly's own nodes
+lose nothing by that: an outbox resends until the other *node* has answered, since a broker's PUBACK proves
+nothing. What it retains survives as well, but one subscription in a hundred that is made
 in its first moments after a kill is not told of it; the hub keeps the last known status of its devices
 itself.
 
@@ -44,7 +44,7 @@ from duly.broker.broker_folder import STOP_WITHIN, BrokerFolder
 from duly.broker.broker_log import refused_client
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
 from duly.broker.nats_config import NatsServing, configuration
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import BrokerError, DulyError, PortTaken
@@ -117,7 +117,6 @@ class EmbeddedBroker:
         port: int = 0,
         listen: str = "127.0.0.1",
         *,
-        sync: bool = False,
         tls_cert: str = "",
         tls_key: str = "",
         ack_wait: float = ACK_WAIT,
@@ -137,13 +136,12 @@ class EmbeddedBroker:
         self._problem: BrokerError | None = None
         self.on_problem: Callable[[], None] | None = None
         self._folder = BrokerFolder(Path(folder) / "broker")
-        self._sync = sync
         self._tls = (tls_cert, tls_key)
         self._ack_wait = ack_wait
         self._on_restart = on_restart
         self._tasks = tasks or Supervisor()
         self.clients = BrokerClients(users or UserList(), on_refused, self._tasks)
-        self._logged = Quota(LOGGED)
+        self._logged = RateLimits(LOGGED)
         self._own_port = 0
         self._soon: SupervisedTask | None = None
         """a check of the rates that does not wait for the next regular one"""
@@ -417,7 +415,6 @@ class EmbeddedBroker:
         text = configuration(
             self._folder.path / "store",
             serving,
-            sync=self._sync,
             ack_wait=self._ack_wait,
             password=self.clients.callout.password,
             issuer=self.clients.callout.issuer.name,

@@ -53,14 +53,12 @@ class NatsServing(Struct, frozen=True, kw_only=True):
     tls_key: str = ""
 
 
-def configuration(
-    store: Path, serving: NatsServing, *, sync: bool, ack_wait: float, password: str, issuer: str
-) -> bytes:
+def configuration(store: Path, serving: NatsServing, *, ack_wait: float, password: str, issuer: str) -> bytes:
     """The whole file. `password` is that of the hub's own connection, `issuer` the key that it signs with."""
     return (
         b"server_name: duly\n"
         b'listen: "127.0.0.1:-1"\n'  # for the hub alone: clients connect by MQTT only
-        b"jetstream { store_dir: %b, sync_interval: %b, max_mem: 64MB, max_file: %d }\n"
+        b'jetstream { store_dir: %b, sync_interval: "%ds", max_mem: 64MB, max_file: %d }\n'
         b"%b"
         b"max_payload: %d\n"
         b"system_account: duly_system\n"
@@ -75,7 +73,7 @@ def configuration(
         b"} }\n"
     ) % (
         _quoted(str(store)),
-        b"always" if sync else b'"%ds"' % FLUSH_EVERY,
+        FLUSH_EVERY,
         DISK_LIMIT,
         _listeners(serving, ack_wait),
         PAYLOAD_LIMIT,

@@ -13,7 +13,7 @@ from typing import Final
 from duly.broker.acl_dialects import DEVICES, NODES
 from duly.broker.callout import BrokerConnection
 from duly.core.acl import HUB
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import SECOND
 
 PUBLISHED: Final = {
@@ -38,7 +38,7 @@ class PublishRates:
     """Counts what the connections of each user publish."""
 
     def __init__(self) -> None:
-        self._published = {account: Quota(rate) for account, rate in PUBLISHED.items()}
+        self._published = {account: RateLimits(rate) for account, rate in PUBLISHED.items()}
         self._answers: Counter[str] = Counter()
         """messages that each user may publish besides, as answers"""
         self._before: dict[int, int] = {}

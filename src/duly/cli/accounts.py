@@ -21,7 +21,7 @@ from duly.cli.common import (
     table,
 )
 from duly.cli.options import Json, LedgerOptions, grouped
-from duly.identity.account_book import Role
+from duly.identity.model import Role
 
 App = Annotated[str, typer.Argument(metavar="APP")]
 Device = Annotated[str, typer.Argument(metavar="DEVICE")]

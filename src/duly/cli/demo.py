@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from msgspec import Struct
@@ -192,7 +192,7 @@ def _show(told: list[DemoOutcome], damage: Damage, seconds: float, well: bool) -
     rows = []
     for one in told:
         others = {state: n for state, n in one.outcomes.items() if state != "done"}
-        numbers: list[Any] = [one.sent, one.arrived, one.effects, len(one.twice), one.outcomes.get("done", 0)]
+        numbers: list[int] = [one.sent, one.arrived, one.effects, len(one.twice), one.outcomes.get("done", 0)]
         rest = ", ".join(f"{n} {state}" for state, n in others.items()) or "-"
         rows.append([one.device, *map(str, numbers), rest])
     table(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import aiohttp
 import msgspec
@@ -19,7 +19,17 @@ import msgspec
 from duly.clients.base import OutboxClient, fail, settle
 from duly.clients.chat_positions import ChatPositions
 from duly.clients.chat_requests import ChatRequests
-from duly.clients.chat_types import Line, News, Presence, Receipt, Receipts, SentLine, Typing, line_of
+from duly.clients.chat_types import (
+    JsonObject,
+    Line,
+    News,
+    Presence,
+    Receipt,
+    Receipts,
+    SentLine,
+    Typing,
+    line_of,
+)
 from duly.clients.local_ledger import MINTED
 from duly.clients.news_feed import NewsFeed
 from duly.clients.websocket_link import Access, hubs
@@ -289,7 +299,7 @@ class Chat(OutboxClient, ChatRequests):
             fail(sending, refusal or Refused(answer.code, state.word, answer.reason))
 
 
-async def _post(url: str, path: str, body: object, token: str = "") -> dict[str, Any]:
+async def _post(url: str, path: str, body: object, token: str = "") -> JsonObject:
     """Post to the first hub that is reachable. Once a hub has the request no other one is tried, since it may
     have been carried out."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -303,9 +313,9 @@ async def _post(url: str, path: str, body: object, token: str = "") -> dict[str,
 
 async def _post_to(
     http: aiohttp.ClientSession, url: str, body: object, headers: dict[str, str]
-) -> dict[str, Any]:
+) -> JsonObject:
     async with http.post(url, data=msgspec.json.encode(body), headers=headers) as answer:
-        said = msgspec.json.decode(await answer.read(), type=dict[str, Any])
+        said = msgspec.json.decode(await answer.read(), type=JsonObject)
         if answer.status == 401:
             raise NotAuthenticated(said["detail"])
         if answer.status >= 400:

@@ -7,9 +7,17 @@ a question is asked directly, and asked again on the next connection.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
-from duly.clients.chat_types import ConversationList, ConversationPage, Line, Receipts, SentLine, line_of
+from duly.clients.chat_types import (
+    ConversationList,
+    ConversationPage,
+    JsonObject,
+    Line,
+    Receipts,
+    SentLine,
+    line_of,
+)
 
 T = TypeVar("T")
 
@@ -108,10 +116,10 @@ class ChatRequests(ABC):
         """Return how many members have received a line, and how many have read it."""
         return await self._ask("receipts", {"conv": conv, "n": n}, Receipts)
 
-    async def conversations(self) -> list[dict[str, Any]]:
+    async def conversations(self) -> list[JsonObject]:
         """Return your conversations: `conv`, `last`, `delivered`, `read`, and `with` (a person) or a group's
         `name`."""
-        found: list[dict[str, Any]] = []
+        found: list[JsonObject] = []
         wanted: dict[str, str] | None = {}
         while wanted is not None:
             page = await self._ask("conversations", wanted, ConversationList)
@@ -119,9 +127,9 @@ class ChatRequests(ABC):
             wanted = {"after": page.next} if page.next else None
         return found
 
-    async def group(self, group: str) -> dict[str, Any]:
+    async def group(self, group: str) -> JsonObject:
         """Return a group's `name` and `members`, with their roles."""
-        return await self._ask("group_info", {"group": group}, dict[str, Any])
+        return await self._ask("group_info", {"group": group}, JsonObject)
 
     async def friends(self) -> dict[str, list[str]]:
         """Return your `friends`, the people who are `asking` to be, and those you have `blocked`."""

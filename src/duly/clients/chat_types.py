@@ -12,6 +12,8 @@ from msgspec import Struct
 from duly.wire import frames
 from duly.wire.frames import Frame
 
+JsonObject: TypeAlias = dict[str, Any]
+
 
 class SentLine(Struct, frozen=True):
     """Where a line was stored: its conversation and its number there."""
@@ -91,7 +93,7 @@ class ConversationPage(Struct, frozen=True):
 class ConversationList(Struct, frozen=True):
     """A page of the conversations of a person; `next` is the last one on it, if there are more."""
 
-    conversations: list[dict[str, Any]]
+    conversations: list[JsonObject]
     next: str = ""
 
 

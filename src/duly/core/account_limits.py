@@ -15,7 +15,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import DAY, MINUTE
 from duly.errors import Malformed, RateLimited
 
@@ -59,7 +59,7 @@ class AccountLimit:
     1
     """
 
-    def __init__(self, kind: str, amount: int, stored_mb: int, stored: Quota) -> None:
+    def __init__(self, kind: str, amount: int, stored_mb: int, stored: RateLimits) -> None:
         self.kind = kind
         self.amount = amount
         """messages a minute; 0: no limit"""
@@ -67,7 +67,7 @@ class AccountLimit:
         self.names: Counter[str] = Counter()
         """refused messages by account"""
         self._stored_mb = stored_mb
-        self._sent = Quota(Rate(amount or 1, MINUTE), REMEMBERED)
+        self._sent = RateLimits(Rate(amount or 1, MINUTE), REMEMBERED)
         self._stored = stored
         self._take_sent = self._sent.take if amount else _unlimited
         self._take_stored = stored.take if stored_mb else _unlimited
@@ -106,7 +106,7 @@ class AccountLimits:
     def __init__(self, policy: LimitPolicy | None = None) -> None:
         self.policy = policy = policy or LimitPolicy()
         units = max(1, policy.stored_mb * MB >> UNIT_BITS)
-        stored = Quota(Rate(units, DAY), REMEMBERED)
+        stored = RateLimits(Rate(units, DAY), REMEMBERED)
         self.commands = AccountLimit("commands", policy.commands, policy.stored_mb, stored)
         self.lines = AccountLimit("lines", policy.lines, policy.stored_mb, stored)
         self.pushes = AccountLimit("pushes", policy.pushes, policy.stored_mb, stored)

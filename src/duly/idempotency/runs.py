@@ -40,7 +40,7 @@ from duly.storage.ledger import Ledger
 Effect = Literal["at_most_once", "at_least_once", "exactly_once"]
 
 LONGEST: Final = 100 * 366 * 86_400.0
-"""A hundred years: a longer time is a mistake in the unit, or meant as for ever."""
+"""A hundred years. A longer time is a mistake in the unit, or stands for no limit."""
 
 CHANNEL: Final = "once"
 KINDS: Final = frozenset({"once", "http"})
@@ -59,16 +59,15 @@ CANCELLED: Final = Answer(
 _serial: Final = itertools.count(1)
 
 _in_hand: Final[set[str]] = set()
-"""The runs of this process that are under way, by the name they sign their deliveries with."""
+"""The runs of this process that are under way, by the name of the worker in their deliveries."""
 
 _begun: Final[set[str]] = set()
-"""The runs of this process that have begun and whose outcome is not stored. A run that was left behind before
-it began (the ledger failed at that moment) may run."""
+"""The runs of this process that have begun and whose outcome is not stored. A run of this
+process that the ledger has and this set has not was cut off before it began, so it may run."""
 
 
 def check_options(effect: object, errors: object, keep: object, lease: object) -> None:
-    """Raise an error that says which of these options is wrong. A misspelt effect must not pass for another
-    one."""
+    """Raise an error that says which of these options is wrong, such as a misspelt effect."""
     if effect not in typing.get_args(Effect):
         known = ", ".join(typing.get_args(Effect))
         raise Malformed(f"effect={effect!r} is not known; use one of {known}")
@@ -112,15 +111,15 @@ class Runs:
         ours: Run | None = None
         try:
             while ours is None:
-                # Not 1: a key that was freed is admitted anew, and a call that saw its
-                # former life must not pass for the owner of this one.
+                # A random number, not 1: after a key was freed and admitted anew, a call that still
+                # holds an attempt from before must not count as the owner of the new one.
                 first = random.getrandbits(60) + 1
                 deliver = Deliver(ref_of(message.key), now + self._lease, 0, first, me)
                 admit = self.admission(message, now, deliver)
                 try:
                     (results,) = await ledger.commit(((admit,),))
                 except asyncio.CancelledError:
-                    # Admitted or not, it has not begun: it must not look like a run that was cut short.
+                    # It has not begun, so it must not be taken for a run that was cut short.
                     await asyncio.shield(asyncio.ensure_future(self._give_back(admit, first, me)))
                     raise
                 verdict = results.of(admit)
@@ -138,7 +137,7 @@ class Runs:
                         return verdict
                     if attempt is not None:
                         ours = Run(self, message, attempt, me)
-                    now = ledger.clock.now()  # another round begins later
+                    now = ledger.clock.now()  # for the next round
             return ours
         finally:
             if ours is None:
@@ -152,14 +151,15 @@ class Runs:
     async def _give_back(self, admit: Admit, first: int, me: str) -> None:
         ledger, key = self.ledger, admit.message.key
         with suppress(DulyError):
-            await ledger.write(admit)  # behind the first one: its owner is decided then
+            await ledger.write(admit)  # committed after the first admission, so the owner is known
             if any(delivery.worker == me for delivery in await ledger.deliveries(key)):
                 reason, free = "cancelled before it began", (Withdraw(key),)
                 await ledger.write(Finish(ref_of(key), first, State.CANCELLED, reason, free))
 
     async def _take_over(self, message: Message, me: str, wait: bool) -> int | None:
         """Wait for the run that has begun; if its process is dead, return the attempt that is now ours.
-        `RUNNING`: it is alive, and the caller does not wait."""
+        Returns `RUNNING` if that process is alive and the caller does not wait; None if it is time to try
+        again."""
         ledger = self.ledger
         with ledger.watch(message.key) as news:
             found = [d for d in await ledger.deliveries(message.key) if d.ref.channel == CHANNEL]
@@ -170,7 +170,7 @@ class Runs:
             if not _abandoned(delivery, ledger, now):
                 if not wait:
                     return RUNNING
-                # A run of our own needs no lease to be alive; looking again is for news that was lost.
+                # A run of this process lives without a lease; the time limit is for a hint that was lost.
                 lasts = self._lease if _ours(delivery, ledger) else delivery.due - now + MS
                 await _wait(news, lasts, lambda: _is_gone(delivery, ledger))
                 return None
@@ -194,7 +194,7 @@ class Runs:
 POLL_SECONDS: Final = 0.2
 """How often a repeat that waits checks whether the process of the first run still lives."""
 RUNNING: Final = -1
-"""No attempt: another process is at it."""
+"""Instead of an attempt: another process is running it."""
 
 
 class RunEnd:
@@ -209,7 +209,7 @@ class RunEnd:
         """gives the results when it is stored"""
 
     def then(self, call: Callable[[object], object]) -> None:
-        """Call this once it is stored, or could not be; it is waited for at least once besides."""
+        """Call this when the end is stored, or could not be stored; `stored` must be awaited as well."""
         self.flushed = done = asyncio.ensure_future(self.flushed)  # a ledger in memory gives no future
         done.add_done_callback(call)
 
@@ -218,7 +218,7 @@ class RunEnd:
         return self.held(await self.flushed)
 
     def held(self, results: Sequence[Results]) -> bool:
-        """Take in the results of the flush; returns False if another attempt has taken over."""
+        """Note the results of the flush; returns False if another attempt has taken over."""
         _begun.discard(self._me)
         return results[0].of(self._operation)
 
@@ -244,12 +244,12 @@ class Run:
         self._runs.leases.remove(self._message.key)
 
     def ended(self, state: State, answer: Answer) -> RunEnd:
-        """Hand over how it ended."""
+        """Hand the ledger the end of the run."""
         runs = self._runs
         return RunEnd(runs.ledger, self._me, runs.finish(self._message, self._attempt, state, answer))
 
     def freed(self, reason: str) -> RunEnd:
-        """Hand over that it came to nothing: the key may be used again."""
+        """Hand the ledger that the run had no effect, so that its key may be used again."""
         key = self._message.key
         free = Finish(ref_of(key), self._attempt, State.FAILED, reason, (Withdraw(key),))
         return RunEnd(self._runs.ledger, self._me, free)
@@ -259,11 +259,11 @@ class Run:
         return await self.ended(state, answer).stored()
 
     async def free(self, reason: str) -> None:
-        """Store that it came to nothing: the key may be used again."""
+        """Store that the run had no effect, so that its key may be used again."""
         await self.freed(reason).stored()
 
     async def interrupted(self) -> None:
-        """Store that it was cut short in the middle: the same as a crash, only that it can still be said."""
+        """Store that the run was cut short in the middle, as by a crash that this process has survived."""
         runs = self._runs
         if runs.effect == "at_least_once":
             await runs.end(
@@ -278,7 +278,7 @@ class Run:
         return await self._runs.outcome(self._message)
 
     def close(self) -> None:
-        """Let go of the key in this process; what was not ended is abandoned."""
+        """Release the key in this process; a run without an end counts as abandoned."""
         self.leave()
         _in_hand.discard(self._me)
 
@@ -302,7 +302,7 @@ def _is_gone(delivery: Delivery, ledger: Ledger) -> bool:
 
 
 async def _wait(news: asyncio.Future[None], lasts: int, is_gone: Callable[[], bool]) -> None:
-    """Wait for news, at most so long, and no longer than its process lives."""
+    """Wait for news at most for this time (µs), and no longer than the process of the run lives."""
     loop = asyncio.get_running_loop()
     until = loop.time() + lasts / SECOND
     while not news.done() and not is_gone() and (left := until - loop.time()) > 0:

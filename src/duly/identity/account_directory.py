@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from duly.core.operations import CheckItem
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.errors import NotAuthenticated
-from duly.identity.account_book import AccountBook, Principal, Role, StoredAccount, digest
 from duly.identity.account_names import NAME
-from duly.identity.known_accounts import KnownAccounts
+from duly.identity.known_accounts import AccountBook, KnownAccounts
+from duly.identity.model import Principal, Role, StoredAccount, digest
 from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
 
@@ -48,7 +48,7 @@ class AccountDirectory(KnownAccounts):
         super().__init__()
         self._ledger = ledger
         self.items = ItemLoader(ledger)
-        self._misses = Quota(MISSES)
+        self._misses = RateLimits(MISSES)
         self._loaded = False
         self.version: bytes | None = None
         """changes with every change of an account or a grant, at whichever hub it is made"""

@@ -26,7 +26,6 @@ from msgspec.structs import replace as changed
 from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem, Write
 from duly.core.signing import Algorithm, read_stored_key
 from duly.errors import Conflict, Malformed
-from duly.identity.account_book import AccountBook, Principal, Role, StoredAccount, digest
 from duly.identity.account_directory import (
     ACCOUNTS_VERSION,
     GRANTS,
@@ -41,6 +40,8 @@ from duly.identity.account_directory import (
 )
 from duly.identity.account_names import check_account_name, check_name
 from duly.identity.keyring import new_key
+from duly.identity.known_accounts import AccountBook
+from duly.identity.model import Principal, Role, StoredAccount, digest
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox, is_encrypted
 

@@ -7,8 +7,76 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
 
-from duly.identity.account_book import NO_NAMES, AccountBook, Principal, Role, digest
+from duly.identity.model import Principal, Role, StoredAccount, digest
+
+NO_NAMES: Final[frozenset[str]] = frozenset()
+
+
+class AccountBook:
+    """The accounts and grants that a process knows, with the indexes that questions need."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, StoredAccount] = {}
+        self.bodies: dict[str, bytes] = {}
+        """accounts by name, as the ledger stores them"""
+        self.after: dict[str, int] = {}
+        """for names that had an account before: when that one was removed"""
+        self.standing: dict[str, Principal] = {}
+        self.by_token: dict[bytes, Principal] = {}
+        self.granted: dict[str, frozenset[str]] = {}
+        self.apps_of: dict[str, frozenset[str]] = {}
+        self.once: set[str] = set()
+        self.dangling: set[tuple[str, str]] = set()
+        """grants without effect, since the app or the device does not exist"""
+
+    def put(self, name: str, one: StoredAccount, body: bytes) -> None:
+        """Add an account, or replace the one of this name."""
+        self.forget(name)
+        self.stored[name], self.bodies[name] = one, body
+        if one.after:
+            self.after[name] = one.after
+        if one.once:
+            self.once.add(name)
+        self.standing[name] = who = Principal(name, one.role, epoch=one.epoch)
+        if one.token:
+            self.by_token[bytes.fromhex(one.token)] = who
+
+    def forget(self, name: str) -> None:
+        """Remove an account; its grants stay."""
+        old = self.stored.pop(name, None)
+        self.once.discard(name)
+        if old is not None:
+            self.by_token.pop(bytes.fromhex(old.token), None)
+            self.standing.pop(name, None)
+            self.bodies.pop(name, None)
+            self.after.pop(name, None)
+
+    def link(self, app: str, device: str) -> None:
+        """Add a grant."""
+        one, other = self.stored.get(app), self.stored.get(device)
+        if one is None or other is None or one.role is not Role.APP or other.role is not Role.DEVICE:
+            self.dangling.add((app, device))
+            return
+        self.granted[app] = self.granted.get(app, NO_NAMES) | {device}
+        self.apps_of[device] = self.apps_of.get(device, NO_NAMES) | {app}
+
+    def unlink(self, app: str, device: str) -> None:
+        """Remove a grant."""
+        self.dangling.discard((app, device))
+        for names, of, name in ((self.granted, app, device), (self.apps_of, device, app)):
+            left = names.get(of, NO_NAMES) - {name}
+            if left:
+                names[of] = left
+            else:
+                names.pop(of, None)
+
+    def grants_of(self, name: str) -> set[tuple[str, str]]:
+        """The grants in which this name occurs."""
+        left = {grant for grant in self.dangling if name in grant}
+        left |= {(name, device) for device in self.granted.get(name, NO_NAMES)}
+        return left | {(app, name) for app in self.apps_of.get(name, NO_NAMES)}
 
 
 class KnownAccounts:

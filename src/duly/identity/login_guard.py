@@ -4,7 +4,7 @@ A try is counted before its password is checked, and given back if it succeeds: 
 outrun the count. A pair (account, network) that guesses is stopped. An account that strangers guess at is
 slowed down for strangers alone, so that its owner is not locked out: a network from which the account has
 logged in before is counted separately. Memory is bounded, and a flood of addresses does not reset a count
-(`duly.core.quota`).
+(`duly.core.rate_limits`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import MINUTE, SECOND
 from duly.errors import TooManyLogins
 
@@ -61,13 +61,13 @@ class LoginGuard:
 
     def __init__(self, rates: Rates | None = None, *, remembered: int = REMEMBERED) -> None:
         rates = rates or Rates()
-        self._pairs = Quota(rates.pair, remembered)
-        self._known_pairs = Quota(rates.pair, remembered)
-        self._accounts = Quota(rates.account, remembered)
-        self._networks = Quota(rates.network, remembered)
-        self._registering = Quota(rates.register)
-        self._tokens = Quota(rates.token)
-        self._lookups = Quota(LOOKUP)
+        self._pairs = RateLimits(rates.pair, remembered)
+        self._known_pairs = RateLimits(rates.pair, remembered)
+        self._accounts = RateLimits(rates.account, remembered)
+        self._networks = RateLimits(rates.network, remembered)
+        self._registering = RateLimits(rates.register)
+        self._tokens = RateLimits(rates.token)
+        self._lookups = RateLimits(LOOKUP)
         self._known: OrderedDict[str, None] = OrderedDict()
         self._remembered = remembered
         self.failures = 0
@@ -84,13 +84,13 @@ class LoginGuard:
             counted = [(self._known_pairs, pair)]
         else:
             counted = [(self._networks, network), (self._pairs, pair), (self._accounts, _short(account))]
-        taken: list[tuple[Quota, str]] = []
-        for quota, name in counted:
-            wait = quota.take(name, now)
+        taken: list[tuple[RateLimits, str]] = []
+        for limits, name in counted:
+            wait = limits.take(name, now)
             if wait:
                 _give_back(taken)
                 raise TooManyLogins(f"too many tries; try again in {_seconds(wait)} s", wait)
-            taken.append((quota, name))
+            taken.append((limits, name))
         return lambda: _give_back(taken)
 
     def learn(self, account: str, network: str) -> None:
@@ -138,10 +138,10 @@ def _short(text: str) -> str:
     return blake2b(text.encode(errors="surrogatepass"), digest_size=12).hexdigest()
 
 
-def _give_back(taken: list[tuple[Quota, str]]) -> None:
+def _give_back(taken: list[tuple[RateLimits, str]]) -> None:
     while taken:
-        quota, name = taken.pop()
-        quota.give_back(name)
+        limits, name = taken.pop()
+        limits.give_back(name)
 
 
 def _seconds(wait: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from duly.core.messages import key_of
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import SECOND
 from duly.storage.ledger import Ledger
 
@@ -22,7 +22,7 @@ class LimitedRepeats:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._reads = Quota(READS)
+        self._reads = RateLimits(READS)
 
     async def is_repeat(self, sender: str, id_: str | None) -> bool:
         """Return whether a message that a limit refuses was accepted before."""

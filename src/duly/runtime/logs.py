@@ -19,11 +19,10 @@ KINDS: Final = 1_000
 
 
 class RateLimitedLog(logging.Filter):
-    """Lets one record of each kind through in `every` seconds; add it to a logger."""
+    """Lets one record of each kind through in `EVERY` seconds; add it to a logger."""
 
-    def __init__(self, every: float = EVERY, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._every = every
         self._now = now
         self._kinds: OrderedDict[tuple[object, ...], tuple[float, int]] = OrderedDict()
 
@@ -33,7 +32,7 @@ class RateLimitedLog(logging.Filter):
         kind = (record.name, record.levelno, str(record.msg)[:200], problem)
         now = self._now()
         last, left_out = self._kinds.pop(kind, (float("-inf"), 0))
-        wanted = now - last >= self._every
+        wanted = now - last >= EVERY
         self._kinds[kind] = (now, 0) if wanted else (last, left_out + 1)
         if len(self._kinds) > KINDS:
             self._kinds.popitem(last=False)

@@ -80,7 +80,8 @@ class HubHealth:
             "down": self.down,
             "devices": hub.gateway.presence(),
             "mqtt": None if hub.mqtt is None else hub.mqtt.state(),
-            "conflicts": hub.gateway.conflicts() + ([] if hub.mqtt is None else hub.mqtt.conflicts()),
+            "conflicts": hub.gateway.connections.conflicts()
+            + ([] if hub.mqtt is None else hub.mqtt.conflicts()),
             "alerts": hub.alerts.state(),
             "unforgotten": hub.maintenance.problem,
             "problems": self.problems,

@@ -14,8 +14,8 @@ import msgspec
 
 from duly.apps.alerts.profiles import ADDRESSES
 from duly.errors import SecretKeyMissing
-from duly.identity.account_book import StoredAccount
 from duly.identity.account_directory import GRANTS, PRINCIPALS, TOKENS
+from duly.identity.model import StoredAccount
 from duly.runtime import durable_totals, trail
 from duly.server import audit_chain
 from duly.server.dashboard.access import USERS, DashboardUser

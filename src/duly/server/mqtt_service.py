@@ -236,4 +236,4 @@ class MqttService:
     def conflicts(self) -> list[str]:
         """Return a sentence about each client id that two clients of the embedded broker compete for."""
         now = seconds(asyncio.get_running_loop().time())
-        return [] if self.broker is None else self.broker.clients.takeovers.conflicts(now)
+        return [] if self.broker is None else self.broker.clients.conflicts.present(now)

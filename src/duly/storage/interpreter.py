@@ -167,7 +167,7 @@ class Interpreter:
         self._carry_out(group, results.operations, results.values)
         return results
 
-    def _carry_out(self, group: w.Group, operations: list[w.Write], values: list[Any]) -> None:
+    def _carry_out(self, group: w.Group, operations: list[w.Write], values: list[w.Result]) -> None:
         """Carry out operations in order, each followed by its consequences."""
         verbs = self._verbs
         for operation in group:

@@ -91,11 +91,11 @@ class Transaction(Protocol):
     """The ledger's own transaction, open for the caller's SQL. The caller's changes and the ledger's record
     of the message commit together when the block ends, or neither does."""
 
-    async def execute(self, sql: str, *args: Any) -> None:
+    async def execute(self, sql: str, *args: object) -> None:
         """Run a statement."""
         ...
 
-    async def fetch(self, sql: str, *args: Any) -> list[tuple[Any, ...]]:
+    async def fetch(self, sql: str, *args: object) -> list[tuple[Any, ...]]:
         """Run a statement and return its rows."""
         ...
 
@@ -149,14 +149,12 @@ class Ledger(LedgerQueries):
         (results,) = await self.commit(((admission,),))
         return results.of(admission)
 
-    async def admit_many(
-        self, messages: Sequence[Message], *, horizon: Horizon = horizons.DEFAULT
-    ) -> list[Verdict]:
+    async def admit_many(self, messages: Sequence[Message]) -> list[Verdict]:
         """Admit several messages with one flush; return a verdict for each."""
         now = self.clock.now()
         known = [self.recall(message, now) for message in messages]
         asked = [
-            _admission(message, horizon, now)
+            _admission(message, horizons.DEFAULT, now)
             for message, verdict in zip(messages, known, strict=True)
             if verdict is None
         ]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import HOUR
 from duly.identity.accounts import Role
 from tests.apps.alerts.conftest import Tower, event
@@ -19,7 +19,7 @@ async def narrow(tmp_path: Path) -> AsyncIterator[Tower]:
     """A tower that takes two alerts a minute of each sentinel, and two critical ones besides."""
     it = Tower(tmp_path / "hub", allow_private_webhooks=True, alerts_per_minute=2)
     await it.start()
-    it.hub.alerts._limited._reserve = Quota(Rate(2, HOUR))
+    it.hub.alerts._limited._reserve = RateLimits(Rate(2, HOUR))
     await it.add(Role.SENTINEL, "gate", "barn")
     yield it
     await it.stop()

@@ -13,7 +13,7 @@ from paho.mqtt.enums import MQTTProtocolVersion
 
 from duly.apps.gateway import mqtt_devices
 from duly.apps.gateway.pushes import stream_of
-from duly.core.quota import Rate
+from duly.core.rate_limits import Rate
 from duly.core.units import SECOND
 from duly.identity.accounts import Role
 from duly.server.hub import Hub

@@ -13,7 +13,7 @@ from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import CONFIGURED, VERSION, Profiles
 from duly.core.messages import Message
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.errors import LedgerUnavailable, NoProfile
 from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
@@ -32,7 +32,7 @@ class AlertConfiguration:
         self._profiles = profiles
         self._operations = operations
         self._planner = planner
-        self._reads = Quota(PROFILE_READS)
+        self._reads = RateLimits(PROFILE_READS)
         self._version: bytes | None = None
         """the version of the profiles and silences in memory"""
         self._items = ItemLoader(ledger)

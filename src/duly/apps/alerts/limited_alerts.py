@@ -15,7 +15,7 @@ from duly.core.account_limits import AccountLimit
 from duly.core.ids import event_id
 from duly.core.messages import Message
 from duly.core.monitor.signals import EVENT, REFUSED, EventData, Severity, encode, raw
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import HOUR, MINUTE, MS
 from duly.errors import RateLimited
 from duly.runtime.limited_repeats import LimitedRepeats
@@ -41,7 +41,7 @@ class LimitedAlerts:
         self._repeats = repeats
         self._worker = worker
         self._store = store
-        self._reserve = Quota(RESERVE)
+        self._reserve = RateLimits(RESERVE)
         self._told: dict[tuple[str, str], int] = {}
         """by sentinel: the hour in which the recipients of a profile were last notified of refusals"""
 

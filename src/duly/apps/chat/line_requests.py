@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Raw, Struct
 
 from duly.apps.chat import conversations as c
-from duly.apps.chat.conversations import NOT_YOURS, Precondition, Rank, Request
+from duly.apps.chat.conversations import NOT_YOURS, Precondition, Request
 from duly.apps.chat.permissions import ChatPermissions
 from duly.core.operations import PutNewItem, RewriteEntry, Write
 from duly.errors import Malformed, NotAllowed
@@ -92,15 +92,14 @@ class LineRequests:
     async def _edit(self, frame: Frame, me: str) -> Request:
         wanted = c.read_data(frame, EditRequest)
         line = await self._line(wanted.conv, wanted.n, me)
-        if line.from_ != me:
-            raise NotAllowed(NOT_YOURS.reason)
+        guards = self._permissions.to_edit(wanted.conv, line.from_, me)
         new = c.line_of(line, me, wanted.data, edited=True)
         told = c.edit_line(frame, me, wanted.n, NOTHING)
         return Request(
             c.message_of(frame, me, wanted.conv),
             wanted.conv,
             told,
-            self._permissions.to_write(wanted.conv, me),
+            guards,
             (RewriteEntry(c.stream(wanted.conv), wanted.n, encode(new)),),
             live=c.edit_line(frame, me, wanted.n, wanted.data),
         )
@@ -108,12 +107,7 @@ class LineRequests:
     async def _delete(self, frame: Frame, me: str) -> Request:
         wanted = c.read_data(frame, c.LineNumber)
         line = await self._line(wanted.conv, wanted.n, me)
-        guards = self._permissions.to_write(wanted.conv, me)
-        if line.from_ != me:
-            rank = await self._ledger.item(c.members(wanted.conv), me)
-            if rank not in (Rank.OWNER.body, Rank.ADMIN.body):
-                raise NotAllowed(NOT_YOURS.reason)
-            guards = (Precondition(c.members(wanted.conv), me, rank),)
+        guards = await self._permissions.to_delete(wanted.conv, line.from_, me)
         erase = RewriteEntry(c.stream(wanted.conv), wanted.n, b"")
         return Request(
             c.message_of(frame, me, wanted.conv), wanted.conv, c.line_of(frame, me), guards, (erase,)

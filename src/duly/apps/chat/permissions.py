@@ -1,4 +1,5 @@
-"""Permissions: who may talk to whom, and the first line that a person sees of a conversation.
+"""Permissions: who may talk to whom, edit or delete a line, and the first line that a person sees of a
+conversation.
 
 The law: a person cannot see a conversation they are not in, nor whether it exists. A condition that must hold
 when a request is stored is a precondition of its transaction, not a check before it.
@@ -7,7 +8,7 @@ when a request is stored is a precondition of its transaction, not a check befor
 from __future__ import annotations
 
 from duly.apps.chat import conversations as c
-from duly.apps.chat.conversations import NOT_YOURS, Precondition
+from duly.apps.chat.conversations import NOT_YOURS, Precondition, Rank
 from duly.errors import NotAllowed
 from duly.identity.accounts import Accounts, Role
 from duly.storage.ledger import Ledger
@@ -50,6 +51,23 @@ class ChatPermissions:
         if c.is_group(conv):
             return (Precondition(c.members(conv), me),)
         return self.to_talk(conv, me, c.other_in(conv, me))
+
+    def to_edit(self, conv: str, sender: str | None, me: str) -> tuple[Precondition, ...]:
+        """Return the preconditions for a person to edit this sender's line: only their own lines."""
+        if sender != me:
+            raise NotAllowed(NOT_YOURS.reason)
+        return self.to_write(conv, me)
+
+    async def to_delete(self, conv: str, sender: str | None, me: str) -> tuple[Precondition, ...]:
+        """Return the preconditions for a person to delete this sender's line: their own lines and, as an
+        admin of the group, those of other members."""
+        guards = self.to_write(conv, me)
+        if sender == me:
+            return guards
+        rank = await self._ledger.item(c.members(conv), me)
+        if rank not in (Rank.OWNER.body, Rank.ADMIN.body):
+            raise NotAllowed(NOT_YOURS.reason)
+        return (Precondition(c.members(conv), me, rank),)
 
     async def first_visible(self, conv: str, me: str) -> int:
         """Return the first line that a person may see of a conversation; raises an error if they are not in

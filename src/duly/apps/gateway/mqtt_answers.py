@@ -19,7 +19,7 @@ from duly.apps.gateway.mqtt_frames import HeardMessage, data_of, failure_of
 from duly.apps.gateway.service import GatewayService
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.steps import Answered, Received
 from duly.core.units import SECOND, seconds
 from duly.errors import DulyError, Forged, LedgerError, Malformed, Overloaded, RateLimited
@@ -60,7 +60,7 @@ class MqttAnswers:
         self._reader = reader
         self._heard = heard
         self._is_at_another_hub = is_at_another_hub
-        self._late = Quota(LATE)
+        self._late = RateLimits(LATE)
 
     def sort(self, heard: HeardMessage) -> None:
         """Hand an answer to a command under way to the engine; other answers wait for their turn."""
@@ -127,7 +127,7 @@ class MqttAnswers:
             self._heard(device)
         match answer.said:
             case fd.FdAck(progress=progress):
-                self._gateway.note_delivered(answer.key)
+                self._gateway.trail.note(answer.key, "delivered")
                 if progress.data:
                     self._gateway.answers.tell_progress(answer.key, device, frames.raw(data_of(progress)), {})
                 return Received(answer.key)

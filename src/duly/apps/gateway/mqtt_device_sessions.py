@@ -82,8 +82,9 @@ class MqttDeviceSessions:
     async def connect(self, name: str, session: str) -> None:
         """Begin a session of a device, which replaces its earlier one."""
         assert self.link is not None
+        clock = self._gateway.ledger.clock
         device = MqttDevice(
-            name, self.link, self._prefix, session, self._ids, self._refusals, self._give, self._gateway.clock
+            name, self.link, self._prefix, session, self._ids, self._refusals, self._give, clock
         )
         self._devices[name] = device
         await self._gateway.connected(device, Principal(name, Role.DEVICE), heard=False)

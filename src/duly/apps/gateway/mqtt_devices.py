@@ -40,7 +40,7 @@ from duly.apps.gateway.mqtt_presence import MqttPresence
 from duly.apps.gateway.reported_statuses import ReportedStatuses
 from duly.apps.gateway.service import GatewayService
 from duly.core.acl import HUB
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import SECOND, seconds
 from duly.errors import (
     DulyError,
@@ -121,7 +121,7 @@ class MqttDevices:
         self.presence = MqttPresence()
         self.sessions = MqttDeviceSessions(gateway, self.presence, ids, self.refusals, prefix)
         self._absences = MqttAbsences(gateway.ledger, accounts.created_at)
-        self.reported = ReportedStatuses(gateway.clock)
+        self.reported = ReportedStatuses(gateway.ledger.clock)
         self._signatures = DeviceSignatures(accounts, prefix)
         self._task_answers = MqttAnswers(
             gateway, ids, self._signatures, self._reader, self._heard, self.sessions.is_at_another_hub
@@ -131,7 +131,7 @@ class MqttDevices:
             (*self.answers, *self.reports),
             self._tasks,
         )
-        self._told = Quota(TOLD)
+        self._told = RateLimits(TOLD)
         self._dropped = DroppedPushes(self._signatures)
         self._kept: dict[str, HeardMessage] = {}
         """the retained statuses of devices that have not connected since the broker started"""

@@ -7,26 +7,28 @@ device is refused (code 1, its id stays free) unless the command may wait (`queu
 the authenticated account, whatever the frame says.
 
 The core (`Inbox`, `Engine`, streams) does everything durable; the gateway interprets frames. `sessions` holds
-the open sessions, `admission` decides whether a command is accepted, `command_effects` sends to apps and
-devices, `device_answers` handles the devices' answers, and `remote_hubs` works with the other hubs. A session
-is anything that frames can be pushed to: a WebSocket, an HTTP request that waits, an MQTT node.
+the open sessions and `connections` greets them, `command_intake` takes commands, `admission` decides whether
+one is accepted, `command_effects` sends to apps and devices, `device_answers` handles the devices' answers,
+and `remote_hubs` works with the other hubs. A session is anything that frames can be pushed to: a WebSocket,
+an HTTP request that waits, an MQTT node.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
 import msgspec
 
-from duly.apps.gateway.admission import CommandAdmission, not_granted
+from duly.apps.gateway.admission import CommandAdmission
 from duly.apps.gateway.command_effects import CommandEffects
-from duly.apps.gateway.device_answers import DeviceAnswers, put_later
+from duly.apps.gateway.command_intake import CommandIntake
+from duly.apps.gateway.connections import GatewayConnections
+from duly.apps.gateway.device_answers import DeviceAnswers
 from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.policy import GatewayPolicy
-from duly.apps.gateway.pushes import PushService, stream_of
+from duly.apps.gateway.pushes import PushService
 from duly.apps.gateway.remote_hubs import GatewayRemote, GatewayRemoteHubs, SingleHub
 from duly.apps.gateway.revoked_commands import RevokedCommands
 from duly.apps.gateway.sessions import GatewaySessions
@@ -39,38 +41,29 @@ from duly.core.inbox import Inbox
 from duly.core.messages import Message, key_of, parts_of
 from duly.core.outbox import OutboxPolicy
 from duly.core.steps import (
-    Arrived,
     CancelMessages,
     NumberRefused,
     Origin,
-    Reachable,
     Reply,
     ReportOutcome,
     Transmit,
-    Unreachable,
 )
 from duly.core.units import MS
-from duly.errors import DulyError, LedgerError, Malformed, Overloaded, RateLimited
+from duly.errors import DulyError, Malformed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
-from duly.runtime.clock import Clock
 from duly.runtime.engine import Engine, Performers, no_effect
 from duly.runtime.kept_traces import KeptTraces
-from duly.runtime.limited_repeats import LimitedRepeats
 from duly.runtime.tasks import Supervisor
 from duly.runtime.tracing import CommandTraces
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, Record
-from duly.wire import frames, outgoing
+from duly.wire import outgoing
 from duly.wire.fields import MORE, timeout_in
 from duly.wire.frames import OUTCOME, Frame
-from duly.wire.outgoing import WelcomeFrame
 from duly.wire.session import Session
 
-SLOW_SECONDS: Final = 1.0
-"""The longest time, in seconds, that a sender over its quota waits for an answer."""
 _DEVICE: Final = Role.DEVICE  # reading a member from its class takes nine times as long
-REPLACED: Final = "replaced by a newer connection of the same device"
 
 
 class GatewayService:
@@ -95,9 +88,7 @@ class GatewayService:
         self.policy = policy or GatewayPolicy()
         limits = limits or AccountLimits()
         self._limit = limits.commands
-        self._repeats = LimitedRepeats(ledger)
         self._commands = self.policy.commands
-        self._activity = activity
         self._ledger = ledger
         self._accounts = accounts
         self.sessions = GatewaySessions(accounts)
@@ -108,7 +99,7 @@ class GatewayService:
         self._inbox = _inbox_of(self.policy, ledger, accounts, self._admission, shared=notifier is not None)
         self.devices = DeviceList(ledger, accounts, self.online)
         self.pushes = PushService(
-            ledger, activity, self.sessions.listeners, self._stored, accounts.created_at,
+            ledger, activity, self.sessions.listeners, self._pushed_here, accounts.created_at,
             reserved=self.policy.commands, limit=limits.pushes,
         )  # fmt: skip
         channel = self._inbox.channel
@@ -133,7 +124,15 @@ class GatewayService:
             self._inbox, self.engine, ledger, accounts, self._admission, self.remote
         )
         self.tasks = Supervisor()
-        self._takeovers = SharedTokens(activity, self.tasks)
+        self._shared_tokens = SharedTokens(activity, self.tasks)
+        self.connections = GatewayConnections(
+            ledger, accounts, self.engine, self.sessions, self.devices, self.pushes, self.remote,
+            self._revoked, self._shared_tokens,
+        )  # fmt: skip
+        self._take_command = CommandIntake(
+            self._inbox, self.engine, ledger, accounts, self._admission, self._limit, self.remote,
+            self.traces, self.trail, self.sessions.devices,
+        ).submit  # fmt: skip
         self.tasks.adopt(self.pushes.tasks)
         self.tasks.adopt(self.remote.tasks)
 
@@ -158,7 +157,7 @@ class GatewayService:
         await self.engine.stop()
         await self.remote.stop()
         await self.pushes.stop()
-        await self._takeovers.stop()
+        await self._shared_tokens.stop()
 
     # ── sessions ────────────────────────────────────────────────────────────────────────────────
 
@@ -172,52 +171,11 @@ class GatewayService:
     ) -> None:
         """Welcome an app or a device that has authenticated, and send what it missed. With `heard` off, only
         a retained message at the broker says that the device is online."""
-        if who.role is Role.DEVICE:
-            if heard:
-                self.devices.heard(who.name)
-            new = await self.remote.register(who.name)
-            devices = self.sessions.devices
-            before = devices.get(who.name)
-            devices[who.name] = session
-            if before is not None:
-                new = False
-                before.close(REPLACED)
-                if heard:  # the hub itself renews the session of an MQTT device
-                    self._takeovers.note(who.name)
-            session.push(self._welcome(who, {}))
-            try:
-                await self.remote.fetch_for(who.name)
-            except LedgerError:
-                if devices.get(who.name) is session:
-                    del devices[who.name]  # the device was never reachable here
-                raise
-            if devices.get(who.name) is not session:
-                return  # the device has left meanwhile, or reconnected
-            await self._revoked.end_predecessors(who.name)
-            await self.engine.put(Reachable(who.name))
-            if devices.get(who.name) is not session:
-                return
-            await self.remote.tell_online(who.name, new=new)
-            return
-        granted = sorted(self._accounts.granted(who.name))
-        lasts = await self._ledger.lasts([stream_of(device) for device in granted])
-        heads = {device: lasts.get(stream_of(device), 0) for device in granted}
-        session.push(self._welcome(who, heads, self.devices.online_of(who.name, self.remote.is_awaited)))
-        seen = cursors or {}
-        self.sessions.add_app(who.name, session)
-        self.pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
+        await self.connections.connect(session, who, cursors, heard=heard)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
         """Remove a session that has ended."""
-        self.pushes.leave(session)
-        self.sessions.remove_app(who.name, session)
-        if self.sessions.devices.get(who.name) is session:
-            del self.sessions.devices[who.name]
-            await self.engine.put(Unreachable(who.name))
-            if who.name in self.sessions.devices:  # the device has reconnected meanwhile, and is registered
-                await self.engine.put(Reachable(who.name))
-            else:
-                await self.remote.unregister(who.name)
+        await self.connections.disconnect(session, who)
 
     def dismiss(self, name: str) -> None:
         """Close the sessions of this account: its token is no longer valid."""
@@ -228,14 +186,11 @@ class GatewayService:
         """Return whether a device is connected to this hub or, as far as this hub knows, to another."""
         return device in self.sessions.devices or self.remote.holds(device)
 
-    def _believed_online(self, device: str) -> bool:
-        return self.online(device) or self.remote.is_awaited(device)
-
-    def _exists(self, device: str) -> bool:
-        return self._accounts.stored_role(device) is not None
-
     def _has_room(self, device: str) -> bool:
         return self._inbox.lanes.has_room(device)
+
+    def _pushed_here(self, device: str) -> None:
+        self.remote.pushed(device)
 
     @property
     def refused_waiting(self) -> int:
@@ -245,11 +200,6 @@ class GatewayService:
     def presence(self) -> list[str]:
         """Return the devices that are connected to this hub or to another."""
         return self.remote.online_devices()
-
-    def _welcome(
-        self, who: Principal, cursors: dict[str, int], online: list[str] | None = None
-    ) -> WelcomeFrame:
-        return WelcomeFrame(who.name, self._ledger.clock.now() // MS, cursors, online)
 
     # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
@@ -267,7 +217,7 @@ class GatewayService:
             return self._asked(session, who, frame)
         if kind not in self._commands and kind in self.types:
             raise Malformed(f"{who.role.with_article} cannot send {kind!r}")
-        return self._submit(session, who, frame)
+        return self._take_command(session, who, frame)
 
     def refused(self, who: Principal, seq_id: str) -> None:
         """Record that a frame was refused before it became a command, so that its number leaves no gap."""
@@ -275,20 +225,6 @@ class GatewayService:
             made, n, _, _ = parts_of(seq_id)
             if n is not None and made and who.role is not Role.DEVICE:
                 self.engine.offer(NumberRefused(who.name, n, made))
-
-    def _submit(self, session: Session, who: Principal, frame: Frame) -> bool | Awaitable[bool]:
-        """Take a command. Its `server_ack`, and later its `ack`, are pushed to the session."""
-        now = self._ledger.clock.now()
-        message = frames.message_of(frame, who.name, self._admission.expiry_of(frame, now))
-        if who.role is _DEVICE:
-            raise not_granted(who.name, message.recipient)
-        if not self._inbox.is_live(message.key):
-            refusal = self._limit.excess(who.name, len(message.body), now)
-            if refusal is not None:
-                return self._take_repeat(session, who, frame, message, refusal)
-        if not self._accounts.may(who, message.recipient):
-            return self._find_grant(session, who, frame, message)
-        return self._admit(session, who, frame, message)
 
     async def _asked(self, session: Session, who: Principal, frame: Frame) -> bool:
         """Answer an app that asks for the outcome of one of its commands."""
@@ -298,61 +234,6 @@ class GatewayService:
         if refusal := self._limit.excess(who.name, 0, self._ledger.clock.now()):
             raise self._limit.refuse(who.name, refusal)
         self.effects.tell_outcome(session, who.name, frame.seq_id, await self._ledger.find(key))
-        return True
-
-    async def _take_repeat(
-        self, session: Session, who: Principal, frame: Frame, message: Message, refusal: RateLimited
-    ) -> bool:
-        """Take a command beyond its sender's limit if it is a repeat, which only gets an answer; otherwise
-        raise the refusal."""
-        if not await self._repeats.is_repeat(who.name, message.id):
-            raise self._limit.refuse(who.name, refusal)
-        return await self._find_grant(session, who, frame, message)
-
-    async def _find_grant(self, session: Session, who: Principal, frame: Frame, message: Message) -> bool:
-        """Look up a grant that another hub may have made a moment ago, and take the command if there is
-        one."""
-        if not await self._accounts.find_grant(who, message.recipient):
-            raise not_granted(who.name, message.recipient)
-        said = self._admit(session, who, frame, message)
-        return said if isinstance(said, bool) else await said
-
-    def _admit(
-        self, session: Session, who: Principal, frame: Frame, message: Message
-    ) -> bool | Awaitable[bool]:
-        message = self._admission.check(who, frame, message)
-        recipient, patient = message.recipient, frame.queue
-        if frame.traceparent is not None and self.traces.arrived(
-            message.key, frame.traceparent, message.scope, message.id, message.kind, recipient
-        ):
-            self.trail.note(message.key, "trace", detail=frame.traceparent)
-        event = Arrived(message, session, patient, self._accounts.proof(who, recipient))
-        if recipient not in self.sessions.devices and not (patient or self.remote.holds(recipient)):
-            search = self.remote.search(recipient)
-            if search is not None:
-                return self._take_after(search, event)
-        if self._inbox.backlog.waiting and self._admission.excess(event) is not None:
-            return self._take_slowly(event)
-        try:
-            self.engine.offer(event)
-        except Overloaded:
-            return put_later(self.engine, event, True)
-        return True
-
-    async def _take_after(self, search: Awaitable[bool], event: Arrived) -> bool:
-        """Take a command once it is known whether its device is at another hub."""
-        await search
-        await self.engine.put(event)
-        return True
-
-    async def _take_slowly(self, event: Arrived) -> bool:
-        """Take a command while the backlog is full; return only when the refusal is stored, or after
-        `SLOW_SECONDS`, so that its sender is slowed down."""
-        stored = asyncio.Event()
-        await self.engine.put(event, stored.set)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SLOW_SECONDS):
-                await stored.wait()
         return True
 
     async def _pushed(self, session: Session, who: Principal, frame: Frame) -> bool:
@@ -375,12 +256,7 @@ class GatewayService:
         apps of devices that they lost or were granted."""
         await self._revoked.settle()
         await self._revoked.end()
-        for app, sessions in self.sessions.apps.items():
-            for session in sessions:
-                self.pushes.withdraw(session, self._accounts.granted(app), self._exists)
-        for session, device in self.sessions.grants():
-            if not self.pushes.knows(session, device):
-                await self.pushes.introduce(session, device, self._believed_online)
+        await self.connections.tell_grants()
 
     def _new_engine(self) -> Engine:
         ours, performers = self.trail.resuming(self.remote.open_deliveries), self.performers()
@@ -405,15 +281,6 @@ class GatewayService:
         return self._ledger
 
     @property
-    def clock(self) -> Clock:
-        """The clock of the ledger."""
-        return self._ledger.clock
-
-    def note_delivered(self, key: bytes) -> None:
-        """Record in the trail that a device has acknowledged a command."""
-        self.trail.note(key, "delivered")
-
-    @property
     def pending(self) -> int:
         """The number of commands under way here."""
         return self._inbox.live
@@ -422,9 +289,6 @@ class GatewayService:
     def held(self) -> int:
         """The number of commands that wait for their turn, or for a number before them."""
         return self._inbox.lanes.waiting
-
-    def _stored(self, device: str) -> None:
-        self.remote.pushed(device)
 
     # ── what other hubs ask for (`LocalGateway`) ─────────────────────────────────────────────────
 
@@ -438,15 +302,7 @@ class GatewayService:
 
     async def replaced(self, device: str) -> None:
         """Close the session of a device that has connected to another hub."""
-        session = self.sessions.devices.pop(device, None)
-        if session is not None:
-            session.close(REPLACED)
-            await self.engine.put(Unreachable(device))
-            self._takeovers.note(device)
-
-    def conflicts(self) -> list[str]:
-        """Return a sentence about each device whose token two clients use at the same time."""
-        return self._takeovers.conflicts()
+        await self.connections.replace(device)
 
 
 def _own_patience(message: Message) -> int:

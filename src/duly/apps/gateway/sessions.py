@@ -40,7 +40,7 @@ class GatewaySessions:
         return [session for app in sorted(apps) for session in self.apps.get(app, ())]
 
     def grants(self) -> list[tuple[Session, str]]:
-        """Yield each app session with every device that it may see."""
+        """Return each app session with every device that it may see."""
         return [
             (session, device)
             for app, sessions in self.apps.items()

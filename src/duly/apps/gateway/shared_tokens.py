@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from duly.core.takeovers import WORD, Takeovers
+from duly.core.identity_conflicts import WORD, IdentityConflicts
 from duly.core.units import seconds
 from duly.errors import DulyError
 from duly.runtime.activity_log import ActivityLog
@@ -20,7 +20,7 @@ class SharedTokens:
     """The device connections that were closed in favour of newer ones."""
 
     def __init__(self, activity: ActivityLog, tasks: Supervisor) -> None:
-        self._takeovers = Takeovers()
+        self._conflicts = IdentityConflicts()
         self._refusals = RefusalTally(activity, tasks)
 
     def note(self, device: str) -> None:
@@ -30,12 +30,12 @@ class SharedTokens:
             f"two clients use the token of {device}, and each disconnects the other; "
             f"give each an account of its own"
         )
-        if self._takeovers.note(device, reason, seconds(asyncio.get_running_loop().time())):
+        if self._conflicts.note(device, reason, seconds(asyncio.get_running_loop().time())):
             self._refusals.note(device, "websocket connect", WORD, reason)
 
     def conflicts(self) -> list[str]:
         """Return a sentence about each device whose token two clients use at the same time."""
-        return self._takeovers.conflicts(seconds(asyncio.get_running_loop().time()))
+        return self._conflicts.present(seconds(asyncio.get_running_loop().time()))
 
     async def stop(self) -> None:
         """Store what is not recorded yet."""

@@ -38,7 +38,7 @@ from duly.integrations.home_assistant.entities import (
     read_command,
 )
 from duly.integrations.home_assistant.lights import LightWish
-from duly.runtime.clock import Clock, SystemClock
+from duly.runtime.clock import SystemClock
 from duly.runtime.tasks import Supervisor
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink, Will
@@ -93,7 +93,6 @@ class HomeAssistantBridge:
         expires: float = EXPIRES,
         reported: Callable[[CommandReport], None] = lambda _: None,
         online: Callable[[], None] = lambda: None,
-        clock: Clock | None = None,
     ) -> None:
         self._app = app
         self._entities = check_entities(entities)
@@ -101,7 +100,7 @@ class HomeAssistantBridge:
         self._expires = expires
         self._reported = reported
         self._online = online
-        self._clock = clock or SystemClock()
+        self._clock = SystemClock()
         self._commanded = {
             self._topics.commands(entity): entity for entity in entities if entity.kind != "sensor"
         }

@@ -93,8 +93,8 @@ class LightFields(Struct, frozen=True):
         return said
 
     def learned(self, known: LightWish, data: Mapping[str, object]) -> LightWish:
-        """Return what is known of a light after this report of its device. Of a colour and a colour
-        temperature in one report, the kind that was known holds."""
+        """Return what is known of a light after this report of its device. If it has both a colour and a
+        colour temperature, the light stays in the mode that it was in."""
         brightness, color, color_temp = known.brightness, known.color, known.color_temp
         said = self.names & data.keys()
         if self.brightness in said:

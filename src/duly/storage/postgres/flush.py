@@ -34,7 +34,7 @@ class ConcurrentChange(Exception):
 class PostgresConnection(Protocol):
     """The part of an asyncpg connection that a flush uses."""
 
-    async def fetch(self, query: str, *args: Any) -> Sequence[Any]:
+    async def fetch(self, query: str, *args: object) -> Sequence[Any]:
         """Run a statement and return its rows."""
         ...
 
@@ -64,15 +64,15 @@ class _Flush:
         self._deliveries: dict[w.DeliveryNames, w.Delivery] = {}
         self.rows = LockedRows()
 
-    async def _run(self, name: str, *args: Any) -> Sequence[Any]:
+    async def _run(self, name: str, *args: object) -> Sequence[Any]:
         return await self._connection.fetch(sql.queries("postgres")[name], *args)
 
-    async def _run_many(self, name: str, values: Iterable[tuple[Any, ...]]) -> int:
+    async def _run_many(self, name: str, values: Iterable[tuple[object, ...]]) -> int:
         """Run a statement on many rows of values; return how many rows it returned."""
         columns = list(zip(*values, strict=True))
         return len(await self._run(name, *columns)) if columns else 0
 
-    async def _insert(self, name: str, values: list[tuple[Any, ...]]) -> None:
+    async def _insert(self, name: str, values: Sequence[tuple[object, ...]]) -> None:
         if await self._run_many(name, values) != len(values):
             raise ConcurrentChange
 
@@ -179,7 +179,7 @@ class _Flush:
         if withdrawn:
             await self._run("forget_deliveries", sorted(withdrawn))
         new: list[tuple[Any, ...]] = []
-        changed: list[tuple[Any, ...]] = []
+        changed: list[tuple[object, ...]] = []
         for names, delivery in self.rows.deliveries.items():
             old = before.get(names)
             if old is None or names[0] in withdrawn:

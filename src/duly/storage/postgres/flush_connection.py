@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from duly.storage.postgres.watch import DoubtfulCommits, StatementWatch, asyncpg, process_of
+from duly.storage.postgres.watch import DoubtfulCommits, ServerProcess, StatementWatch, asyncpg, process_of
 
 
 class FlushConnection:
@@ -21,7 +21,7 @@ class FlushConnection:
         self._connecting = connecting
         self._watch = watch
         self._doubts = doubts
-        self._process: tuple[int, Any] = (0, None)
+        self._process: ServerProcess | None = None
         """the server process of the connection"""
         self.line: Any = None
 
@@ -38,7 +38,7 @@ class FlushConnection:
     def drop(self, *, in_doubt: bool = False) -> None:
         """Drop the connection; the server rolls back its open transaction. With `in_doubt` that transaction
         may have been committed."""
-        if in_doubt:
+        if in_doubt and self._process is not None:
             self._doubts.add(self._process)
         if self.line is not None:
             self.line.terminate()

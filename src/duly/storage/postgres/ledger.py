@@ -266,7 +266,7 @@ class PostgresLedger(PolledLedger):
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
-    async def _read(self, name: str, *args: Any) -> list[Any]:
+    async def _read(self, name: str, *args: object) -> list[Any]:
         async with self._connection() as connection:
             try:
                 with reading(self), self._asking_the_pool(), self._watch.over(connection):

@@ -16,7 +16,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from datetime import datetime
+from typing import Any, Final, TypeAlias
 
 from duly.errors import LedgerUnavailable
 from duly.extras import needed_for
@@ -27,7 +28,7 @@ with needed_for("a ledger in PostgreSQL"):
     import asyncpg
     from asyncpg import connect_utils
 
-__all__ = ["DoubtfulCommits", "StatementWatch", "asyncpg", "process_of"]
+__all__ = ["DoubtfulCommits", "ServerProcess", "StatementWatch", "asyncpg", "process_of"]
 
 SLOW_SECONDS: Final = 0.5
 ANSWER_SECONDS: Final = 2.5
@@ -37,6 +38,10 @@ HEARTBEAT_SECONDS: Final = 1.0
 """How often a slow server is checked again."""
 END_SECONDS: Final = 3.0
 """How long a server process may take to end."""
+
+
+ServerProcess: TypeAlias = tuple[int, datetime]
+"""A server process of PostgreSQL: its id and its start time, since ids are reused."""
 
 
 class StatementWatch:
@@ -111,13 +116,13 @@ class DoubtfulCommits:
 
     def __init__(self, url: str, connecting: dict[str, Any]) -> None:
         self._url, self._connecting = url, connecting
-        self._processes: set[tuple[int, Any]] = set()
+        self._processes: set[ServerProcess] = set()
         self._settling: asyncio.Task[None] | None = None
 
     def __bool__(self) -> bool:
         return bool(self._processes)
 
-    def add(self, process: tuple[int, Any]) -> None:
+    def add(self, process: ServerProcess) -> None:
         """Add a server process that must be terminated before anything is read again."""
         self._processes.add(process)
 
@@ -147,7 +152,7 @@ class DoubtfulCommits:
         finally:
             connection.terminate()
 
-    async def _end(self, connection: Any, process: tuple[int, Any]) -> None:
+    async def _end(self, connection: Any, process: ServerProcess) -> None:
         while True:
             try:
                 found = await connection.fetch(sql.queries("postgres")["end_backend"], *process)
@@ -158,8 +163,8 @@ class DoubtfulCommits:
             await asyncio.sleep(0.02)
 
 
-async def process_of(connection: Any) -> tuple[int, Any]:
-    """Return the server process of a connection: its id and its start time, since ids are reused."""
+async def process_of(connection: Any) -> ServerProcess:
+    """Return the server process of a connection."""
     ((pid, began),) = await connection.fetch(sql.queries("postgres")["own_backend"])
     return pid, began
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from duly.core import operations as w
 from duly.core.trusted_time import Floor
@@ -27,6 +27,7 @@ from duly.storage.ledger import (
 )
 from duly.storage.message_filter import MessageFilter
 from duly.storage.sql import rows
+from duly.storage.sql.rows import FetchedRow
 
 
 class SqlQueries(Ledger):
@@ -40,7 +41,7 @@ class SqlQueries(Ledger):
         self._queries = sql.queries(self.dialect)
 
     @abstractmethod
-    async def _read(self, name: str, *args: Any) -> Sequence[Sequence[Any]]:
+    async def _read(self, name: str, *args: object) -> Sequence[FetchedRow]:
         """Run a named query outside of any transaction and return its rows."""
 
     @abstractmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from msgspec.structs import astuple, replace
@@ -22,6 +22,9 @@ from duly.core.operations import (
 from duly.core.trusted_time import Floor
 from duly.storage.ledger import AgedMessage, Record
 
+FetchedRow: TypeAlias = Sequence[Any]
+"""A row as a database returns it; the statement decides the types of its columns."""
+
 _encode_order: Final = msgspec.msgpack.Encoder().encode
 _decode_order: Final = msgspec.msgpack.Decoder(Order).decode
 
@@ -38,7 +41,7 @@ _KIND_NUMBERS: Final = {kind: int(kind) for kind in DeliveryKind}
 # ── values to rows ───────────────────────────────────────────────────────────────────────────────
 
 
-def admission_row(write: Admit) -> tuple[Any, ...]:
+def admission_row(write: Admit) -> tuple[object, ...]:
     """Return the row of a message that is admitted."""
     m = write.message
     at = write.at
@@ -82,7 +85,7 @@ def names(ref: DeliveryRef) -> DeliveryNames:
     return ref.key, ref.channel, ref.recipient, ref.round
 
 
-def row_of(d: Delivery) -> tuple[Any, ...]:
+def row_of(d: Delivery) -> tuple[object, ...]:
     """Return the row of a delivery."""
     ref, error = d.ref, d.error and plain(d.error)
     kind, state = _KIND_NUMBERS[ref.kind], STATE_NUMBERS[d.state]
@@ -102,7 +105,7 @@ def floor_row(floor: Floor) -> tuple[int, int, int, int, int, int]:
     return floor.until, floor.trusted, floor.claim, floor.mended, floor.barrier, floor.restored
 
 
-def refusal_row(write: RecordRefusal) -> tuple[Any, ...]:
+def refusal_row(write: RecordRefusal) -> tuple[object, ...]:
     """Return the row of a refusal."""
     return plain(write.scope), plain(write.id), write.word, plain(write.reason), write.at
 
@@ -116,7 +119,7 @@ def plain(text: str) -> str:
 # ── rows to values ───────────────────────────────────────────────────────────────────────────────
 
 
-def message_of(row: Sequence[Any]) -> Message:
+def message_of(row: FetchedRow) -> Message:
     """Return a message from key, kind, recipient, body, time, expires, position."""
     key, kind, recipient, body, time, expires, position = row
     scope, id_ = names_in(key)
@@ -129,26 +132,26 @@ def answer_of(raw: bytes | None) -> Answer | None:
     return None if raw is None else unpack_answer(raw)
 
 
-def record_of(row: Sequence[Any]) -> Record:
+def record_of(row: FetchedRow) -> Record:
     """Return a record: the columns of a message, then state, answer and times."""
     state, answer, until, accepted_at, moved_at = row[7:]
     return Record(message_of(row[:7]), STATES[state], answer_of(answer), until, accepted_at, moved_at)
 
 
-def delivery_of(row: Sequence[Any]) -> Delivery:
+def delivery_of(row: FetchedRow) -> Delivery:
     """Return a delivery from its row."""
     key, channel, recipient, round_, state, attempt, due, expires, worker, error, kind, in_doubt = row
     ref = DeliveryRef(key, channel, recipient, round_, _KINDS[kind])
     return Delivery(ref, STATES[state], attempt, due, expires, worker, error, bool(in_doubt))
 
 
-def open_of(row: Sequence[Any]) -> OpenDelivery:
+def open_of(row: FetchedRow) -> OpenDelivery:
     """Return an open delivery: the columns of its message, the message's state and time of acceptance, its
     own columns."""
     return OpenDelivery(message_of(row[:7]), STATES[row[7]], delivery_of(row[9:]), row[8])
 
 
-def aged_of(found: Iterable[Sequence[Any]]) -> list[AgedMessage]:
+def aged_of(found: Iterable[FetchedRow]) -> list[AgedMessage]:
     """Return aged messages from accepted_at, a message's key, and a delivery's columns, which are null if
     there is none."""
     aged: dict[bytes, AgedMessage] = {}

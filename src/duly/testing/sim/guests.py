@@ -17,9 +17,9 @@ from duly.core import operations as w
 from duly.core.messages import Message, Verdict
 from duly.core.units import MS
 from duly.errors import DulyError
-from duly.identity.account_book import StoredAccount
 from duly.identity.account_directory import GRANTS, PRINCIPALS, grant_name
 from duly.identity.accounts import Accounts, Principal, Role
+from duly.identity.model import StoredAccount
 from duly.testing.sim.checkers import Finding
 from duly.testing.sim.gateway import LAMP, WANTED, OpenAccounts
 from duly.testing.sim.world import BUSY, WantedMessage, World

@@ -54,11 +54,11 @@ class Rate(Struct, frozen=True):
         return self.interval * (self.burst or self.amount)
 
 
-class Quota:
+class RateLimits:
     """Counts by name against one rate.
 
-    >>> quota = Quota(Rate(2, SECOND))
-    >>> [quota.take("ann", now) for now in (0, 0, 0, 500_000)]
+    >>> limits = RateLimits(Rate(2, SECOND))
+    >>> [limits.take("ann", now) for now in (0, 0, 0, 500_000)]
     [0, 0, 500000, 0]
     """
 

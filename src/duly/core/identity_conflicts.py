@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Final
 
-from duly.core.quota import Quota, Rate
+from duly.core.rate_limits import Rate, RateLimits
 from duly.core.units import MINUTE, SECOND
 
 TAKEOVERS: Final = Rate(1, 20 * SECOND, burst=3)
@@ -23,24 +23,24 @@ WORD: Final = "taken_over"
 """The word under which a conflict is recorded."""
 
 
-class Takeovers:
+class IdentityConflicts:
     """The takeovers of one hub, by identity: the client id of an MQTT client, the name of a device.
 
-    >>> takeovers = Takeovers()
-    >>> [takeovers.note("lock", "two clients", now * SECOND) for now in range(5)]
+    >>> conflicts = IdentityConflicts()
+    >>> [conflicts.note("lock", "two clients", now * SECOND) for now in range(5)]
     [False, False, False, True, True]
-    >>> takeovers.conflicts(30 * SECOND), takeovers.conflicts(90 * SECOND)
+    >>> conflicts.present(30 * SECOND), conflicts.present(90 * SECOND)
     (['two clients'], [])
     """
 
     def __init__(self) -> None:
-        self._quota = Quota(TAKEOVERS)
+        self._limits = RateLimits(TAKEOVERS)
         self._conflicts: OrderedDict[str, tuple[int, str]] = OrderedDict()
         """by identity, oldest first: the time of the last takeover and a sentence about it"""
 
     def note(self, identity: str, sentence: str, now: int) -> bool:
         """Count a takeover, and return whether there is a conflict; `sentence` describes it."""
-        if not self._quota.take(identity, now):
+        if not self._limits.take(identity, now):
             return False
         self._conflicts[identity] = (now, sentence)
         self._conflicts.move_to_end(identity)
@@ -48,6 +48,6 @@ class Takeovers:
             self._conflicts.popitem(last=False)
         return True
 
-    def conflicts(self, now: int) -> list[str]:
+    def present(self, now: int) -> list[str]:
         """Return a sentence about each present conflict."""
         return [sentence for at, sentence in self._conflicts.values() if abs(now - at) < SHOWN]
