@@ -34,9 +34,13 @@ class MeasuredCosts(Struct, frozen=True):
     connection_kb: float
     """memory of a hub for a connected device, kB"""
     idle_us: float
-    """processor time of a hub for a connected device, µs a second"""
+    """processor time of a hub for a device that is connected to it, µs a second"""
+    idle_other_us: float
+    """processor time of each other hub of the group for such a device, µs a second"""
     idle_postgres_us: float
-    """processor time of PostgreSQL for a connected device, µs a second and hub"""
+    """processor time of PostgreSQL for such a device and its hub, µs a second"""
+    idle_postgres_other_us: float
+    """processor time of PostgreSQL for such a device and each other hub, µs a second"""
 
 
 class Demand(Struct, frozen=True):
