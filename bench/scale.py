@@ -99,8 +99,9 @@ class IdleCost(Struct):
     """PostgreSQL, for each other hub"""
 
 
-async def idle_costs(hub: Server, other: AbstractContextManager[Server], postgres: Server,
-                     waiting: list[Pair], seconds: float) -> IdleCost:
+async def idle_costs(
+    hub: Server, other: AbstractContextManager[Server], postgres: Server, waiting: list[Pair], seconds: float
+) -> IdleCost:
     """Connect devices to one of two hubs, and measure what changes at each; then end the other hub."""
     (alone,) = await idle_cost(seconds, postgres)
     with contextlib.ExitStack() as two:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from random import Random
 from typing import Any
 
 import pytest
 
 from duly.cluster import holder_changes
-from duly.cluster.holder_changes import OwnChanges, ReadChanges
+from duly.cluster.holder_changes import LOOKS, MOST, OwnChanges, ReadChanges
 from duly.cluster.known_holders import KnownHolders
 from duly.cluster.notifiers.local import LocalBus, LocalNotifier
-from duly.cluster.registry import CHANGES, LAPSE, REGISTRY, WHOLE, HubRegistry
-from duly.core.operations import DropItem, PutItem
+from duly.cluster.registry import CHANGES, HUBS, LAPSE, REGISTRY, WHOLE, HubRegistry
+from duly.core.operations import DropItem, Group, PutItem, Results
 from duly.errors import LedgerUnavailable
-from duly.storage.ledger import Ledger
 from duly.storage.memory import Disk, MemoryLedger
+from duly.storage.postgres.ledger import PostgresLedger
 from duly.testing.loops import VirtualLoop
+from tests import servers
 
 Patch = pytest.MonkeyPatch
 DEVICES = [f"device-{n}" for n in range(12)]
@@ -158,8 +159,46 @@ def wrong_after(seed: int) -> list[str]:
     return wrong
 
 
+class LateLedger(MemoryLedger):
+    """A ledger that commits holders when it is told to, and everything else at once."""
+
+    def __init__(self, disk: Disk) -> None:
+        super().__init__(disk=disk)
+        self.late = asyncio.Event()
+
+    async def commit(self, groups: Sequence[Group]) -> list[Results]:
+        if any(getattr(each, "bucket", "") == REGISTRY for group in groups for each in group):
+            await self.late.wait()
+        return await super().commit(groups)
+
+
+def wrong_after_a_late_commit() -> list[str]:
+    """Let a hub announce twice while a registration is under way, which is stored afterwards."""
+    wrong: list[str] = []
+
+    async def scene() -> None:
+        disk = Disk()
+        one, two = OneHub("a", disk), OneHub("b", disk)
+        one.registry._ledger = ledger = LateLedger(disk)
+        for _ in range(2):
+            await one.look()
+            await two.look()
+        registering = asyncio.ensure_future(one.registry.register(DEVICES[0]))
+        for _ in range(2):
+            await one.look()
+            await two.look()
+        ledger.late.set()
+        await registering
+        await one.look()
+        await two.look()
+        wrong.extend(two.misjudged({"a", "b"}))
+
+    play(scene())
+    return wrong
+
+
 def is_noticed(seeds: int = 60) -> bool:
-    return any(wrong_after(seed) for seed in range(seeds))
+    return bool(wrong_after_a_late_commit()) or any(wrong_after(seed) for seed in range(seeds))
 
 
 def no_change_is_announced(patch: Patch) -> None:
@@ -236,9 +275,125 @@ BUGS: list[Callable[[Patch], None]] = [
 
 def test_hubs_know_what_the_others_have_changed() -> None:
     assert [(seed, wrong) for seed in range(60) if (wrong := wrong_after(seed))] == []
+    assert wrong_after_a_late_commit() == []
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_bug_in_reading_changes_is_noticed(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     assert is_noticed()
+
+
+# ── what is read ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_devices_that_stay_where_they_are_are_not_read() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        one, two = OneHub("a", disk), OneHub("b", disk)
+        for device in DEVICES:
+            await one.registry.register(device)
+        for _ in range(3):
+            await one.look()
+            await two.look()
+        before = one.ledger.whole, one.ledger.single, two.ledger.whole, two.ledger.single
+        for _ in range(20):
+            await one.look()
+            await two.look()
+        assert (one.ledger.whole, one.ledger.single, two.ledger.whole, two.ledger.single) == before
+        await one.registry.unregister(DEVICES[0])
+        await one.look()
+        await two.look()
+        assert (two.ledger.whole, two.ledger.single - before[3]) == (before[2], 1)
+        assert two.misjudged({"a", "b"}) == []
+
+    play(scene())
+
+
+def test_a_change_that_nothing_announces_is_found_within_a_minute() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        one, two = OneHub("a", disk), OneHub("b", disk)
+        await one.registry.register(DEVICES[0])
+        for _ in range(3):
+            await one.look()
+            await two.look()
+        await one.ledger.write(DropItem(REGISTRY, DEVICES[0]))
+        await two.look()
+        assert two.registry.is_held(DEVICES[0])
+        for _ in range(round(WHOLE)):
+            await one.look()
+            await two.look()
+        assert not two.registry.is_held(DEVICES[0])
+
+    play(scene())
+
+
+def test_an_older_hub_that_announces_nothing_is_read_in_full() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        one, older = OneHub("a", disk), MemoryLedger(disk=disk)
+        for n in range(5):
+            await older.write(PutItem(HUBS, "old", b"%d" % n))
+            await one.look()
+        await older.write(PutItem(HUBS, "old", b"5"), PutItem(REGISTRY, DEVICES[0], b"old/1"))
+        await one.look()
+        assert one.registry.is_at_another(DEVICES[0])
+
+    play(scene())
+
+
+def test_a_hub_announces_anew_what_another_has_removed_and_leaves_nothing() -> None:
+    async def scene() -> None:
+        disk = Disk()
+        one = OneHub("a", disk)
+        await one.look(2)
+        await one.ledger.write(DropItem(CHANGES, "a"))
+        await one.look(2)
+        assert set(disk.buckets[CHANGES]) == {"a"}
+        await one.registry.leave()
+        assert not disk.buckets.get(CHANGES)
+
+    play(scene())
+
+
+def test_more_changes_than_are_announced_are_read_in_full() -> None:
+    own, read = OwnChanges(), ReadChanges()
+    assert read.compare({"a": own.announcement()}, {"a"}) is None, "nothing of it was read before"
+    own.note("lock")
+    assert read.compare({"a": own.announcement()}, {"a"}) == {"lock"}
+    for _ in range(MOST + 1):
+        own.note("lamp")
+    assert read.compare({"a": own.announcement()}, {"a"}) is None
+    own.note("lock")
+    assert read.compare({"a": own.announcement()}, {"a"}) == {"lock"}
+    for _ in range(LOOKS):
+        said = own.announcement()
+    assert b"lock" not in said
+
+
+async def test_on_postgresql_a_change_is_announced_after_it_is_committed(
+    postgres_server: servers.Postgres,
+) -> None:
+    """The row of the device is locked by a third transaction while its new hub registers it."""
+    url = postgres_server.create_database()
+    async with await PostgresLedger.open(url) as first, await PostgresLedger.open(url) as second:
+        one = HubRegistry(first, LocalNotifier("a", LocalBus()))
+        two = HubRegistry(second, LocalNotifier("b", LocalBus()))
+        for _ in range(3):
+            await one.refresh()
+            await two.refresh()
+        await two.register("lock")
+        await one.refresh()
+        async with second.transaction() as other:
+            await other.fetch("SELECT * FROM duly_items WHERE name = 'lock' FOR UPDATE")
+            registering = asyncio.ensure_future(one.register("lock"))
+            announcing = asyncio.ensure_future(one.refresh())
+            await second.item(REGISTRY, "lock")
+            assert not registering.done()
+        assert not await registering
+        await announcing
+        await one.refresh()
+        await two.refresh()
+        assert two.is_at_another("lock")
+        assert two.may_be_lost("lock")

@@ -219,7 +219,6 @@ class MultiHub(GatewayHub):
         """Return whether the hub did not hang in this time, nor shortly before."""
         return not any(begun < until and since < ended + RECOVERY for begun, ended in self._hung)
 
-
     def served(self, since: float) -> bool:
         """Return whether the hub has served since then."""
         return self._began < since
@@ -291,7 +290,9 @@ class MultiHubWorld(GatewayWorld):
         changes = [*((at, who) for at, who, _ in log.registrations), *log.unregistered]
         if any(at > since and who == device for at, who in changes):
             return
-        well = [hub for hub in self.hubs() if hub.ready and hub.served(since) and hub.well(since - LAPSE, now)]
+        well = [
+            hub for hub in self.hubs() if hub.ready and hub.served(since) and hub.well(since - LAPSE, now)
+        ]
         holder = well[0].disk.buckets.get(REGISTRY, {}).get(device, b"") if well else b""
         where = [hub for hub in well if holder.startswith(hub.ledger.worker.encode() + b"/")]
         if holder and not where:
