@@ -25,7 +25,7 @@ Patch = pytest.MonkeyPatch
 DEVICES = [f"device-{n}" for n in range(12)]
 
 
-class CountedLedger(MemoryLedger):
+class UnsteadyLedger(MemoryLedger):
     """A ledger whose reads and writes take a while, and which counts what is read from the registry."""
 
     def __init__(self, disk: Disk, name: str, random: Random | None = None) -> None:
@@ -77,7 +77,7 @@ class OneHub:
     """A hub whose registry looks once a second, and whose hints are lost."""
 
     def __init__(self, name: str, disk: Disk, random: Random | None = None) -> None:
-        self.ledger = CountedLedger(disk, name, random)
+        self.ledger = UnsteadyLedger(disk, name, random)
         self.registry = HubRegistry(self.ledger, LocalNotifier(name, LocalBus()))
         self.disk = disk
 

@@ -839,6 +839,21 @@ async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
     assert await ledger.standing([]) == []
 
 
+async def test_entries_of_many_streams_are_asked_at_once(ledger: Ledger) -> None:
+    await ledger.write(*(w.AppendEntry("a", b"%d" % n, n, b"key") for n in (1, 2, 3)))
+    await ledger.write(w.AppendEntry("b", b"b", 1), w.AppendEntry("c", b"c", 1))
+    asked = [("c", 0), ("a", 1), ("none", 0), ("b", 1), ("a", 0)]
+    found = await ledger.entries_after(asked, 2)
+    assert [[(e.n, e.body, e.at, e.key) for e in page] for page in found] == [
+        [(1, b"c", 1, b"")],
+        [(2, b"2", 2, b"key"), (3, b"3", 3, b"key")],
+        [],
+        [],
+        [(1, b"1", 1, b"key"), (2, b"2", 2, b"key")],
+    ]
+    assert await ledger.entries_after([]) == []
+
+
 # ── alerts, and forgetting with care ─────────────────────────────────────────────────────────────
 
 

@@ -15,6 +15,13 @@ class StreamQueries(ABC):
     async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
         """Return up to `limit` entries of a stream with numbers above `after`."""
 
+    async def entries_after(
+        self, places: Sequence[tuple[str, int]], limit: int = 100
+    ) -> list[list[StreamEntry]]:
+        """Return up to `limit` entries of each of many streams, those above a number, as a list for each; in
+        a shared database with one query."""
+        return [await self.entries(stream, after, limit) for stream, after in places]
+
     @abstractmethod
     async def extent(self, stream: str) -> StreamRange:
         """Return which entries a stream holds."""

@@ -220,6 +220,15 @@ WHERE e.stream = new.stream AND e.n = new.n;
 -- name: entries
 SELECT n, body, at, key FROM duly_entries WHERE stream = $1 AND n > $2 ORDER BY n LIMIT $3;
 
+-- name: entries_after
+SELECT asked.place, e.n, e.body, e.at, e.key
+FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS asked (stream, after, place)
+CROSS JOIN LATERAL (
+    SELECT n, body, at, key FROM duly_entries
+    WHERE stream = asked.stream AND n > asked.after ORDER BY n LIMIT $3
+) AS e
+ORDER BY asked.place, e.n;
+
 -- name: extent
 SELECT (SELECT min(n) FROM duly_entries WHERE stream = $1), (SELECT last FROM duly_streams WHERE stream = $1);
 
