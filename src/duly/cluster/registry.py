@@ -22,7 +22,7 @@ from typing import Final
 from duly.cluster.holder_changes import OwnChanges, ReadChanges
 from duly.cluster.known_holders import KnownHolders, hub_of
 from duly.cluster.notifier import HintSender
-from duly.core.operations import DropItem, PutItem, PutNewItem, Results, Write
+from duly.core.operations import DropItem, Group, PutItem, PutNewItem, Results, Write
 from duly.errors import LedgerUnavailable
 from duly.storage.ledger import Ledger
 
@@ -115,10 +115,10 @@ class HubRegistry:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
-    async def refresh(self) -> list[str]:
-        """Send a heartbeat and read the registry. Returns the devices that a dead hub held and no hub holds
-        now; each is returned to one hub only."""
-        await self._announce()
+    async def refresh(self, also: Group = ()) -> list[str]:
+        """Send a heartbeat, with what `also` is to be stored, and read the registry. Returns the devices that
+        a dead hub held and no hub holds now; each is returned to one hub only."""
+        await self._announce(also)
         # In this order, so that a hub whose device is seen has already had a heartbeat.
         await self._read_holders()
         heartbeats = await self._ledger.bucket(self._hubs)
@@ -138,16 +138,16 @@ class HubRegistry:
         lost = self._known.beside(living)
         return [device for device, holder in lost if await self._drop(device, holder)]
 
-    async def _announce(self) -> None:
-        """Write a heartbeat, and what this hub has changed, if that is new."""
+    async def _announce(self, also: Group) -> None:
+        """Write a heartbeat with these operations, and what this hub has changed, if that is new."""
         self._heartbeat += 1
         beat = PutItem(self._hubs, self.me, f"{self._heartbeat} {self._name}".encode())
         said = self._own.announcement()
         if said == self._announced:
-            await self._ledger.write(beat)
+            await self._ledger.write(beat, *also)
             return
         self._announced = b""  # it is not known until the write is over
-        await self._ledger.write(beat, PutItem(self._announcements, self.me, said))
+        await self._ledger.write(beat, *also, PutItem(self._announcements, self.me, said))
         self._announced = said
 
     async def _read_holders(self) -> None:

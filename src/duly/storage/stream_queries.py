@@ -28,7 +28,16 @@ class StreamQueries(ABC):
 
     async def lasts(self, streams: Collection[str]) -> dict[str, int]:
         """Return the last number of each of these streams; streams without entries are left out."""
-        return {stream: last for stream in streams if (last := (await self.extent(stream)).last)}
+        names = list(streams)
+        found = await self.standing([(stream, "") for stream in names])
+        return {stream: position.last for stream, position in zip(names, found, strict=True) if position.last}
+
+    async def newest_entries(self, streams: Collection[str], limit: int = 1) -> dict[str, list[StreamEntry]]:
+        """Return the newest `limit` entries of each of these streams in order; streams without entries are
+        left out."""
+        lasts = await self.lasts(streams)
+        found = {stream: await self.entries(stream, last - limit, limit) for stream, last in lasts.items()}
+        return {stream: entries for stream, entries in found.items() if entries}
 
     @abstractmethod
     async def cursor(self, stream: str, reader: str) -> int:

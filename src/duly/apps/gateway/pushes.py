@@ -60,6 +60,11 @@ def stream_of(device: str) -> str:
     return f"push/{device}"
 
 
+def device_of(stream: str) -> str:
+    """Return the device whose pushes a stream holds."""
+    return stream.partition("/")[2]
+
+
 class PushService:
     """Stores and sends the pushes of one hub. `listeners(device)` returns the connections that may see a
     device's pushes; `stored(device)` is called for every new one; entries older than `born(device)` belong to
@@ -392,9 +397,5 @@ def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
     """Return when each device last pushed, connected or left (µs), without those that never did."""
-    heard: dict[str, int] = {}
-    for device in devices:
-        extent = await ledger.extent(stream_of(device))
-        for entry in await ledger.entries(stream_of(device), extent.last - 1, 1):
-            heard[device] = entry.at
-    return heard
+    newest = await ledger.newest_entries([stream_of(device) for device in devices])
+    return {device_of(stream): entries[-1].at for stream, entries in newest.items()}

@@ -278,6 +278,9 @@ class PostgresLedger(PolledLedger):
     def _key_list(self, keys: Sequence[bytes]) -> list[bytes]:
         return list(keys)
 
+    def _name_list(self, names: Collection[str]) -> list[str]:
+        return list(names)
+
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
         return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
@@ -295,10 +298,6 @@ class PostgresLedger(PolledLedger):
     async def find_all(self, keys: Collection[bytes]) -> list[Record]:
         """Return the records of the known ones among these messages."""
         return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
-
-    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """Return the last number of each of these streams."""
-        return dict(await self._read("lasts", list(streams))) if streams else {}
 
     async def entries_after(
         self, places: Sequence[tuple[str, int]], limit: int = 100
