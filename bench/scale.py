@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import time
+from contextlib import AbstractContextManager
 
 import asyncpg
 import msgspec
@@ -28,6 +29,8 @@ from bench.scale_model import Demand, MeasuredCosts, between_of, largest_group, 
 from bench.servers import postgres_server, shared_hub
 
 APPS = 10
+SETTLING = 5.0
+"""Seconds after which what starting and connecting have caused is over."""
 LEAVING = 15.0
 """Seconds after which the hub has stored that the devices have left."""
 DEPTHS = (1, 3, 10)
@@ -76,17 +79,51 @@ async def cost_of(hub: Server, postgres: Server, talking: list[Pair], depth: int
     )
 
 
-async def idle_cost(hub: Server, postgres: Server, seconds: float) -> tuple[float, float]:
-    """Processor time, as a part of a core, of a hub and of PostgreSQL while no command is sent."""
-    began, hub_before, postgres_before = time.monotonic(), hub.worked, postgres.worked
+async def idle_cost(seconds: float, *servers: Server) -> list[float]:
+    """Processor time, as a part of a core, of each of these servers while no command is sent."""
+    began, before = time.monotonic(), [server.worked for server in servers]
     await asyncio.sleep(seconds)
     lasted = time.monotonic() - began
-    return (hub.worked - hub_before) / lasted, (postgres.worked - postgres_before) / lasted
+    return [(server.worked - first) / lasted for server, first in zip(servers, before, strict=True)]
+
+
+class IdleCost(Struct):
+    """What connected devices cost that are only there, as parts of a core."""
+
+    memory: int
+    hub: float
+    other: float
+    postgres_hub: float
+    """PostgreSQL, for the hub that has the devices"""
+    postgres_other: float
+    """PostgreSQL, for each other hub"""
+
+
+async def idle_costs(
+    hub: Server, other: AbstractContextManager[Server], postgres: Server, waiting: list[Pair], seconds: float
+) -> IdleCost:
+    """Connect devices to one of two hubs, and measure what changes at each; then end the other hub."""
+    (alone,) = await idle_cost(seconds, postgres)
+    with contextlib.ExitStack() as two:
+        neighbour = two.enter_context(other)
+        await asyncio.sleep(SETTLING)
+        rest = await idle_cost(seconds, hub, neighbour, postgres)
+        memory = hub.memory
+        async with connected(hub, waiting):
+            grown = hub.memory - memory
+            await asyncio.sleep(SETTLING)
+            busy = await idle_cost(seconds, hub, neighbour, postgres)
+            two.close()
+            await asyncio.sleep(LEAVING)
+            (still,) = await idle_cost(seconds, postgres)
+    here, there, both = (max(0.0, after - first) for first, after in zip(rest, busy, strict=True))
+    single = max(0.0, still - alone)
+    return IdleCost(grown, here, there, single, max(0.0, both - single))
 
 
 async def run(*, quick: bool) -> tuple[MeasuredCosts, list[LoadCost]]:
     """Measure everything; returns the costs, and what a light, a middling and a heavy load have cost."""
-    seconds, devices, resting = (3.0, 1_000, 10.0) if quick else (10.0, 5_000, 40.0)
+    seconds, devices, resting = (3.0, 1_000, 10.0) if quick else (10.0, 5_000, 30.0)
     allow_many_files()
     with contextlib.ExitStack() as running:
         postgres = running.enter_context(postgres_server())
@@ -95,14 +132,9 @@ async def run(*, quick: bool) -> tuple[MeasuredCosts, list[LoadCost]]:
         root = running.enter_context(folder())
         talking, waiting = await accounts(root, APPS, devices, ledger=postgres.url)
         hub = running.enter_context(shared_hub(root / "hub", postgres.url))
-        memory, rest = hub.memory, await idle_cost(hub, postgres, resting)
-        async with connected(hub, waiting):
-            grown = hub.memory - memory
-            await asyncio.sleep(2)  # what connecting has caused is over
-            busy = await idle_cost(hub, postgres, resting)
+        idle = await idle_costs(hub, shared_hub(root / "other", postgres.url), postgres, waiting, resting)
         await asyncio.sleep(LEAVING)
         loads = [await cost_of(hub, postgres, talking, depth, seconds) for depth in DEPTHS]
-    each = [max(0.0, after - before) / devices * 1e6 for before, after in zip(rest, busy, strict=True)]
     light, _, heavy = loads
     costs = MeasuredCosts(
         hub_us=light.hub_us,
@@ -111,9 +143,11 @@ async def run(*, quick: bool) -> tuple[MeasuredCosts, list[LoadCost]]:
         commits=light.commits,
         rows=light.rows,
         stored_bytes=heavy.stored_bytes,
-        connection_kb=grown / devices / 1_000,
-        idle_us=each[0],
-        idle_postgres_us=each[1],
+        connection_kb=idle.memory / devices / 1_000,
+        idle_us=idle.hub / devices * 1e6,
+        idle_other_us=idle.other / devices * 1e6,
+        idle_postgres_us=idle.postgres_hub / devices * 1e6,
+        idle_postgres_other_us=idle.postgres_other / devices * 1e6,
     )
     return costs, loads
 
@@ -130,8 +164,10 @@ def show(costs: MeasuredCosts, loads: list[LoadCost], demand: Demand) -> None:
     print(f"  database, while remembered   {costs.stored_bytes:10.0f} bytes")
     print("measured, for each connected device:")
     print(f"  hub, memory                  {costs.connection_kb:10.1f} kB")
-    print(f"  hub, processor time          {costs.idle_us:10.1f} µs/s")
-    print(f"  PostgreSQL, processor time   {costs.idle_postgres_us:10.1f} µs/s")
+    print(f"  its hub, processor time      {costs.idle_us:10.2f} µs/s")
+    print(f"  PostgreSQL, for its hub      {costs.idle_postgres_us:10.2f} µs/s")
+    print(f"  each other hub               {costs.idle_other_us:10.2f} µs/s")
+    print(f"  PostgreSQL, for that hub     {costs.idle_postgres_other_us:10.2f} µs/s")
     print(
         f"at {heavy.rate:,.0f} a second: hub {heavy.hub_us:.0f} µs, PostgreSQL {heavy.postgres_us:.0f} µs, "
     )

@@ -1,9 +1,8 @@
 """What so many devices need, computed from what one command and one connection cost.
 
 The model: costs add up. A command costs the hub and PostgreSQL processor time and PostgreSQL writes; a
-connected device costs memory, and some processor time each second (heartbeats, and the looks of each hub at
-the registry). A hub has one core for its loop. A group of hubs reads the registry of its whole group, so that
-part grows with the devices of the group times its hubs, whichever hub holds them.
+connected device costs memory, and some processor time each second at its hub (heartbeats) and, much less, at
+each other hub of its group. A hub has one core for its loop.
 """
 
 from __future__ import annotations
@@ -34,9 +33,13 @@ class MeasuredCosts(Struct, frozen=True):
     connection_kb: float
     """memory of a hub for a connected device, kB"""
     idle_us: float
-    """processor time of a hub for a connected device, µs a second"""
+    """processor time of a hub for a device that is connected to it, µs a second"""
+    idle_other_us: float
+    """processor time of each other hub of the group for such a device, µs a second"""
     idle_postgres_us: float
-    """processor time of PostgreSQL for a connected device, µs a second and hub"""
+    """processor time of PostgreSQL for such a device and its hub, µs a second"""
+    idle_postgres_other_us: float
+    """processor time of PostgreSQL for such a device and each other hub, µs a second"""
 
 
 class Demand(Struct, frozen=True):
@@ -83,21 +86,21 @@ def between_of(light: tuple[float, float], heavy: tuple[float, float], commits: 
 
 
 def needs(costs: MeasuredCosts, demand: Demand, *, busy: float = 0.5) -> Needs:
-    """What a group needs if none of its hubs uses more than `busy` of its core. Each further hub reads the
-    registry once more, so the number of hubs is found by trying."""
+    """What a group needs if none of its hubs uses more than `busy` of its core. Each further hub costs
+    something for all devices, so the number of hubs is found by trying."""
     work = demand.rate * costs.hub_us * MICRO
     stored = demand.devices * demand.commands_an_hour * demand.remembered_hours * costs.stored_bytes
     hubs = 1
     while True:
-        looks = demand.devices * costs.idle_us * MICRO * hubs
+        looks = demand.devices * (costs.idle_us + costs.idle_other_us * (hubs - 1)) * MICRO
         if (work + looks) / hubs <= busy or hubs > 1_000:
             break
         hubs = max(hubs + 1, min(ceil((work + looks) / busy), 1_001))
+    idle = costs.idle_postgres_us + costs.idle_postgres_other_us * (hubs - 1)
     return Needs(
         rate=demand.rate,
         hub_cores=work + looks,
-        postgres_cores=(demand.rate * costs.postgres_us + demand.devices * costs.idle_postgres_us * hubs)
-        * MICRO,
+        postgres_cores=(demand.rate * costs.postgres_us + demand.devices * idle) * MICRO,
         memory_gb=demand.devices * costs.connection_kb * 1_000 / GB,
         wal_mb=demand.rate * costs.wal_bytes / 1e6,
         stored_gb=stored / GB,
@@ -110,7 +113,9 @@ def largest_group(
 ) -> int:
     """How many devices a group of so many hubs carries, each at most `busy`, with one hub to spare."""
     working = max(1, hubs - 1)
-    per_device = commands_an_hour / 3600 * peak * costs.hub_us / working + costs.idle_us
+    there = (working - 1) / working
+    per_device = (commands_an_hour / 3600 * peak * costs.hub_us + costs.idle_us) / working
+    per_device += costs.idle_other_us * there
     return int(busy / (per_device * MICRO))
 
 

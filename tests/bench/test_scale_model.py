@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 COSTS = MeasuredCosts(
     hub_us=150, postgres_us=90, wal_bytes=1_000, commits=0.2, rows=4, stored_bytes=400,
-    connection_kb=20, idle_us=5, idle_postgres_us=2,
+    connection_kb=20, idle_us=5, idle_other_us=0.5,
+    idle_postgres_us=2, idle_postgres_other_us=0.5,
 )  # fmt: skip
 demands = st.builds(
     Demand, devices=st.integers(1, 2_000_000), commands_an_hour=st.floats(0.1, 60), peak=st.floats(1, 10)

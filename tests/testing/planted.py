@@ -13,6 +13,7 @@ from duly.apps.gateway.remote_hubs import GatewayRemoteHubs
 from duly.apps.gateway.service import GatewayService
 from duly.apps.gateway.shared_deliveries import SharedDeliveries
 from duly.cluster import registry
+from duly.cluster.holder_changes import OwnChanges
 from duly.core import high_water as marks
 from duly.core import horizon as horizons
 from duly.core import inbox as inboxes
@@ -392,6 +393,17 @@ def a_late_goodbye_ends_the_next_session(patch: Patch) -> None:
     patch.setattr(registry.HubRegistry, "is_registered", lambda self, device: True)
 
 
+@breaks("holders_known")
+def moves_are_known_by_hints_alone(patch: Patch) -> None:
+    """No hub reads what the others have changed, and all hints of moves are lost."""
+
+    async def lose(self: GatewayRemoteHubs, devices: Any) -> None:
+        return None
+
+    patch.setattr(GatewayRemoteHubs, "_learn_moves", lose)
+    patch.setattr(OwnChanges, "note", lambda self, device: None)
+
+
 @breaks("given_up_by_its_hub")
 def silence_is_not_fenced(patch: Patch) -> None:
     """A hub that a device has left calls unanswered what the device is doing for another."""
@@ -436,6 +448,7 @@ PLANTED_BETWEEN_HUBS = planted(
     restores_what_is_others, follows_nothing, only_apps_are_followed, takes_what_is_others,
     no_attempt_fence, no_takeover,
     no_hub_ever_dies, an_old_goodbye_undoes_a_new_home, a_late_goodbye_ends_the_next_session,
+    moves_are_known_by_hints_alone,
     silence_is_not_fenced,
     a_fenced_hub_does_not_let_go, rings_are_the_only_way, ends_are_not_looked_for,
     revoked_elsewhere_is_allowed_here,

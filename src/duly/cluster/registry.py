@@ -6,7 +6,9 @@ its heartbeat, a counter in another bucket, increases; a hub whose heartbeat has
 seconds is dead. That is measured only by the watcher's own clock, so that no two clocks need to agree. While
 the ledger is unreachable no heartbeat can be seen, so no hub counts as dead.
 
-The registry in memory is a copy, at most a second or two old; where it matters the ledger is asked.
+The registry in memory is a copy, at most a second or two old; where it matters the ledger is asked. Once a
+second a hub reads what the hubs have changed (`duly.cluster.holder_changes`): a device that stays where it is
+costs nothing. It reads everything when a hub starts or dies, and every `WHOLE` seconds.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from collections import Counter
 from collections.abc import Collection
 from typing import Final
 
+from duly.cluster.holder_changes import OwnChanges, ReadChanges
+from duly.cluster.known_holders import KnownHolders, hub_of
 from duly.cluster.notifier import HintSender
-from duly.core.operations import DropItem, Group, PutItem, PutNewItem
+from duly.core.operations import DropItem, Group, PutItem, PutNewItem, Results, Write
 from duly.errors import LedgerUnavailable
 from duly.storage.ledger import Ledger
 
@@ -26,12 +30,16 @@ HUBS: Final = "hubs"
 """The bucket of heartbeats, by hub."""
 REGISTRY: Final = "registry"
 """The bucket of holders, by device."""
+CHANGES: Final = "registry changes"
+"""The bucket of announcements, by hub: the devices whose holder it has changed lately."""
 HELD: Final = "held"
 """The hint that this device has another holder, or none."""
 LAPSE: Final = 7.0
 """Seconds without a heartbeat until a hub counts as dead."""
 BLIND: Final = 3.0
 """Seconds without a refresh after which the age of a heartbeat is not known."""
+WHOLE: Final = 60.0
+"""Seconds after which the whole registry is read again, though nothing says that it has changed."""
 PROMPT: Final = 2.0
 """Seconds within which a registration is stored, unless the ledger is slow."""
 
@@ -48,13 +56,22 @@ class HubRegistry:
         self._ledger = ledger
         self._notifier = notifier
         self._hubs, self._registry, self.held = area + HUBS, area + REGISTRY, area + HELD
+        self._announcements = area + CHANGES
         self.me = ledger.worker
         self._name = name
         self._heartbeat = 0
         self._heartbeats: dict[str, tuple[bytes, float]] = {}
         """by hub: the last heartbeat, and when it was first seen"""
         self._refreshed = -BLIND
-        self._holders: dict[str, bytes] = {}
+        self._known = KnownHolders()
+        self._own = OwnChanges()
+        self._read = ReadChanges()
+        self._announced = b""
+        """what this hub announces in the ledger, as far as is known"""
+        self._whole = -WHOLE
+        """when the whole registry was last read"""
+        self._read_with: frozenset[str] | None = None
+        """the live hubs when the registry was last read; None: that failed"""
         self._mine: dict[str, bytes] = {}
         self._registering: Counter[str] = Counter()
         """devices that are being registered here, and how many registrations of each are under way"""
@@ -76,13 +93,13 @@ class HubRegistry:
 
     def is_held(self, device: str) -> bool:
         """Return whether a live hub holds a device, as far as is known."""
-        holder = self._holders.get(device)
-        return holder is not None and _hub_of(holder) in self.living
+        holder = self._known.get(device)
+        return holder is not None and hub_of(holder) in self.living
 
     def is_at_another(self, device: str) -> bool:
         """Return whether another live hub holds a device, as far as is known."""
-        holder = self._holders.get(device)
-        return holder is not None and _hub_of(holder) in self.living - {self.me}
+        holder = self._known.get(device)
+        return holder is not None and hub_of(holder) in self.living - {self.me}
 
     def is_registered(self, device: str) -> bool:
         """Return whether this hub has registered a device, or is about to."""
@@ -90,23 +107,21 @@ class HubRegistry:
 
     def may_be_lost(self, device: str) -> bool:
         """Return whether a device that was held here seems to be held by another hub now."""
-        return device in self._mine and self._holders.get(device) != self._mine[device]
+        return device in self._mine and self._known.get(device) != self._mine[device]
 
     def held_devices(self) -> list[str]:
         """Return the devices that live hubs hold, by name."""
-        living = self.living
-        return sorted(device for device, holder in self._holders.items() if _hub_of(holder) in living)
+        return sorted(self._known.at(self.living))
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
     async def refresh(self, also: Group = ()) -> list[str]:
         """Send a heartbeat, with what `also` is to be stored, and read the registry. Returns the devices that
         a dead hub held and no hub holds now; each is returned to one hub only."""
-        self._heartbeat += 1
-        beat = PutItem(self._hubs, self.me, f"{self._heartbeat} {self._name}".encode())
-        await self._ledger.write(beat, *also)
+        await self._announce(also)
         # In this order, so that a hub whose device is seen has already had a heartbeat.
-        holders, heartbeats = await self._ledger.bucket(self._registry), await self._ledger.bucket(self._hubs)
+        await self._read_holders()
+        heartbeats = await self._ledger.bucket(self._hubs)
         now = asyncio.get_running_loop().time()
         was_blind, self._refreshed = now - self._refreshed > BLIND, now
         before, self._heartbeats = self._heartbeats, {}
@@ -114,19 +129,49 @@ class HubRegistry:
             old = before.get(hub)
             same = old is not None and old[0] == heartbeat and not was_blind
             self._heartbeats[hub] = old if same and old is not None else (heartbeat, now)
-        self._holders = holders
         living = self.living
         for hub, heartbeat in heartbeats.items():
             if hub not in living:
-                await self._ledger.write(DropItem(self._hubs, hub, heartbeat))
-        lost = [(device, holder) for device, holder in holders.items() if _hub_of(holder) not in living]
+                await self._ledger.write(
+                    DropItem(self._hubs, hub, heartbeat), DropItem(self._announcements, hub)
+                )
+        lost = self._known.beside(living)
         return [device for device, holder in lost if await self._drop(device, holder)]
+
+    async def _announce(self, also: Group) -> None:
+        """Write a heartbeat with these operations, and what this hub has changed, if that is new."""
+        self._heartbeat += 1
+        beat = PutItem(self._hubs, self.me, f"{self._heartbeat} {self._name}".encode())
+        said = self._own.announcement()
+        if said == self._announced:
+            await self._ledger.write(beat, *also)
+            return
+        self._announced = b""  # it is not known until the write is over
+        await self._ledger.write(beat, *also, PutItem(self._announcements, self.me, said))
+        self._announced = said
+
+    async def _read_holders(self) -> None:
+        """Read the holders that may have changed since the last call, or all."""
+        now, living, before = asyncio.get_running_loop().time(), self.living, self._read_with
+        self._read_with = None
+        announced = await self._ledger.bucket(self._announcements)
+        if announced.pop(self.me, b"") != self._announced:
+            self._announced = b""  # another hub took this one for dead: announce it again
+        changed = self._read.compare(announced, living - {self.me})
+        doubted = self._known.take_doubted()
+        if changed is None or living != before or now - self._whole >= WHOLE:
+            self._known.replace(await self._ledger.bucket(self._registry))
+            self._whole = now
+        elif names := sorted(changed | doubted):
+            found = await self._ledger.items([(self._registry, name) for name in names])
+            self._known.update(dict(zip(names, found, strict=True)))
+        self._read_with = living
 
     async def look_up(self, device: str) -> bool:
         """Ask the ledger whether a live hub holds a device."""
         holder = await self._ledger.item(self._registry, device)
         if holder is None:
-            self._holders.pop(device, None)
+            self._known.learn(device, None)
         else:
             self._learn(device, holder)
         return self.is_held(device)
@@ -134,8 +179,8 @@ class HubRegistry:
     def _learn(self, device: str, holder: bytes) -> None:
         """Note a device's holder. An unknown hub has just started; if it is dead instead, the next refresh
         shows that."""
-        self._holders[device] = holder
-        self._heartbeats.setdefault(_hub_of(holder), (b"", asyncio.get_running_loop().time()))
+        self._known.learn(device, holder)
+        self._heartbeats.setdefault(hub_of(holder), (b"", asyncio.get_running_loop().time()))
 
     async def meet(self, hubs: Collection[str]) -> None:
         """Read which hubs have started since the last refresh; a hub that has just started is alive."""
@@ -169,11 +214,11 @@ class HubRegistry:
     async def _replace(self, device: str, holder: bytes) -> bytes | None:
         """Replace the present holder by a new one, and return the old one."""
         loop = asyncio.get_running_loop()
-        began, before = loop.time(), self._holders.get(device)
+        began, before = loop.time(), self._known.get(device)
         put = PutNewItem(self._registry, device, holder)
         while True:
             old = () if before is None else (DropItem(self._registry, device, before),)
-            if (await self._ledger.write(*old, put)).of(put):
+            if (await self._change(device, *old, put)).of(put):
                 return before
             before = await self._ledger.item(self._registry, device)
             if before is not None and loop.time() - began > PROMPT:
@@ -191,11 +236,12 @@ class HubRegistry:
             return True  # in a moment
         ours = await self._ledger.item(self._registry, device) == mine
         if not ours:
-            ours = await self._ledger.apply(PutNewItem(self._registry, device, mine))
+            put = PutNewItem(self._registry, device, mine)
+            ours = (await self._change(device, put)).of(put)
         if self._mine.get(device) != mine:
             return True  # it left meanwhile, or came again
         if ours:
-            self._holders[device] = mine
+            self._known.learn(device, mine)
         else:
             del self._mine[device]
         return ours
@@ -204,7 +250,8 @@ class HubRegistry:
         """Register a device that is here but not registered, because an earlier session's end removed the
         registration. Returns whether no other hub has it."""
         holder = self._new_holder()
-        new = await self._ledger.apply(PutNewItem(self._registry, device, holder))
+        put = PutNewItem(self._registry, device, holder)
+        new = (await self._change(device, put)).of(put)
         if new:
             self._settle(device, holder)
         return new or self.is_registered(device)
@@ -215,11 +262,11 @@ class HubRegistry:
         there = await self._ledger.item(self._registry, device)
         if there is not None:
             self._learn(device, there)
-            if _hub_of(there) == self.me:  # claimed before and not served, or not known to be stored
+            if hub_of(there) == self.me:  # claimed before and not served, or not known to be stored
                 self._claimed.add(device)
                 self._settle(device, there)
                 return True
-            if _hub_of(there) in self.living:
+            if hub_of(there) in self.living:
                 return False
         holder = self._new_holder()
         old = () if there is None else (DropItem(self._registry, device, there),)
@@ -227,7 +274,7 @@ class HubRegistry:
         self._claimed.add(device)
         try:
             put = PutNewItem(self._registry, device, holder)
-            won = (await self._ledger.write(*old, put)).of(put)
+            won = (await self._change(device, *old, put)).of(put)
         finally:
             if not won:
                 self._claimed.discard(device)
@@ -248,32 +295,39 @@ class HubRegistry:
     async def drop_absent(self, here: Collection[str]) -> None:
         """Drop the devices that this hub holds in the ledger and that are not here: a session may end before
         its registration is known to be stored."""
-        for device, holder in list(self._holders.items()):
+        for device in self._known.at([self.me]):
+            holder = None if device in here else self._known.get(device)
             coming = device in self._registering or device in self._claimed
-            if _hub_of(holder) == self.me and device not in here and not coming:
+            if holder is not None and hub_of(holder) == self.me and not coming:
                 self._mine.pop(device, None)
                 await self._drop(device, holder)
 
     async def leave(self) -> None:
         """Announce that this hub stops, so that the others need not wait for its heartbeat."""
-        await self._ledger.write(DropItem(self._hubs, self.me))
+        await self._ledger.write(DropItem(self._hubs, self.me), DropItem(self._announcements, self.me))
         self._notifier.hint(self.held)
 
     def _new_holder(self) -> bytes:
         return f"{self.me}/{secrets.token_hex(4)}".encode()
 
     def _settle(self, device: str, holder: bytes) -> None:
-        self._holders[device] = self._mine[device] = holder
+        self._mine[device] = holder
+        self._known.learn(device, holder)
         self._notifier.hint(self.held, device)
 
     async def _drop(self, device: str, holder: bytes) -> bool:
-        gone = await self._ledger.apply(DropItem(self._registry, device, holder))
-        if self._holders.get(device) == holder:
-            del self._holders[device]
+        drop = DropItem(self._registry, device, holder)
+        gone = (await self._change(device, drop)).of(drop)
+        if self._known.get(device) == holder:
+            self._known.learn(device, None)
         if gone:
             self._notifier.hint(self.held, device)
         return gone
 
-
-def _hub_of(holder: bytes) -> str:
-    return holder.partition(b"/")[0].decode()
+    async def _change(self, device: str, *writes: Write) -> Results:
+        """Change the holder of a device. A write that failed may have been carried out."""
+        try:
+            return await self._ledger.write(*writes)
+        finally:
+            self._own.note(device)
+            self._known.doubt(device)

@@ -50,6 +50,8 @@ SURE: Final = 0.25
 """Seconds after which every hub has to know where a device is connected."""
 RECOVERY: Final = 3.0
 """Seconds after a hang for which a hub is not judged."""
+KNOWN: Final = 4.0
+"""Seconds after which every hub has read where a device is, though all hints were lost."""
 ASKED: Final = 0.15
 """The share of commands whose outcome a request also waits for."""
 
@@ -113,6 +115,8 @@ class MultiHubLog(WorldLog):
         """when the hub of a device was removed from the registry"""
         self.registrations: list[tuple[float, str, str]] = []
         """when a device was registered, and at which hub"""
+        self.misjudged: list[str] = []
+        """what hubs that were well did not know of devices seconds after it had been stored"""
         self.seized: list[bytes] = []
         """messages that a hub without their device took from a living one"""
         self.requests: list[OutcomeRequest] = []
@@ -132,11 +136,13 @@ class MultiHub(GatewayHub):
     def __init__(self, world: MultiHubWorld, name: str, skew: int) -> None:
         super().__init__(world, name, skew)
         self._hung: list[tuple[float, float]] = []
+        self._began = 0.0
 
     async def begin(self) -> None:
         """Start a hub that shares its ledger, and polls it."""
         self.ledger.sole = False
         await super().begin()
+        self._began = asyncio.get_running_loop().time()
         self.spawn(self._poll())
 
     async def open_accounts(self, devices: list[str], apps: list[str]) -> OpenAccounts:
@@ -213,6 +219,10 @@ class MultiHub(GatewayHub):
         """Return whether the hub did not hang in this time, nor shortly before."""
         return not any(begun < until and since < ended + RECOVERY for begun, ended in self._hung)
 
+    def served(self, since: float) -> bool:
+        """Return whether the hub has served since then."""
+        return self._began < since
+
 
 class RoamingDevice(GatewayDevice):
     """A device whose handlers are sometimes so slow that it changes hubs meanwhile."""
@@ -266,11 +276,31 @@ class MultiHubWorld(GatewayWorld):
                 log.usurped.append(ref.key)
             case w.PutNewItem(bucket="registry", name=device), True:
                 log.registrations.append((self.loop.time(), device, node.name))
+                self.loop.call_later(KNOWN, self._compare_holders, device, self.loop.time())
             case w.DropItem(bucket="registry", name=device), True:
                 log.unregistered.append((self.loop.time(), device))
+                self.loop.call_later(KNOWN, self._compare_holders, device, self.loop.time())
             case w.DropItem(bucket="grants"), True:
                 self._guest.revoked()
         super().committed(self.nodes["hub"] if isinstance(node, MultiHub) else node, disk, write, result)
+
+    def _compare_holders(self, device: str, since: float) -> None:
+        """Note what hubs that were well since do not know of a device, unless it changed again meanwhile."""
+        log, now = self.hubs_log, self.loop.time()
+        changes = [*((at, who) for at, who, _ in log.registrations), *log.unregistered]
+        if any(at > since and who == device for at, who in changes):
+            return
+        well = [
+            hub for hub in self.hubs() if hub.ready and hub.served(since) and hub.well(since - LAPSE, now)
+        ]
+        holder = well[0].disk.buckets.get(REGISTRY, {}).get(device, b"") if well else b""
+        where = [hub for hub in well if holder.startswith(hub.ledger.worker.encode() + b"/")]
+        if holder and not where:
+            return  # its hub may be dead
+        for hub in well:
+            said = hub.gateway.remote.holds(device), hub.gateway.remote.is_at_another_hub(device)
+            if said != (bool(where), bool(where) and hub not in where):
+                log.misjudged.append(f"{hub.name} does not know where {device} is, {now - since:.0f} s later")
 
     def _is_seizure(self, node: SimProcess, take: w.Take) -> bool:
         """Return whether a hub begins an attempt that belongs to another, living hub, though it does not have
@@ -346,6 +376,12 @@ def registered(world: MultiHubWorld) -> Iterator[Finding]:
             yield f"{stay.device} is connected to {stay.hub.name}, and registered at no hub", b""
 
 
+def holders_known(world: MultiHubWorld) -> Iterator[Finding]:
+    """[P5] Every hub that is well knows within seconds which hub a device is at, though hints are lost."""
+    for finding in world.hubs_log.misjudged:
+        yield finding, b""
+
+
 def given_up_by_its_hub(world: MultiHubWorld) -> Iterator[Finding]:
     """[P5] Only the hub that made the newest attempt may give it up as unanswered."""
     for key in world.hubs_log.usurped:
@@ -373,6 +409,7 @@ MULTI_HUB_CHECKERS: Final[tuple[Checker[MultiHubWorld], ...]] = (
     pushes_kept,
     reachable,
     registered,
+    holders_known,
     given_up_by_its_hub,
     attempts_not_seized,
     requests_answered,
