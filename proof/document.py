@@ -72,6 +72,12 @@ ROWS: Final[tuple[tuple[str, str, str, str], ...]] = (
     ),
     ("hostile", "hostile input", "hostile inputs: crashes 0, hangs 0", "恶意输入：崩溃 0、卡死 0"),
     (
+        "hostile",
+        "watched for leaks",
+        "… of which with a watch over the memory and descriptors of what read them: leaks 0",
+        "……其中同时监视读取者内存与描述符的：泄漏 0",
+    ),
+    (
         "soak",
         "soaked seconds",
         "seconds of mixed load: memory, descriptors, threads, tasks, journal and disk flat",
@@ -111,14 +117,17 @@ def table(language: str, results: Mapping[str, PartResult]) -> str:
 
 
 def measured(language: str, found: PartResult, what: str) -> str:
-    """Return when a figure was measured, and at which commit; how much at each, where there are several."""
+    """Return when a figure was measured, and at which commit; how much at each, where there are several. Runs
+    that did not count it, as older ones did not, are left out."""
     at: dict[tuple[str, str], int] = {}
-    for run in sorted(found.runs, key=lambda run: run.date):
+    runs = [run for run in found.runs if what in run.counts]
+    for run in sorted(runs, key=lambda run: run.date):
         place = f"`{run.commit}`" + (GONE[language] if run.unreachable else "")
-        at[run.date[:10], place] = at.get((run.date[:10], place), 0) + run.counts.get(what, 0)
+        at[run.date[:10], place] = at.get((run.date[:10], place), 0) + run.counts[what]
     alone = len(at) == 1
     said = [f"{day}, {place}" + ("" if alone else f": {many:,}") for (day, place), many in at.items()]
-    some = SOME[language].format(found.steps, found.of) if found.steps < found.of else ""
+    steps = sum(len(run.steps) for run in runs)
+    some = SOME[language].format(steps, found.of) if steps < found.of else ""
     return "; ".join(said) + some
 
 

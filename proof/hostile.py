@@ -1,9 +1,10 @@
 """Throws hostile bytes at every decoder: `python -m proof.hostile KIND CASES [SEED]`.
 
 A case is a sound message that was cut, stretched, spliced with another, or had bytes and bits changed. The
-law: a decoder takes it or refuses it with an error of ours, at once. Anything else ends the program with the
-case and how to replay it. A decoder that does not come back at all is ended by the operating system, in
-whatever language it was written. What was tried is counted.
+law: a decoder takes it or refuses it with an error of ours, at once, and keeps nothing of it. Anything else
+ends the program with the case and how to replay it. A decoder that does not come back at all is ended by the
+operating system, in whatever language it was written. What was tried is counted, and after how much of it the
+process held neither more memory nor more descriptors than before; the first thousand cases warm it up.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from duly.transports.mqtt import packets
 from duly.wire import fd, frames
 from duly.wire.fd import FdKind
 from proof.counts import count
+from proof.leaks import held, leaked
 
 AT_ONCE: Final = 1_000
 """Cases that are made and tried together."""
@@ -124,13 +126,18 @@ def attack(kind: str, cases: int, seed: int) -> None:
         _attack(kind, cases, seed)
     finally:  # the timer would end whatever the process does next
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    count("hostile input", cases, f"python -m proof.hostile {kind} {cases} {seed}")
+    replay = f"python -m proof.hostile {kind} {cases} {seed}"
+    count("hostile input", cases, replay)
+    count("watched for leaks", max(0, cases - AT_ONCE), replay)
 
 
 def _attack(kind: str, cases: int, seed: int) -> None:
     sound, read = KINDS[kind]
     replay = f"replay: python -m proof.hostile {kind} {cases} {seed}"
+    before = None
     for part in range(0, cases, AT_ONCE):
+        if part == AT_ONCE:
+            before = held()
         signal.setitimer(signal.ITIMER_VIRTUAL, STUCK)
         rng = Random(f"{kind} {seed} {part}")
         for _ in range(min(AT_ONCE, cases - part)):
@@ -144,6 +151,8 @@ def _attack(kind: str, cases: int, seed: int) -> None:
                 sys.exit(f"{kind}: {raw!r} raised {problem!r}; {replay}")
             if time.process_time() - began > SLOW:
                 sys.exit(f"{kind}: {raw!r} took more than {SLOW} s; {replay}")
+    if before is not None and (more := leaked(before)):
+        sys.exit(f"{kind}: {more} after {cases:,} cases; {replay}")
 
 
 if __name__ == "__main__":

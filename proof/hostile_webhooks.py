@@ -3,7 +3,7 @@
 A receiver on loopback answers each attempt with a sound HTTP answer that was cut, stretched, spliced with
 another, or had bytes and bits changed; it may also close before it has read, or send bodies that never end.
 The law: an attempt ends in one of the ways that a tower knows (it arrived, was declined, was not sent, is in
-doubt), soon, and takes no memory with it. What was tried is counted.
+doubt), soon, and leaves neither memory nor a descriptor behind. What was tried is counted.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, NotSent
 from proof.counts import count
 from proof.hostile import spoil
+from proof.leaks import descriptors
 
 AT_ONCE: Final = 64
 """Attempts that are under way together, over one channel and its connections."""
@@ -108,6 +109,7 @@ async def attempt(channel: WebhookChannel, n: int) -> None:
 async def attack(cases: int, seed: int) -> None:
     """Try so many answers."""
     webhook.SECONDS = PATIENCE  # type: ignore[misc]
+    open_before = descriptors()
     receiver = HostileReceiver(f"webhooks {seed}")
     server = await receiver.start()
     channel = WebhookChannel(receiver.url, "", DoubtPolicy.REPEAT, private=True)
@@ -121,6 +123,9 @@ async def attack(cases: int, seed: int) -> None:
     finally:
         await channel.close()
         server.close()
+    async with asyncio.timeout(SLOW):  # the receiver closes its ends when it is next asked
+        while descriptors() > open_before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     count("hostile input", cases, f"python -m proof.hostile_webhooks {cases} {seed}")
 
 

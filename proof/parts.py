@@ -33,6 +33,17 @@ KILLS: Final = tuple(
     )
 )  # fmt: skip
 FAULTS: Final = "tests/end_to_end/test_faults.py"
+FAULTS_OF: Final = {
+    "a hub stands still": "test_a_hub_that_stands_still_for_a_while",
+    "a database stands still": "test_a_database_that_stands_still_for_a_while",
+    "a full disk": "test_a_disk_that_is_full_and_then_is_not",
+    "a failed flush": "test_a_flush_that_fails",
+    "a slow disk": "test_a_slow_disk",
+    "a clock that is set": "test_a_clock_that_is_set",
+    "a cut network": "test_a_network_cut_between_a_hub_and_its_database",
+    "a bad network": "test_a_network_that_drops_repeats_and_reorders",
+}
+"""The tests of `FAULTS`, by the name of the fault."""
 FLOOD: Final = "tests/end_to_end/test_flood.py"
 COUNTED: Final = (
     *KILLS, FAULTS, FLOOD, "tests/end_to_end/test_power_loss.py", "tests/end_to_end/test_soak.py",
@@ -82,7 +93,7 @@ def parts(*, short: bool) -> list[Part]:
         Part("faults", ("faults", messages), tuple(_faults(short=short))),
         Part("flood", ("faults", messages), tuple(_flood(1, 5_000) if short else _flood(21, 50_000))),
         Part("power", ("power losses", messages), tuple(_power(1, 5) if short else _power(20, 25))),
-        Part("hostile", ("hostile input",), tuple(_hostile(short=short))),
+        Part("hostile", ("hostile input", "watched for leaks"), tuple(_hostile(short=short))),
         Part("soak", ("soaked seconds", messages), (_soak(20 if short else 1_800),), adds=False),
         Part("others", (), tuple(_others(short=short))),
     ]
@@ -140,7 +151,8 @@ def _faults(*, short: bool) -> Iterator[Step]:
         return
     for seed in range(7):
         sizes = {"DULY_FAULTS": "10", "DULY_FAULT_COMMANDS": "500", "DULY_FAULT_SEED": str(seed)}
-        yield _all_cores(f"one after the other, {seed}", FAULTS, **sizes)
+        for fault, test in FAULTS_OF.items():
+            yield _pytest(f"{fault}, {seed}", f"{FAULTS}::{test}", **sizes)
 
 
 def _flood(times: int, messages: int) -> Iterator[Step]:

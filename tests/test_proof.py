@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
+import os
 import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from proof.__main__ import StepFailed, prove
 from proof.counts import total
-from proof.hostile import KINDS, attack
-from proof.parts import COUNTED, PYTHON, Part, Step, parts
+from proof.hostile import FRAMES, KINDS, attack
+from proof.parts import COUNTED, FAULTS, FAULTS_OF, PYTHON, Part, Step, parts
 from proof.record import ROOT, PublishedRun
 
 from duly.apps.alerts.channels import webhook
 from proof import document, hostile, hostile_webhooks, record
 
 COUNT = "import proof.counts as c; c.count('cases', 3); c.count('cases', 4)"
+
+LIBC = ctypes.CDLL(None)
+LIBC.malloc.restype = ctypes.c_void_p
+LIBC.malloc.argtypes = [ctypes.c_size_t]
 
 ENVIRONMENT = re.compile(r"DULY_[A-Z_]+=\w+")
 
@@ -92,7 +101,12 @@ def test_what_is_printed_to_replay_a_step_is_what_was_run(out: Path) -> None:
             assert words == [*named, PYTHON, *step.command[1:]]
             assert all(ENVIRONMENT.fullmatch(word) for word in named)
         paths = [word for step in part.steps for word in step.command if word.startswith("tests/")]
-        assert all((ROOT / path).exists() for path in paths)
+        assert all((ROOT / path.partition("::")[0]).exists() for path in paths)
+
+
+def test_every_fault_has_its_steps() -> None:
+    tests = re.findall(r"^async def (test_\w+)", (ROOT / FAULTS).read_text(), re.MULTILINE)
+    assert sorted(tests) == sorted(FAULTS_OF.values())
 
 
 def test_a_step_that_fails_says_how_to_replay_it(out: Path) -> None:
@@ -126,6 +140,15 @@ def test_runs_of_several_commits_are_added_up_and_each_names_its_commit(results:
     said = document.measured("en", flood, "messages under faults")
     gone = document.GONE["en"]
     assert said == f"2026-11-20, `{here}`: 100; 2026-11-20, `bbb`{gone}: 200, 2 of 21 steps"
+
+
+def test_a_run_that_did_not_count_a_figure_is_not_named_beside_it(results: Path) -> None:
+    every = parts(short=False)
+    record.publish(every, [run_of("hostile", "fd, 0", hostile_input=9)])
+    later = run_of("hostile", "fd, 1", commit="bbb", hostile_input=9, watched_for_leaks=8)
+    record.publish(every, [later])
+    said = document.measured("en", record.results()["hostile"], "watched for leaks")
+    assert said == f"2026-11-20, `bbb`{document.GONE['en']}, 1 of 53 steps"
 
 
 def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:
@@ -204,7 +227,7 @@ def test_hostile_input_is_refused_by_an_error_of_ours(
 ) -> None:
     monkeypatch.setenv("DULY_PROOF_COUNTS", str(tmp_path / "counts"))
     attack(kind, 2_000, seed=0)
-    assert total(tmp_path / "counts") == {"hostile input": 2_000}
+    assert total(tmp_path / "counts") == {"hostile input": 2_000, "watched for leaks": 1_000}
 
 
 async def test_hostile_answers_of_webhooks_end_in_ways_that_a_tower_knows(
@@ -234,6 +257,73 @@ def test_a_decoder_with_another_error_is_caught(monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(SystemExit, match=r"UnicodeDecodeError.*replay: python -m proof.hostile careless"):
         attack("careless", 2_000, seed=0)
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0), "it would end a later test"
+
+
+def _keeps(raw: bytes, kept: list[object] = []) -> None:  # noqa: B006
+    kept.append(raw)
+
+
+@functools.cache
+def _remembers(raw: bytes) -> bytes:
+    return raw[::-1]
+
+
+def _grows(raw: bytes, kept: bytearray = bytearray()) -> None:  # noqa: B008
+    kept.extend(raw * 40)
+
+
+def _allocates(raw: bytes) -> None:
+    """As a library in C does, behind Python's back."""
+    ctypes.memset(LIBC.malloc(1 << 14), 1, 1 << 14)
+
+
+OPENED: list[int] = []
+
+
+def _opens(raw: bytes) -> None:
+    if raw.startswith(b"x" * 400):  # one case in some hundred
+        OPENED.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+
+
+@pytest.mark.parametrize(
+    ("leaky", "what"),
+    [
+        (_keeps, "blocks more"), (_remembers, "blocks more"), (_grows, "resident bytes more"),
+        (_allocates, "resident bytes more"), (_opens, "descriptors more"),
+    ],
+)  # fmt: skip
+def test_a_decoder_that_leaks_is_caught(
+    leaky: Callable[[bytes], object], what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DULY_PROOF_COUNTS", str(tmp_path / "counts"))
+    monkeypatch.setitem(KINDS, "leaky", ([b"x" * 50], leaky))
+    said = f"{what}.* after 4,000 cases; replay: python -m proof.hostile leaky"
+    with pytest.raises(SystemExit, match=said):
+        attack("leaky", 4_000, seed=0)
+    assert total(tmp_path / "counts") == {}, "nothing is counted as watched"
+    while OPENED:
+        os.close(OPENED.pop())
+
+
+def test_a_decoder_that_remembers_a_bounded_number_does_not_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    bounded = functools.lru_cache(4_096)(_remembers.__wrapped__)
+    monkeypatch.setitem(KINDS, "bounded", (FRAMES, bounded))
+    attack("bounded", 6_000, seed=0)
+
+
+async def test_a_channel_that_keeps_its_connections_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[socket.socket] = []
+
+    async def careless(self: webhook.WebhookChannel, notification: object) -> None:
+        left.append(socket.socket())
+
+    monkeypatch.setattr(webhook, "SECONDS", webhook.SECONDS)
+    monkeypatch.setattr(hostile_webhooks, "SLOW", 0.2)
+    monkeypatch.setattr(webhook.WebhookChannel, "send", careless)
+    with pytest.raises(TimeoutError):
+        await hostile_webhooks.attack(3, seed=0)
+    for each in left:
+        each.close()
 
 
 def test_a_slow_decoder_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

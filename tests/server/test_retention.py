@@ -18,9 +18,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from duly.apps.alerts.alert_queries import STATUSES
 from duly.apps.alerts.archive import ALERTS, Archive
 from duly.apps.alerts.model import AlertState
-from duly.apps.alerts.operations import STATUSES, AlertOperations
+from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.profiles import Profiles
 from duly.core.lifecycle import State
 from duly.core.messages import Message

@@ -327,6 +327,21 @@ async def test_a_delivery_exists_once_per_channel_recipient_and_round(ledger: Le
     assert {d.ref for d in await ledger.deliveries(m.key)} == {ref, *others}
 
 
+async def test_the_deliveries_of_many_messages_are_those_of_each(ledger: Ledger) -> None:
+    messages = [message(n) for n in range(4)]
+    refs = [
+        w.DeliveryRef(messages[n].key, "mail", who, round_)
+        for n, who, round_ in ((2, "eve", 1), (0, "eve", 0), (2, "bob", 0), (2, "eve", 0))
+    ]
+    await ledger.write(*(admit(m) for m in messages), *(w.Deliver(ref, 3) for ref in refs))
+    keys = [m.key for m in messages]
+    unknown = key_of("nobody", "1700000000000_9")
+    found = await ledger.deliveries_of([*keys, unknown])
+    assert found == {key: await ledger.deliveries(key) for key in (*keys, unknown)}
+    assert [len(found[key]) for key in keys] == [1, 0, 3, 0]
+    assert await ledger.deliveries_of([]) == {}
+
+
 async def test_claims_take_what_is_due_oldest_first_and_number_the_attempt(ledger: Ledger) -> None:
     refs = []
     for n, due in enumerate([30, 10, 20, 99]):
@@ -427,6 +442,21 @@ async def test_a_stream_numbers_its_entries_without_gaps_under_concurrency(ledge
     assert [e.n for e in entries] == [46, 47, 48, 49, 50]
     assert await ledger.extent("conv") == StreamRange(1, 50)
     assert [e.n for e in await ledger.entries("conv", limit=3)] == [1, 2, 3]
+
+
+async def test_the_newest_entries_of_many_streams_are_those_of_each(ledger: Ledger) -> None:
+    await ledger.write(
+        *(w.AppendEntry("long", b"%d" % n, n) for n in range(7)), w.AppendEntry("short", b"x", 9)
+    )
+    await ledger.write(w.AppendEntry("trimmed", b"y", 1))
+    await ledger.trim("trimmed", 1)
+    asked = ["short", "long", "trimmed", "unknown"]
+    newest = await ledger.newest_entries(asked, 3)
+    assert newest == {"long": await ledger.entries("long", 4), "short": await ledger.entries("short")}
+    assert [entry.body for entry in newest["long"]] == [b"4", b"5", b"6"]
+    assert [entry.n for entry in (await ledger.newest_entries(["long"]))["long"]] == [7]
+    assert await ledger.newest_entries([]) == {}
+    assert await ledger.lasts(asked) == {"long": 7, "short": 1, "trimmed": 1}
 
 
 async def test_trimming_keeps_the_numbers_and_shows_the_gap(ledger: Ledger) -> None:
@@ -837,6 +867,21 @@ async def test_how_readers_stand_is_asked_at_once(ledger: Ledger) -> None:
         StreamPosition(0, None),
     ]
     assert await ledger.standing([]) == []
+
+
+async def test_entries_of_many_streams_are_asked_at_once(ledger: Ledger) -> None:
+    await ledger.write(*(w.AppendEntry("a", b"%d" % n, n, b"key") for n in (1, 2, 3)))
+    await ledger.write(w.AppendEntry("b", b"b", 1), w.AppendEntry("c", b"c", 1))
+    asked = [("c", 0), ("a", 1), ("none", 0), ("b", 1), ("a", 0)]
+    found = await ledger.entries_after(asked, 2)
+    assert [[(e.n, e.body, e.at, e.key) for e in page] for page in found] == [
+        [(1, b"c", 1, b"")],
+        [(2, b"2", 2, b"key"), (3, b"3", 3, b"key")],
+        [],
+        [],
+        [(1, b"1", 1, b"key"), (2, b"2", 2, b"key")],
+    ]
+    assert await ledger.entries_after([]) == []
 
 
 # ── alerts, and forgetting with care ─────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ from collections.abc import Collection
 from typing import Final
 
 from duly.cluster.notifier import HintSender
-from duly.core.operations import DropItem, PutItem, PutNewItem
+from duly.core.operations import DropItem, Group, PutItem, PutNewItem
 from duly.errors import LedgerUnavailable
 from duly.storage.ledger import Ledger
 
@@ -99,11 +99,12 @@ class HubRegistry:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
-    async def refresh(self) -> list[str]:
-        """Send a heartbeat and read the registry. Returns the devices that a dead hub held and no hub holds
-        now; each is returned to one hub only."""
+    async def refresh(self, also: Group = ()) -> list[str]:
+        """Send a heartbeat, with what `also` is to be stored, and read the registry. Returns the devices that
+        a dead hub held and no hub holds now; each is returned to one hub only."""
         self._heartbeat += 1
-        await self._ledger.write(PutItem(self._hubs, self.me, f"{self._heartbeat} {self._name}".encode()))
+        beat = PutItem(self._hubs, self.me, f"{self._heartbeat} {self._name}".encode())
+        await self._ledger.write(beat, *also)
         # In this order, so that a hub whose device is seen has already had a heartbeat.
         holders, heartbeats = await self._ledger.bucket(self._registry), await self._ledger.bucket(self._hubs)
         now = asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from duly.apps.alerts import operations
+from duly.apps.alerts import alert_queries
 from duly.apps.alerts import verbs as alert_verbs
 from duly.apps.alerts.heartbeats import CHECK_SECONDS as HEARTBEAT_SECONDS
 from duly.apps.alerts.service import AlertService
@@ -327,7 +327,7 @@ class Hub:
         alerts, following = await self.alerts.operations.page(
             standing=standing, sentinel=sentinel, limit=limit, before=before, since=since
         )
-        return [operations.show(alert) for alert in alerts], following
+        return [alert_queries.show(alert) for alert in alerts], following
 
     async def show_alert(self, key: bytes) -> dict[str, object] | None:
         """One alert; None if the ledger has none of this key."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from duly.apps.alerts.alert_queries import CHANNEL
 from duly.apps.alerts.archive import Archive
-from duly.apps.alerts.operations import CHANNEL
 from duly.apps.gateway.admission import CHUNK_HORIZON
 from duly.apps.gateway.control_policy import ControlPolicy
 from duly.apps.gateway.policy import GatewayPolicy

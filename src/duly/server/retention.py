@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import Final
 
+from duly.apps.alerts.alert_queries import show, show_forgotten
 from duly.apps.alerts.archive import ALERTS, DELIVERIES, Archive
-from duly.apps.alerts.operations import AlertOperations, show, show_forgotten
+from duly.apps.alerts.operations import AlertOperations
 from duly.core.monitor.signals import EVENT
 from duly.core.operations import RaiseMark
 from duly.core.units import MS

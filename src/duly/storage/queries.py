@@ -142,6 +142,10 @@ class LedgerQueries(StreamQueries, ItemQueries):
     async def deliveries(self, key: bytes) -> list[Delivery]:
         """Return the deliveries of a message, by channel, recipient and round."""
 
+    async def deliveries_of(self, keys: Collection[bytes]) -> dict[bytes, list[Delivery]]:
+        """Return the deliveries of each of these messages, as `deliveries` does."""
+        return {key: await self.deliveries(key) for key in keys}
+
     @abstractmethod
     async def refusals(self, limit: int = 100, *, of: tuple[str, str] | None = None) -> list[Refusal]:
         """Return the latest refusals, newest first; with `of`, those under one (scope, id)."""

@@ -12,10 +12,11 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
+from duly.apps.gateway.device_list import HEARD
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
 from duly.core.operations import Admit, Advance
-from duly.core.units import HOUR
+from duly.core.units import HOUR, MS
 from duly.server.dashboard.visitors import DashboardRole
 from tests.end_to_end.many import LocalCluster, until
 from tests.guard import GUARD
@@ -108,6 +109,33 @@ async def test_a_command_for_a_device_at_the_other_hub_has_one_timeline(
     steps = {(step["what"], step.get("hub", "")) for step in here["timeline"]}
     assert ("fresh", cluster.hubs[0].name) in steps
     assert ("sent", cluster.hubs[1].name) in steps
+
+
+async def test_an_answer_shows_at_the_other_hub_that_the_device_was_heard(
+    cluster: LocalCluster, ann: ClusterVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a write for each answer: the hub that heard it stores it with its heartbeat."""
+    monkeypatch.setattr("duly.apps.gateway.device_list.STORED_EVERY", 0)
+    await until(lambda: all(len(hub.gateway.remote.hubs) == 2 for hub in cluster.hubs))
+    async with cluster.join(1, "lock") as lock:
+        await cluster.known("lock")
+        asked = cluster.hubs[0].ledger.clock.now() // MS
+        wanted = {"id": mint(), "device": "lock", "type": "lock_control", "data": "{}"}
+        assert (await ann.act(0, "command.send", **wanted))[1]["server_ack"]["code"] == 0
+        await lock.ack(await lock.hear())
+        async with asyncio.timeout(GUARD):
+            while (await ann.get(0, "/device.json", name="lock"))["last_heard"] < asked:
+                await asyncio.sleep(0.01)
+        for hub in range(2):
+            heads = {"Authorization": f"Bearer {cluster.tokens['phone']}"}
+            _, listed = await ann.ask(hub, "GET", "/v1/devices", headers=heads)
+            heard = {one["name"]: one["last_heard"] for one in listed["devices"]}
+            shown = (await ann.get(hub, "/devices.json", name="lock"))["devices"][0]["last_heard"]
+            assert heard["lock"] == shown >= asked
+    ledger = cluster.hubs[0].ledger
+    async with asyncio.timeout(GUARD):
+        while "lock" in await ledger.bucket(HEARD):  # it has left, which its stream says
+            await asyncio.sleep(0.01)
 
 
 async def test_what_waits_for_an_offline_device_is_shown_at_every_hub(

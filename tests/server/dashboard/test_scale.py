@@ -1,4 +1,4 @@
-"""With 100,000 messages and 1,000 devices every view of the page is made in under 300 ms."""
+"""With 100,000 messages and 1,000 devices every view is made in under 300 ms, on either engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
-from duly.core.operations import Admit, Advance, PutItem, Write
+from duly.core.operations import Admit, Advance, Deliver, DeliveryRef, Finish, PutItem, Write
 from duly.core.units import HOUR, MS
 from duly.identity.accounts import Role
 from duly.server.dashboard.message_views import STRETCH
@@ -29,10 +29,17 @@ LIMIT = 0.3
 ANN = DashboardVisitor("ann", DashboardRole.ADMIN)
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def full(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalHub]:
+@pytest_asyncio.fixture(
+    loop_scope="module", scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.proof)]
+)
+async def full(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[LocalHub]:
     """A hub with so many messages and devices."""
-    it = LocalHub(Path(tmp_path_factory.mktemp("hub")))
+    settings: dict[str, str] = {}
+    if request.param == "postgres":
+        settings["ledger"] = request.getfixturevalue("postgres_server").create_database()
+    it = LocalHub(Path(tmp_path_factory.mktemp("hub")), **settings)
     await it.start()
     ledger, now = it.hub.ledger, it.hub.ledger.clock.now()
     await it.add(Role.DEVICE, "d0")
@@ -56,7 +63,9 @@ async def full(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[LocalH
             message = Message(f"app{n % 50}", f"{first + n}_{n}", kind, f"d{n % DEVICES}", body)
             admit = Admit(message, now + 24 * HOUR, now, listed=kind == "alert_event")
             end = State.UNKNOWN if n == 10 else State.DONE
-            groups.append((admit, Advance(message.key, end, now, Answer())))
+            letter = DeliveryRef(message.key, "alert", "eve")
+            dead = (Deliver(letter, now), Finish(letter, 0, State.FAILED, "given up"))
+            groups.append((admit, *(dead if n % 100 == 0 else ()), Advance(message.key, end, now, Answer())))
         await ledger.commit(groups)
     yield it
     await it.stop()
@@ -79,7 +88,9 @@ QUESTIONS = [
     ("alerts", {"status": "acknowledged"}),
     ("alerts-status", {}),
     ("alerts-deliveries", {}),
+    ("alerts-deliveries", {"limit": "100"}),
     ("alerts-deliveries", {"state": "open"}),
+    ("alerts-deliveries", {"state": "all", "limit": "100"}),
     ("audit", {}),
     ("sessions", {}),
 ]

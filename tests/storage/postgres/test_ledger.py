@@ -482,3 +482,33 @@ async def test_without_the_driver_it_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.delitem(sys.modules, f"duly.storage.{module}")
     with pytest.raises(MissingExtra, match=r"pip install 'duly\[postgres\]'"):
         await open_ledger("postgresql://duly@localhost/x")
+
+
+# ── sessions of the pool ─────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_read_is_one_round_trip(hubs: Hubs, url: str) -> None:
+    one, _ = hubs
+    assert await one.item("bucket", "name") is None
+    observer = await asyncpg.connect(url)
+    try:
+        last = await observer.fetch("SELECT query FROM pg_stat_activity WHERE application_name = 'duly'")
+        assert any("duly_items" in query for (query,) in last), last
+        assert not any("RESET" in query for (query,) in last), last
+    finally:
+        await observer.close()
+
+
+async def test_what_the_sql_of_a_caller_sets_is_undone(hubs: Hubs) -> None:
+    one, _ = hubs
+    with contextlib.suppress(ZeroDivisionError):
+        async with one.transaction() as tx:
+            await tx.execute("SET work_mem = '1234kB'")
+            await tx.fetch("SELECT pg_advisory_lock(7)")
+            raise ZeroDivisionError
+    async with one.transaction() as tx:
+        await tx.execute("SET work_mem = '1234kB'")
+        await tx.fetch("SELECT pg_advisory_lock(7)")
+    async with one.transaction() as tx:
+        assert await tx.fetch("SHOW work_mem") == [("4MB",)]
+        assert await tx.fetch("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(0,)]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable
 
+from duly.apps.alerts.alert_queries import STATUSES
 from duly.apps.alerts.commits import commit
 from duly.apps.alerts.model import NAMED, name_in_bucket, read_status
 from duly.apps.alerts.notification_sender import NotificationSender, SendResult
-from duly.apps.alerts.operations import STATUSES
 from duly.apps.alerts.planner import AlertPlanner
 from duly.core.fanout.plan import AttemptEnded, AttemptResult, StartAttempt
 from duly.core.steps import MachineEvent

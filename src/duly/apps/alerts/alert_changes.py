@@ -6,6 +6,7 @@ is still the same.
 
 from __future__ import annotations
 
+from duly.apps.alerts.alert_queries import STATUSES
 from duly.apps.alerts.commits import commit
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.limited_alerts import LimitedAlerts
@@ -19,7 +20,7 @@ from duly.apps.alerts.model import (
     set_age,
     updated,
 )
-from duly.apps.alerts.operations import STATUSES, AlertOperations
+from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.unnotified_alerts import UnnotifiedAlerts, note
 from duly.core.fanout.plan import Amendment, FanoutPolicy, ItemSeen

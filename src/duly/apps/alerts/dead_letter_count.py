@@ -12,7 +12,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Final
 
-from duly.apps.alerts.operations import AlertOperations, dead_letters
+from duly.apps.alerts.alert_queries import dead_letters
+from duly.apps.alerts.operations import AlertOperations
 from duly.core.fanout.plan import FanoutCounts
 
 COUNTED: Final = 1_000
@@ -63,18 +64,17 @@ class DeadLetterCount:
         """Read alerts that may have changed, and count all again if that is due."""
         if self._now() >= self._due or len(self._touched) > TOUCHED_MOST:
             await self._count_all()
-        for key in list(self._touched)[:TOUCHED]:
+        keys = list(self._touched)[:TOUCHED]
+        for key in keys:
             del self._touched[key]
-            try:
-                alert = await self._operations.get(key)
-            except BaseException:
-                self._touched[key] = None  # the next refresh tries again
-                raise
-            letters = 0 if alert is None else len(dead_letters(alert))
-            if letters:
-                self._letters[key] = letters
-            else:
-                self._letters.pop(key, None)
+        try:
+            alerts = await self._operations.get_all(keys)
+        except BaseException:
+            self._touched.update(dict.fromkeys(keys))  # the next refresh tries again
+            raise
+        for key in keys:
+            self._letters.pop(key, None)
+        self._letters.update({one.key: count for one in alerts if (count := len(dead_letters(one)))})
 
     async def _count_all(self) -> None:
         counts, began = self._counts, self._now()

@@ -8,29 +8,27 @@ afterwards to read the alert again (`changed`). Addresses are never shown, only 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Final
 
 import msgspec
-from msgspec import Struct, structs
+from msgspec import structs
 
+from duly.apps.alerts.alert_queries import CHANNEL, DEAD, STATUSES, AlertQueries, AlertRecord, calls_off
 from duly.apps.alerts.model import (
-    NOTHING_SAID,
     AlertEvent,
     AlertState,
     AlertStatus,
     current,
     name_in_bucket,
     read_event,
-    read_status,
-    shown,
 )
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.silences import AlertSilences
 from duly.core.fanout.plan import FIRST_ROUND, PLANNED, TELLING
 from duly.core.lifecycle import State
-from duly.core.messages import Answer, key_of, names_in
-from duly.core.monitor.signals import EVENT, Severity
+from duly.core.messages import Answer
+from duly.core.monitor.signals import Severity
 from duly.core.operations import (
     Advance,
     CheckItem,
@@ -47,55 +45,26 @@ from duly.core.operations import (
     RecordRefusal,
     Write,
 )
-from duly.core.units import DAY, MS
+from duly.core.units import DAY
 from duly.errors import Malformed
 from duly.runtime.activity_log import ID_SHOWN
-from duly.storage.ledger import NEWEST, Ledger, Record
+from duly.storage.ledger import Ledger
 
-CHANNEL: Final = "alert"
-STATUSES: Final = "alerts"
 UNTOLD: Final = "untold"
-"""Buckets: the statuses of alerts, and critical alerts that have reached no recipient yet."""
-PAGE: Final = 500
-DEAD: Final = (State.FAILED, State.EXPIRED, State.UNKNOWN)
-"""The ends of a delivery after which the recipient may not have been notified."""
-NO_RECIPIENT: Final = "none"
-"""The recipient that is shown for an alert without deliveries."""
-SEARCHED: Final = 100_000
-"""How many of the newest alerts are searched for an id or a status."""
-
-
-class AlertRecord(Struct, frozen=True):
-    """An alert with its status and its deliveries."""
-
-    record: Record
-    status: AlertStatus
-    deliveries: list[Delivery]
-    said: bytes | None = None
-    """the status as the ledger stores it"""
-
-    @property
-    def key(self) -> bytes:
-        """The key of the alert's message."""
-        return self.record.message.key
-
-    @property
-    def severity(self) -> Severity:
-        """The present severity."""
-        return current(read_event(self.record.message.body), self.status).severity
+"""The bucket of critical alerts that have reached no recipient yet."""
 
 
 async def _no_hub(_: bytes) -> None:
     pass
 
 
-class AlertOperations:
+class AlertOperations(AlertQueries):
     """The operations on the alerts of one ledger."""
 
     def __init__(
         self, ledger: Ledger, profiles: Profiles, changed: Callable[[bytes], Awaitable[None]] = _no_hub
     ) -> None:
-        self._ledger = ledger
+        super().__init__(ledger)
         self._profiles = profiles
         self._changed = changed
         self.silences = AlertSilences(ledger, changed)
@@ -105,102 +74,6 @@ class AlertOperations:
     def now(self) -> int:
         """The time of the ledger's clock."""
         return self._ledger.clock.now()
-
-    # ── reading ──────────────────────────────────────────────────────────────────────────────────
-
-    async def get(self, key: bytes) -> AlertRecord | None:
-        """The alert of this key."""
-        record = await self._ledger.find(key)
-        return None if record is None or record.message.kind != EVENT else await self.whole(record)
-
-    async def find(self, id_: str, sentinel: str = "") -> AlertRecord:
-        """The alert of this id, or the only one whose id begins with it; raises `Malformed` otherwise."""
-        if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
-            return exact
-        found = [
-            record
-            async for record in self.newest(SEARCHED)
-            if record.message.id.startswith(id_) and sentinel in ("", record.message.scope)
-        ]
-        found = [record for record in found if record.message.id == id_] or found
-        if len(found) > 1:
-            who = ", ".join(f"{one.message.scope}/{one.message.id}" for one in found[:5])
-            raise Malformed(f"the id {id_!r} fits several alerts: {who}; give more of the id, or --sentinel")
-        if not found:
-            raise Malformed(f"there is no alert {id_!r}; 'duly alert list' shows the newest")
-        return await self.whole(found[0])
-
-    async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
-        """The newest alerts below `before`, newest first."""
-        while limit > 0 and (page := await self._ledger.of_kind(EVENT, before, min(PAGE, limit))):
-            for record in page:
-                yield record
-            before = (page[-1].accepted_at, page[-1].message.key)
-            limit -= len(page)
-
-    async def whole(self, record: Record) -> AlertRecord:
-        """The alert of this record, with its status and deliveries."""
-        key = record.message.key
-        said, deliveries = await asyncio.gather(
-            self._ledger.item(STATUSES, name_in_bucket(key)), self._ledger.deliveries(key)
-        )
-        return AlertRecord(record, read_status(said), deliveries, said)
-
-    async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[AlertRecord]:
-        """The newest alerts with this status and of this sentinel."""
-        return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
-
-    async def page(
-        self,
-        *,
-        standing: str = "",
-        sentinel: str = "",
-        limit: int = 50,
-        before: tuple[int, bytes] = NEWEST,
-        since: int = 0,
-    ) -> tuple[list[AlertRecord], tuple[int, bytes] | None]:
-        """A page of the newest alerts below `before` that were accepted after `since`, and where the next
-        page begins; None after the last page. A page may be short or empty and still have a next one,
-        since only so many alerts are searched for one page."""
-        wanted = None if not standing else _standing(standing)
-        said = await self._ledger.bucket(STATUSES) if wanted is not None else {}
-        found: list[AlertRecord] = []
-        most = SEARCHED if standing or sentinel else limit + 1
-        searched, position = 0, before
-        async for record in self.newest(most, before):
-            if record.accepted_at < since:
-                break
-            searched += 1
-            if sentinel in ("", record.message.scope) and (
-                wanted is None or read_status(said.get(name_in_bucket(record.message.key))).standing is wanted
-            ):
-                if len(found) == limit:
-                    return found, position
-                found.append(await self.whole(record))
-            if len(found) < limit or found[-1].record is record:
-                position = (record.accepted_at, record.message.key)
-            if searched == most:
-                return found, position
-        return found, None
-
-    async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[AlertRecord, Delivery]]:
-        """The newest deliveries in a state; `open` are those that have not ended, `dead` the `dead_letters`.
-        An alert that failed without a delivery, as its profile was missing, is shown with one to `none`."""
-        if state not in ("", "open", "dead", *(one.word for one in State)):
-            words = ", ".join(one.word for one in State)
-            raise Malformed(f"{state!r} is not a state of deliveries; use open, dead, {words}")
-        found: list[tuple[AlertRecord, Delivery]] = []
-        async for record in self.newest(SEARCHED if state else limit):
-            alert = await self.whole(record)
-            if state == "dead":
-                made = dead_letters(alert)
-            else:
-                every = alert.deliveries or _to_no_recipient(alert)
-                made = [one for one in every if _is(state, one.state)]
-            found += ((alert, one) for one in made)
-            if len(found) >= limit:
-                break
-        return found[:limit]
 
     async def forget(self, keys: Sequence[bytes]) -> None:
         """Remove the statuses of alerts that the ledger has forgotten."""
@@ -465,109 +338,5 @@ def _next_by_hand(alert: AlertRecord, recipient: str) -> DeliveryRef:
     return structs.replace(ref, round=max(taken) + 1) if taken else ref
 
 
-def calls_off(standing: AlertState, kind: DeliveryKind) -> bool:
-    """Return whether a delivery of this kind is no longer wanted; one that was requested by hand always
-    is."""
-    match standing:
-        case AlertState.OPEN:
-            return False
-        case AlertState.ACKNOWLEDGED:
-            return kind in PLANNED  # becoming critical is news even then
-        case AlertState.RESOLVED | AlertState.CANCELLED:
-            return kind in TELLING
-
-
-def dead_letters(alert: AlertRecord) -> list[Delivery]:
-    """Deliveries of an alert that ended without having surely arrived and that still need a person: the last
-    one to each recipient, unless it was sent to another address since, or is no longer wanted."""
-    standing = alert.status.standing
-    last = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda one: one.ref.round)}
-    return [
-        one
-        for one in list(last.values()) or _to_no_recipient(alert)
-        if one.state in DEAD
-        and one.ref.recipient not in alert.status.instead
-        and not calls_off(standing, one.ref.kind)
-        and not (standing.over and one.ref.kind is DeliveryKind.BY_HAND)
-    ]
-
-
-def _to_no_recipient(alert: AlertRecord) -> list[Delivery]:
-    """The delivery that is shown for an alert that failed without one."""
-    record = alert.record
-    if record.state not in DEAD:
-        return []
-    reason = "" if record.answer is None else record.answer.reason
-    return [Delivery(DeliveryRef(alert.key, CHANNEL, NO_RECIPIENT), record.state, 0, 0, 0, "", reason)]
-
-
 def _critical(event: AlertEvent, status: AlertStatus) -> bool:
     return current(event, status).severity is Severity.CRITICAL
-
-
-def _standing(word: str) -> AlertState:
-    try:
-        return AlertState(word)
-    except ValueError:
-        known = ", ".join(one.value for one in AlertState)
-        raise Malformed(f"{word!r} is not a status of alerts; use one of {known}") from None
-
-
-def _is(wanted: str, state: State) -> bool:
-    match wanted:
-        case "":
-            return True
-        case "open":
-            return not state.terminal
-        case _:
-            return wanted == state.word
-
-
-# ── presentation ─────────────────────────────────────────────────────────────────────────────────
-
-
-def named(alert: AlertRecord) -> dict[str, object]:
-    """The names of an alert: its event and its sentinel."""
-    return {"event": alert.record.message.id, "sentinel": alert.record.message.scope}
-
-
-def show(alert: AlertRecord) -> dict[str, object]:
-    """An alert as the API shows it; times are in milliseconds."""
-    record, status = alert.record, alert.status
-    event = read_event(record.message.body) if record.message.kind == EVENT else None
-    seen = shown(record.message, status) | {
-        "state": record.state.word,
-        "accepted_at": record.accepted_at // MS,
-        "offset_ms": None if event is None else event.offset_ms,
-        "deliveries": [show_delivery(one) for one in alert.deliveries],
-    }
-    if record.answer is not None and record.answer.reason:
-        seen["detail"] = record.answer.reason
-    if status is not NOTHING_SAID and status.by:
-        seen |= {"by": status.by, "at": status.at // MS, "note": status.note}
-        seen |= {"claimed": status.claimed} if status.claimed else {}
-    return seen
-
-
-def show_delivery(one: Delivery) -> dict[str, object]:
-    """A delivery as the API shows it; times are in milliseconds."""
-    seen: dict[str, object] = {
-        "recipient": one.ref.recipient,
-        "round": one.ref.round,
-        "kind": one.ref.kind.word,
-        "state": one.state.word,
-        "attempts": one.attempt,
-        "error": one.error,
-        "in_doubt": one.in_doubt,
-    }
-    if one.state is State.ACCEPTED:
-        seen["due"] = one.due // MS
-    if not one.state.terminal and one.expires:
-        seen["expires"] = one.expires // MS
-    return seen
-
-
-def show_forgotten(one: Delivery) -> dict[str, object]:
-    """A delivery without its alert, as the archive keeps it."""
-    sentinel, event = names_in(one.ref.key)
-    return {"event": event, "sentinel": sentinel} | show_delivery(one)

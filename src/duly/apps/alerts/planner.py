@@ -11,8 +11,8 @@ from typing import Final
 
 from msgspec import structs
 
+from duly.apps.alerts.alert_queries import DEAD, calls_off
 from duly.apps.alerts.model import AlertEvent, AlertStatus, read_event, traits_of
-from duly.apps.alerts.operations import DEAD, calls_off
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.silences import Silence
 from duly.apps.alerts.unnotified_alerts import notes

@@ -28,6 +28,7 @@ from msgspec import structs
 from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.alert_attempts import AlertAttempts
 from duly.apps.alerts.alert_changes import AlertChanges
+from duly.apps.alerts.alert_queries import CHANNEL, DEAD, STATUSES, show
 from duly.apps.alerts.configuration import AlertConfiguration
 from duly.apps.alerts.dead_letter_count import DeadLetterCount
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
@@ -35,7 +36,7 @@ from duly.apps.alerts.held_back_counts import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.limited_alerts import LimitedAlerts
 from duly.apps.alerts.model import NOTHING_SAID, read_status
 from duly.apps.alerts.notification_sender import NotificationSender
-from duly.apps.alerts.operations import CHANNEL, DEAD, STATUSES, AlertOperations, show
+from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.planner import AlertPlanner
 from duly.apps.alerts.profiles import Profiles
 from duly.apps.alerts.replies import AlertReplies

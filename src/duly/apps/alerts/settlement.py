@@ -12,8 +12,9 @@ import contextlib
 from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
+from duly.apps.alerts.alert_queries import AlertRecord
 from duly.apps.alerts.model import name_in_bucket
-from duly.apps.alerts.operations import AlertOperations, AlertRecord
+from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.unnotified_alerts import notes
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, key_of

@@ -11,8 +11,9 @@ from __future__ import annotations
 import contextlib
 import logging
 
+from duly.apps.alerts.alert_queries import DEAD
 from duly.apps.alerts.model import name_in_bucket
-from duly.apps.alerts.operations import DEAD, UNTOLD, AlertOperations
+from duly.apps.alerts.operations import UNTOLD, AlertOperations
 from duly.core.lifecycle import State
 from duly.core.messages import key_of
 from duly.core.monitor.signals import Severity

@@ -10,8 +10,9 @@ from typing import Final
 
 import msgspec
 
+from duly.apps.alerts.alert_queries import AlertRecord, named, show, show_delivery
 from duly.apps.alerts.model import AlertState
-from duly.apps.alerts.operations import AlertOperations, AlertRecord, named, show, show_delivery
+from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.profiles import Profile, ProfileDraft, Profiles
 from duly.apps.alerts.silences import Silence
 from duly.core.units import DAY, MS, SECOND

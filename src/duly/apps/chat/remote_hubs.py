@@ -22,7 +22,7 @@ from duly.apps.chat import conversations as c
 from duly.apps.chat.connections import Connections
 from duly.apps.chat.subscriptions import Subscriptions
 from duly.cluster.notifier import HintSender
-from duly.cluster.remote import NoRemoteHubs, PolledRemoteHubs, RemoteHubs
+from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.errors import DulyError
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
@@ -141,6 +141,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
         self._ledger, self._notifier, self._jobs = ledger, notifier, tasks
         self._connections, self._subscriptions = connections, subscriptions
         self._reached, self._typed, self._present = reached, typed, present
+        self._progress: CoalescedTask[tuple[str, str]] = CoalescedTask(self._learn_readers, tasks)
         self._refreshes = 0
         self._unseen: list[str] = []
         """conversations that the next refreshes ask for"""
@@ -189,10 +190,12 @@ class ChatRemoteHubs(PolledRemoteHubs):
         with suppress(msgspec.DecodeError):
             conv, reader = _pair(what)
             if self._connections.in_conversation(conv):
-                self._do(self._learn_reader(conv, reader))
+                self._progress.want((conv, reader))
 
-    async def _learn_reader(self, conv: str, reader: str) -> None:
-        self._reached(conv, reader, await self._ledger.cursor(c.stream(conv), reader))
+    async def _learn_readers(self, wanted: list[tuple[str, str]]) -> None:
+        positions = await self._ledger.standing([(c.stream(conv), reader) for conv, reader in wanted])
+        for (conv, reader), position in zip(wanted, positions, strict=True):
+            self._reached(conv, reader, position.cursor or 0)
 
     def _heard_typing(self, what: str) -> None:
         with suppress(msgspec.DecodeError):

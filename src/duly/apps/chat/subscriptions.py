@@ -20,6 +20,7 @@ from typing import Final
 from duly.apps.chat import conversations as c
 from duly.apps.chat.connections import Connections, Subscriber, Subscription
 from duly.apps.chat.history import show_page
+from duly.apps.chat.new_entries import NewEntries
 from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import AwaitedReceipt, note_again
 from duly.core.flow_control import next_page
@@ -71,6 +72,7 @@ class Subscriptions:
         self._nudge = nudge
         self._again = again
         self._timers = Timers[Subscription]()
+        self._new_entries = NewEntries(ledger, connections, tasks, self)
 
     # ── coming and going ─────────────────────────────────────────────────────────────────────────
 
@@ -126,10 +128,13 @@ class Subscriptions:
             elif conv not in subscriber.subscriptions:
                 self._connections.subscribe(subscriber, conv, told, told)
 
-    def part(self, name: str, conv: str) -> None:
-        """End the subscriptions of a person who is no longer in this conversation."""
+    def part(self, name: str, conv: str, after: int = 0) -> None:
+        """End the subscriptions of a person who is no longer in this conversation, as soon as they have been
+        sent line `after`."""
         for subscriber in self._connections.of_person(name):
-            self._unsubscribe(subscriber, conv)
+            subscription = subscriber.subscriptions.get(conv)
+            if subscription is not None and subscription.told >= after:
+                self._unsubscribe(subscriber, conv)
 
     def _unsubscribe(self, subscriber: Subscriber, conv: str) -> None:
         subscription = self._connections.unsubscribe(subscriber, conv)
@@ -138,10 +143,10 @@ class Subscriptions:
 
     # ── telling ──────────────────────────────────────────────────────────────────────────────────
 
-    def tell(self, conv: str, n: int, frame: LineFrame, by: Session, now: int) -> bool:
+    def tell(self, conv: str, n: int, frame: LineFrame, by: Session | None, now: int) -> bool:
         """Send a stored line to the subscriptions that have everything before it; the others read up to it.
-        The connection that sent it (`by`) knows it from its `server_ack`. Returns whether it was sent to any
-        other one."""
+        The connection that sent it (`by`), if it is at this hub, knows it from its `server_ack`. Returns
+        whether it was sent to any other one."""
         sent = False
         for name in c.pair_in(conv) if n == 1 else ():
             self.join(name, conv)
@@ -165,18 +170,16 @@ class Subscriptions:
 
     def refresh(self, conv: str) -> None:
         """Look for new lines in this conversation."""
-        self._do(self._refresh(conv))
+        self._new_entries.read_soon(conv)
 
     def refresh_person(self, name: str) -> None:
         """Look for new conversations of a person."""
         self._do(self.load_new(name))
 
-    async def _refresh(self, conv: str) -> None:
-        (own,) = await self._ledger.standing([(c.stream(conv), "")])
-        for name in c.pair_in(conv):
-            self.join(name, conv)
+    def raise_head(self, conv: str, n: int) -> None:
+        """Note that a conversation has lines up to `n`, and let the connections read that lack some."""
         for subscription in list(self._connections.subscriptions(conv)):
-            subscription.head = max(subscription.head, own.last)
+            subscription.head = max(subscription.head, n)
             self._read_on(subscription)
 
     async def load_new(self, name: str) -> None:

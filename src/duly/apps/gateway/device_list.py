@@ -1,21 +1,30 @@
 """The devices as apps see them: which are online, and when each was last heard from.
 
-A device is heard from when it connects, disconnects, pushes or answers a command. A hub remembers what it has
-heard itself; for other hubs, and for the time before a restart, the time of the newest entry in the device's
-stream is used.
+A device is heard from when it connects, disconnects, pushes or answers a command. A hub remembers what it
+has heard itself. Where hubs share a ledger, each stores that with its heartbeats, at most every
+`STORED_EVERY` for each device: so no answer costs a write, and the other hubs are only a little behind. For
+the time before a restart, the time of the newest entry in the device's stream is used.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
 
 from duly.apps.gateway.pushes import last_heard
-from duly.core.units import MS
+from duly.core.operations import DropItem, PutItem
+from duly.core.units import MS, SECOND
 from duly.errors import NotAllowed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.storage.ledger import Ledger
+
+HEARD: Final = "heard"
+"""The bucket of when the hub that holds a device last heard from it (µs), by device, for the other hubs."""
+STORED_EVERY: Final = 10 * SECOND
+"""How often that is stored for one device at most."""
+STORED_AT_ONCE: Final = 100
+"""For how many devices it is stored with one heartbeat, so that no flush becomes long."""
 
 
 class DeviceList:
@@ -26,15 +35,32 @@ class DeviceList:
         self._accounts = accounts
         self._online = online
         self._heard: dict[str, int] = {}
+        self._stored: dict[str, int] = {}
+        """what of that this hub has stored for the others"""
 
     def heard(self, device: str) -> None:
         """Note that a device was heard from here."""
         self._heard[device] = self._ledger.clock.now()
 
-    def heard_here(self, device: str) -> int | None:
-        """Return when a device was last heard from at this hub since its start (ms), or None."""
-        at = self._heard.get(device)
-        return None if at is None else at // MS
+    def news(self, here: Collection[str]) -> tuple[PutItem | DropItem, ...]:
+        """Return the writes that tell the other hubs when the devices `here` were heard from. What was stored
+        for a device that has left is dropped: the entry in its stream is newer."""
+        gone = [name for name in self._stored if name not in here]
+        drops = [DropItem(HEARD, name, b"%d" % self._stored[name]) for name in gone[:STORED_AT_ONCE]]
+        until = self._ledger.clock.now() - STORED_EVERY
+        known = ((self._stored.get(name, 0), name) for name in here)
+        due = sorted(one for one in known if one[0] < min(until, self._heard.get(one[1], 0)))
+        chosen = due[: STORED_AT_ONCE - len(drops)]
+        puts = [PutItem(HEARD, name, b"%d" % self._heard[name]) for _, name in chosen]
+        return *drops, *puts
+
+    def told(self, news: Iterable[PutItem | DropItem]) -> None:
+        """Note that news were stored."""
+        for one in news:
+            if isinstance(one, PutItem):
+                self._stored[one.name] = int(one.body)
+            else:
+                del self._stored[one.name]
 
     def online_of(self, app: str, awaited: Callable[[str], bool]) -> list[str]:
         """Return the devices of an app that are online or `awaited`. An app hears about an awaited device
@@ -58,9 +84,9 @@ class DeviceList:
         """Return when each device was last heard from (ms), without those that never were."""
         names = list(devices)
         heard = await last_heard(self._ledger, names)
-        for name in names:
-            if name in self._heard:
-                heard[name] = max(heard.get(name, 0), self._heard[name])
+        told = await self._ledger.items([(HEARD, name) for name in names])
+        for name, elsewhere in zip(names, told, strict=True):
+            heard[name] = max(heard.get(name, 0), int(elsewhere or 0), self._heard.get(name, 0))
         # In microseconds: a predecessor may have left in the millisecond in which its successor was added.
         return {name: at // MS for name, at in heard.items() if at > self._accounts.created_at(name)}
 

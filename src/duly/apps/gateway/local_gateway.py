@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.pushes import PushService
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.core.messages import Message
@@ -19,6 +20,7 @@ from duly.storage.ledger import Record
 class LocalGateway(Protocol):
     """The parts of a gateway that its remote side uses."""
 
+    devices: DeviceList
     engine: Engine
     pushes: PushService
     sessions: GatewaySessions

@@ -9,7 +9,7 @@ the ledger page by page as its socket drains, so missed pushes never fill memory
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 from weakref import WeakSet
@@ -22,7 +22,7 @@ from duly.core.flow_control import next_page
 from duly.core.horizon import Horizon
 from duly.core.messages import Message, Verdict, key_of
 from duly.core.operations import Admit, AppendEntry, PutItem, Recall
-from duly.core.units import DAY, MINUTE, MS, SECOND
+from duly.core.units import DAY, FOREVER, MINUTE, MS, SECOND
 from duly.errors import DulyError, LedgerError, LedgerUnavailable, Malformed, RateLimited
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.limited_repeats import LimitedRepeats
@@ -38,6 +38,11 @@ KEPT: Final = 10_000
 """How many pushes of one device an app can catch up on."""
 TRIM_EVERY: Final = 1_000
 PAGE: Final = 100
+NEWS: Final = 4
+"""How many new pushes of a device are read together with those of other devices; a connection that lacks more
+reads them by itself."""
+NEWS_DEVICES: Final = 32
+"""Of how many devices new pushes are read with one query; at most 32 MiB together."""
 LAST: Final = "last_push"
 """The bucket with a digest of each device's last push without an id."""
 SHOWN_BYTES: Final = 500
@@ -53,6 +58,11 @@ are remembered, not the content."""
 def stream_of(device: str) -> str:
     """Return the stream of a device's pushes."""
     return f"push/{device}"
+
+
+def device_of(stream: str) -> str:
+    """Return the device whose pushes a stream holds."""
+    return stream.partition("/")[2]
 
 
 class PushService:
@@ -287,15 +297,40 @@ class PushService:
                 heads[device] = min(n, heads.get(device, n))
         return heads
 
-    def refresh(self, device: str) -> None:
-        """Look for new pushes of this device for every session that listens to it."""
-        for session in self._listeners(device):
-            self._read_on(session, device)
+    async def refresh_all(self, devices: Sequence[str]) -> None:
+        """Look for new pushes of these devices, which other hubs may have stored, with one query for many
+        devices and all their listeners."""
+        for i in range(0, len(devices), NEWS_DEVICES):
+            await self._read_news(devices[i : i + NEWS_DEVICES])
 
-    async def refresh_all(self, devices: Iterable[str]) -> None:
-        """Look for new pushes of these devices, which other hubs may have stored."""
-        for device in devices:
-            self.refresh(device)
+    async def _read_news(self, devices: Sequence[str]) -> None:
+        heads = {device: max(self._heads_of(device), default=None) for device in devices}
+        known = [(device, head) for device, head in heads.items() if head is not None]
+        found = await self._ledger.entries_after([(stream_of(device), head) for device, head in known], NEWS)
+        pages = {device: page for (device, _), page in zip(known, found, strict=True)}
+        for device, head in heads.items():
+            page = pages.get(device, [])
+            if head is None or len(page) == NEWS or any(entry.at < self._born(device) for entry in page):
+                self._read_on_all(device, FOREVER)
+                continue
+            for entry in page:
+                frame = outgoing.numbered(outgoing.read_push(entry.body), entry.n)
+                for session in self._listeners(device):
+                    self._tell(session, device, entry.n, frame)
+            self._read_on_all(device, page[-1].n if page else head)
+
+    def _read_on_all(self, device: str, head: int) -> None:
+        """Let every connection read that listens to this device and has not been sent everything up to
+        `head`."""
+        for session in self._listeners(device):
+            told = self._told.get(session)
+            if told is not None and told.get(device, 0) < head:
+                self._read_on(session, device)
+
+    def _heads_of(self, device: str) -> list[int]:
+        """Return up to which push each connection that listens to this device has been sent."""
+        told = (self._told.get(session, {}) for session in self._listeners(device))
+        return [each[device] for each in told if device in each]
 
     def _read_on(self, session: Session, device: str) -> None:
         behind = self._behind.get(session)
@@ -362,9 +397,5 @@ def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
     """Return when each device last pushed, connected or left (µs), without those that never did."""
-    heard: dict[str, int] = {}
-    for device in devices:
-        extent = await ledger.extent(stream_of(device))
-        for entry in await ledger.entries(stream_of(device), extent.last - 1, 1):
-            heard[device] = entry.at
-    return heard
+    newest = await ledger.newest_entries([stream_of(device) for device in devices])
+    return {device_of(stream): entries[-1].at for stream, entries in newest.items()}

@@ -297,7 +297,10 @@ class GatewayRemoteHubs(PolledRemoteHubs):
 
     async def _refresh(self) -> None:
         local, here = self._local, self._local.sessions.devices
-        for device in await self.registry.refresh():
+        news = local.devices.news(here) if len(self.registry.living) > 1 else ()
+        lost = await self.registry.refresh(news)
+        local.devices.told(news)
+        for device in lost:
             if device not in here:
                 await local.pushes.store(device, DEVICE_STATUS, OFFLINE)
                 self._given_up.add(device)

@@ -200,7 +200,8 @@ class GatewayService:
             await self.remote.tell_online(who.name, new=new)
             return
         granted = sorted(self._accounts.granted(who.name))
-        heads = {device: (await self._ledger.extent(stream_of(device))).last for device in granted}
+        lasts = await self._ledger.lasts([stream_of(device) for device in granted])
+        heads = {device: lasts.get(stream_of(device), 0) for device in granted}
         session.push(self._welcome(who, heads, self.devices.online_of(who.name, self.remote.is_awaited)))
         seen = cursors or {}
         self.sessions.add_app(who.name, session)

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from duly.apps.alerts.ack_links import PATH, AckClaim
+from duly.apps.alerts.alert_queries import AlertRecord, show
 from duly.apps.alerts.model import AlertState
 from duly.apps.alerts.notifications import moment
-from duly.apps.alerts.operations import AlertRecord, show
 from duly.core.messages import names_in
 from duly.errors import DulyError, Malformed, NotAllowed
 from duly.server.dashboard.requests import FRESH

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,7 @@ from duly.identity.accounts import Account, Role
 from duly.server.dashboard.commands import PageCommands
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
+from duly.storage.records import StreamEntry
 from duly.transports.http.query_options import number
 from duly.wire.frames import COMMANDS
 
@@ -96,20 +97,24 @@ class DeviceViews:
         return {} if mqtt is None else mqtt.devices.reported.of(name)
 
     async def _shown(self, accounts: list[Account]) -> list[dict[str, object]]:
-        streams = [stream_of(one.name) for one in accounts if one.role is Role.DEVICE]
-        lasts = await self._hub.ledger.lasts(streams)
+        """Show accounts: three queries, however many they are."""
+        devices = [one.name for one in accounts if one.role is Role.DEVICE]
+        newest = await self._hub.ledger.newest_entries([stream_of(name) for name in devices], PUSHES_READ)
+        heard = await self._hub.gateway.devices.last_heard(devices)
         waiting = self._waiting()
         return [
-            await self._show(one, lasts.get(stream_of(one.name), 0), waiting[one.name]) for one in accounts
+            self._show(one, newest.get(stream_of(one.name), ()), heard.get(one.name), waiting[one.name])
+            for one in accounts
         ]
 
-    async def _show(self, one: Account, last: int, queue: int) -> dict[str, object]:
+    def _show(
+        self, one: Account, newest: Iterable[StreamEntry], heard: int | None, queue: int
+    ) -> dict[str, object]:
         reported = self._reported(one.name)
         if one.role is Role.DEVICE:
-            reported = await self._pushed(one.name, last) | {
-                k: v for k, v in reported.items() if v not in (None, "")
-            }
-        times = (reported.get("at"), reported.get("pushed"), self._hub.gateway.devices.heard_here(one.name))
+            pushed = self._pushed(one.name, newest)
+            reported = pushed | {k: v for k, v in reported.items() if v not in (None, "")}
+        times = (reported.get("at"), heard)
         heard = max((at for at in times if isinstance(at, int)), default=None)
         return {
             "name": one.name,
@@ -131,17 +136,13 @@ class DeviceViews:
             return False
         return self._hub.ledger.clock.now() // MS - heard > STALE_BEATS * beat
 
-    async def _pushed(self, device: str, last: int) -> dict[str, object]:
-        """Version, battery and signal as the newest pushes of a device name them, and when it `pushed`."""
+    def _pushed(self, device: str, newest: Iterable[StreamEntry]) -> dict[str, object]:
+        """Version, battery and signal as the newest pushes of a device name them."""
         found: dict[str, object] = {}
-        if not last:
-            return found
-        entries = await self._hub.ledger.entries(stream_of(device), max(0, last - PUSHES_READ), PUSHES_READ)
         born = self._hub.accounts.created_at(device)
-        for entry in entries:
+        for entry in newest:
             if entry.at < born:
                 continue  # an earlier device of this name
-            found["pushed"] = entry.at // MS
             try:
                 data = msgspec.json.decode(entry.body).get("data")
             except (msgspec.DecodeError, AttributeError):
@@ -180,8 +181,7 @@ class DeviceViews:
 
     async def _pushes(self, device: str) -> list[dict[str, object]]:
         stream, born = stream_of(device), self._hub.accounts.created_at(device)
-        last = (await self._hub.ledger.extent(stream)).last
-        entries = await self._hub.ledger.entries(stream, max(0, last - PUSHES_SHOWN), PUSHES_SHOWN)
+        entries = (await self._hub.ledger.newest_entries([stream], PUSHES_SHOWN)).get(stream, [])
         shown: list[dict[str, object]] = []
         for entry in entries[::-1]:
             try:

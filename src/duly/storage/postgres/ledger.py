@@ -23,7 +23,16 @@ from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.awaited import AwaitedCalls
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import HOT_IDS, Description, Record, Size, StreamPosition, Transaction, reading
+from duly.storage.ledger import (
+    HOT_IDS,
+    Description,
+    Record,
+    Size,
+    StreamEntry,
+    StreamPosition,
+    Transaction,
+    reading,
+)
 from duly.storage.postgres.flush import ConcurrentChange, flush
 from duly.storage.postgres.flush_connection import FlushConnection
 from duly.storage.postgres.row_cache import RowCache
@@ -82,8 +91,11 @@ class PostgresLedger(PolledLedger):
         ledger = cls(url, clock, hot=hot)
         try:
             with translated_postgres():
-                # No idle connections are kept: the pool would log an error whenever the server is away.
-                ledger._pool = await asyncpg.create_pool(url, min_size=0, max_size=SESSIONS + 2, **CONNECTING)
+                # No idle connections are kept: the pool would log an error whenever the server is away. Reads
+                # leave nothing to reset, which would be a second round trip for each.
+                ledger._pool = await asyncpg.create_pool(
+                    url, min_size=0, max_size=SESSIONS + 2, reset=_keep_session, **CONNECTING
+                )
                 await ledger._migrate()
                 ledger._cache.floor = floor = await ledger.floor()
                 ledger._witness.begin(floor)
@@ -111,15 +123,7 @@ class PostgresLedger(PolledLedger):
             await self._flusher.close(RELEASE_SECONDS)
         self._watch.close()
         if self._pool is not None:
-            await self._close_pool()
-
-    async def _close_pool(self) -> None:
-        """Close the pool, which waits for its connections, unless the server does not answer."""
-        try:
-            async with asyncio.timeout(RELEASE_SECONDS):
-                await self._pool.close()
-        except TimeoutError:
-            self._pool.terminate()
+            await _close_pool(self._pool)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────────────
 
@@ -211,7 +215,7 @@ class PostgresLedger(PolledLedger):
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[Transaction]:
         with self._group_commit.within():
-            async with self._sessions, self._connection() as connection:
+            async with self._sessions, self._connection() as connection, _resetting(connection):
                 session = _PostgresSession(connection, self._watch)
                 transaction = connection.transaction(isolation="read_committed")
                 with translated_postgres(), self._watch.over(connection):
@@ -274,6 +278,9 @@ class PostgresLedger(PolledLedger):
     def _key_list(self, keys: Sequence[bytes]) -> list[bytes]:
         return list(keys)
 
+    def _name_list(self, names: Collection[str]) -> list[str]:
+        return list(names)
+
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
         return tuple(zip(*map(rows.names, sorted(refs, key=rows.names)), strict=True))
 
@@ -292,9 +299,15 @@ class PostgresLedger(PolledLedger):
         """Return the records of the known ones among these messages."""
         return [rows.record_of(row) for row in await self._read("find_all", list(keys))] if keys else []
 
-    async def lasts(self, streams: Collection[str]) -> dict[str, int]:
-        """Return the last number of each of these streams."""
-        return dict(await self._read("lasts", list(streams))) if streams else {}
+    async def entries_after(
+        self, places: Sequence[tuple[str, int]], limit: int = 100
+    ) -> list[list[StreamEntry]]:
+        """Return entries of many streams."""
+        found: list[list[StreamEntry]] = [[] for _ in places]
+        if places:
+            for place, *entry in await self._read("entries_after", *zip(*places, strict=True), limit):
+                found[place - 1].append(StreamEntry(*entry))
+        return found
 
     async def standing(self, places: Sequence[tuple[str, str]]) -> list[StreamPosition]:
         """Return the last numbers of streams and the positions of readers in them."""
@@ -395,6 +408,33 @@ class _PostgresSession:
                 f"this transaction was rolled back when a statement failed ({self._error}); "
                 "nothing was stored"
             ) from self._error
+
+
+async def _keep_session(_: object) -> None:
+    """Leave a connection that returns to the pool as it is."""
+
+
+async def _close_pool(pool: asyncpg.Pool[asyncpg.Record]) -> None:
+    """Close a pool, which waits for its connections, unless the server does not answer."""
+    try:
+        async with asyncio.timeout(RELEASE_SECONDS):
+            await pool.close()
+    except TimeoutError:
+        pool.terminate()
+
+
+@asynccontextmanager
+async def _resetting(connection: Any) -> AsyncIterator[None]:
+    """Undo what a caller's SQL has set in its session, or close the connection if that fails."""
+    try:
+        yield
+    finally:
+        with suppress(*GONE):
+            try:
+                await connection.reset(timeout=RELEASE_SECONDS)
+            except BaseException:
+                connection.terminate()
+                raise
 
 
 ENDED: Final = "this SQL ends the ledger's transaction; leave BEGIN, COMMIT and ROLLBACK out"

@@ -35,10 +35,6 @@ class SqlLedger(SqlQueries):
         """Start a flush of these batches; it calls `GroupCommit.flushed` when it is over."""
 
     @abstractmethod
-    def _key_list(self, keys: Sequence[bytes]) -> object:
-        """Return many keys as a single argument of a statement."""
-
-    @abstractmethod
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[object, ...]:
         """Return many delivery references as the arguments of a single statement."""
 

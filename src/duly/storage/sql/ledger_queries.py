@@ -7,7 +7,7 @@ The statements of both dialects have the same names and the same columns; a subc
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar
 
 from duly.core import operations as w
@@ -43,6 +43,14 @@ class SqlQueries(Ledger):
     async def _read(self, name: str, *args: Any) -> Sequence[Sequence[Any]]:
         """Run a named query outside of any transaction and return its rows."""
 
+    @abstractmethod
+    def _key_list(self, keys: Sequence[bytes]) -> object:
+        """Return keys as one argument of a query."""
+
+    @abstractmethod
+    def _name_list(self, names: Collection[str]) -> object:
+        """Return names as one argument of a query."""
+
     async def find(self, key: bytes) -> Record | None:
         """Return the record of a message."""
         found = await self._read("find", key)
@@ -75,9 +83,25 @@ class SqlQueries(Ledger):
         """Return the deliveries of a message."""
         return [rows.delivery_of(row) for row in await self._read("deliveries", key)]
 
+    async def deliveries_of(self, keys: Collection[bytes]) -> dict[bytes, list[w.Delivery]]:
+        """Return the deliveries of each of these messages."""
+        found: dict[bytes, list[w.Delivery]] = {key: [] for key in keys}
+        for row in await self._read("deliveries_of_all", self._key_list(list(found))) if found else ():
+            delivery = rows.delivery_of(row)
+            found[delivery.ref.key].append(delivery)
+        return found
+
     async def entries(self, stream: str, after: int = 0, limit: int = 100) -> list[StreamEntry]:
         """Return entries of a stream."""
         return [StreamEntry(*row) for row in await self._read("entries", stream, after, limit)]
+
+    async def newest_entries(self, streams: Collection[str], limit: int = 1) -> dict[str, list[StreamEntry]]:
+        """Return the newest entries of each of these streams."""
+        found: dict[str, list[StreamEntry]] = {}
+        asked = await self._read("newest_entries", self._name_list(streams), limit) if streams else ()
+        for stream, *entry in asked:
+            found.setdefault(stream, []).append(StreamEntry(*entry))
+        return found
 
     async def extent(self, stream: str) -> StreamRange:
         """Return which entries a stream holds."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -302,6 +302,9 @@ class SqliteLedger(SqlLedger):
 
     def _key_list(self, keys: Sequence[bytes]) -> str:
         return json.dumps([key.hex() for key in keys])
+
+    def _name_list(self, names: Collection[str]) -> str:
+        return json.dumps(list(names))
 
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[str]:
         return (json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs]),)

@@ -18,7 +18,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
@@ -224,6 +224,9 @@ class SharedSqliteLedger(PolledLedger):
 
     def _key_list(self, keys: Sequence[bytes]) -> str:
         return json.dumps([key.hex() for key in keys])
+
+    def _name_list(self, names: Collection[str]) -> str:
+        return json.dumps(list(names))
 
     def _ref_lists(self, refs: Sequence[w.DeliveryRef]) -> tuple[str]:
         return (json.dumps([(ref.key.hex(), ref.channel, ref.recipient, ref.round) for ref in refs]),)

@@ -154,6 +154,11 @@ SELECT key, channel, recipient, round, state, attempt, due, expires, worker, err
 FROM duly_deliveries
 WHERE key = $1 ORDER BY channel, recipient, round;
 
+-- name: deliveries_of_all
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM duly_deliveries
+WHERE key = ANY($1::bytea[]) ORDER BY key, channel, recipient, round;
+
 -- name: open
 -- What a restart goes on with.
 SELECT m.key, m.kind, m.recipient, m.body, m.time, m.expires, m.position, m.state, m.accepted_at,
@@ -219,6 +224,20 @@ WHERE e.stream = new.stream AND e.n = new.n;
 
 -- name: entries
 SELECT n, body, at, key FROM duly_entries WHERE stream = $1 AND n > $2 ORDER BY n LIMIT $3;
+
+-- name: newest_entries
+SELECT e.stream, e.n, e.body, e.at, e.key
+FROM duly_streams AS s JOIN duly_entries AS e ON e.stream = s.stream AND e.n > s.last - $2::bigint
+WHERE s.stream = ANY($1::text[]) ORDER BY e.stream, e.n;
+
+-- name: entries_after
+SELECT asked.place, e.n, e.body, e.at, e.key
+FROM unnest($1::text[], $2::bigint[]) WITH ORDINALITY AS asked (stream, after, place)
+CROSS JOIN LATERAL (
+    SELECT n, body, at, key FROM duly_entries
+    WHERE stream = asked.stream AND n > asked.after ORDER BY n LIMIT $3
+) AS e
+ORDER BY asked.place, e.n;
 
 -- name: extent
 SELECT (SELECT min(n) FROM duly_entries WHERE stream = $1), (SELECT last FROM duly_streams WHERE stream = $1);

@@ -161,8 +161,19 @@ SELECT key, channel, recipient, round, state, attempt, due, expires, worker, err
 FROM deliveries
 WHERE key = ? ORDER BY channel, recipient, round;
 
+-- name: deliveries_of_all
+SELECT key, channel, recipient, round, state, attempt, due, expires, worker, error, kind, in_doubt
+FROM deliveries
+WHERE key IN (SELECT unhex(value) FROM json_each(?)) ORDER BY key, channel, recipient, round;
+
 -- name: entries
 SELECT n, body, at, key FROM entries WHERE stream = ? AND n > ? ORDER BY n LIMIT ?;
+
+-- name: newest_entries
+SELECT e.stream, e.n, e.body, e.at, e.key
+FROM json_each(?1) AS asked CROSS JOIN streams AS s ON s.stream = asked.value
+CROSS JOIN entries AS e ON e.stream = s.stream AND e.n > s.last - ?2
+ORDER BY e.stream, e.n;
 
 -- name: extent
 SELECT (SELECT min(n) FROM entries WHERE stream = ?1), (SELECT last FROM streams WHERE stream = ?1);

@@ -269,7 +269,7 @@ export default {
   "chat.lines": "Lines of this conversation",
   "chat.say": "Say something",
   "chat.to": "Person, or name of a new group",
-  "chat.members": "Members (only for a new group)",
+  "chat.members": "Members of a group (ann, bob)",
   "chat.begin": "Begin",
   "chat.new": "New conversation",
   "chat.leave": "Leave",

@@ -269,7 +269,7 @@ export default {
   "chat.lines": "对话内容",
   "chat.say": "说点什么",
   "chat.to": "对方名称，或新群组的名称",
-  "chat.members": "成员（仅新群组）",
+  "chat.members": "新群组的成员（ann, bob）",
   "chat.begin": "开始",
   "chat.new": "新会话",
   "chat.leave": "离开",

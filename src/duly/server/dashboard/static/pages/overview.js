@@ -29,7 +29,7 @@ export default function overview(page) {
     stopChart = watch("chart", { span: name }, (data) => { if (data.rows) charts.forEach((one) => one.draw(data)); });
   };
   fill(page,
-    h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.overview")), about)),
+    h("div", { class: "page-head" }, h("div", {}, h("h1", {}, t("nav.overview")), about), h("a", { class: "button small plain", href: "/overview.json", target: "_blank", rel: "noopener" }, "JSON")),
     attention,
     h("section", { class: "tiles", "aria-label": t("figures") }, TILES.map((name) => tiles[name].element)),
     h("section", { class: "section" }, h("h2", {}, t("health")), h("div", { class: "panel" }, health)),
