@@ -44,6 +44,12 @@ def duly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Duly:
     return lambda *args: CliRunner().invoke(app, args)
 
 
+def test_a_restore_that_fails_creates_no_folder(duly: Duly) -> None:
+    Path("backup.db").write_bytes(b"SQLite format 3\0, and then nothing that fits")
+    assert duly("restore", "backup.db", "--data", "new").exit_code == 1
+    assert not Path("new").exists()
+
+
 def test_a_broken_invariant_is_shown_with_what_to_do_and_the_exit_code_is_1(duly: Duly) -> None:
     assert "26 of 26 invariants hold" in duly("check").stdout
     db = connect(Path("duly-data/ledger.db"))

@@ -123,6 +123,15 @@ async def test_one_account_cannot_fill_the_disk(open_local: Open) -> None:
         assert (await say(lamp, data="x"))["code"] == 0
 
 
+async def test_lines_that_are_refused_as_too_large_are_not_counted_as_stored(open_chat_hub: Any) -> None:
+    local: HubWithPeople = await open_chat_hub(stored_mb_per_day=1)
+    async with local.enter("ann") as ann:
+        for _ in range(6):
+            refused = await ann.chat("bob", "x" * 240_000)
+            assert (refused["code"], refused["error"]) == (2, "too_large")
+        assert (await ann.chat("bob", "hello"))["code"] == 0
+
+
 async def test_pushes_are_stored_in_their_order_also_when_one_was_refused(open_local: Open) -> None:
     local = await open_local(pushes_per_minute=2)
     async with local.join("lock") as lock, local.join("phone") as phone:

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
+from duly.identity.accounts import Role
 from tests.end_to_end.conftest import HubUnderTest, Open
-from tests.end_to_end.raw import curl, dial
+from tests.end_to_end.raw import Closed, curl, dial
 from tests.stopwatch import Stopwatch
 
 
@@ -17,6 +18,27 @@ async def test_before_login_a_refusal_carries_the_id(local: HubUnderTest, seq_id
         await stranger.say("lock_control", seq_id=seq_id, to="lock", data={})
         said = await stranger.hear()
         assert (said["type"], said["code"], said["seq_id"]) == ("server_ack", 3, seq_id)
+
+
+@pytest.mark.parametrize("first", [{"type": "auth", "token": "wrong"}, {"type": "query", "seq_id": "q"}])
+async def test_a_connection_without_a_login_ends_as_a_violation_of_policy(
+    local: HubUnderTest, first: dict[str, object]
+) -> None:
+    async with dial(local.url) as stranger:
+        await stranger.say(**first)
+        assert (await stranger.hear())["code"] == 3
+        with pytest.raises(Closed, match="1008"):
+            await stranger.hear()
+
+
+async def test_a_connection_that_may_try_later_ends_with_that_code(local: HubUnderTest) -> None:
+    answers = [(await curl(f"{local.url}/v1/messages", f"duly_{n}")).status for n in range(11)]
+    assert answers[-1] == 429
+    async with dial(local.url) as stranger:
+        await stranger.say("auth", token="wrong")
+        assert (await stranger.hear())["error"] == "too_many_logins"
+        with pytest.raises(Closed, match="1013"):
+            await stranger.hear()
 
 
 @pytest.mark.parametrize(
@@ -149,3 +171,15 @@ async def test_a_refusal_names_the_kind_of_account_in_plain_words(local: HubUnde
         assert (await phone.hear_of("n-2"))["detail"] == "an app cannot send 'ack'"
         await lock.say("No Type", seq_id="n-3")
         assert (await lock.hear_of("n-3"))["detail"] == "there is no frame type 'No Type' for a device"
+
+
+async def test_a_wrong_token_and_a_wrong_password_are_recorded(local: HubUnderTest) -> None:
+    await curl(f"{local.url}/v1/messages", "duly_wrong")
+    await curl(f"{local.url}/v1/login", body={"name": "no\x1bbody", "password": "a-wrong-password"})
+    admin = await local.hub.accounts.add(Role.ADMIN, "boss")
+    found = (await curl(f"{local.url}/v1/refusals", admin)).json["refusals"]
+    logins = {one["reason"] for one in found if (one["scope"], one["id"]) == ("hub", "login")}
+    assert logins == {
+        "a token from 127.0.0.1 is not known",
+        "the name 'no\\x1bbody' or its password, from 127.0.0.1, is wrong",
+    }

@@ -72,6 +72,8 @@ class LoginGuard:
         self._remembered = remembered
         self.failures = 0
         """wrong tokens and passwords since the start"""
+        self.on_failure: Callable[[str], None] = _not_recorded
+        """called with a sentence about each of them"""
 
     # ── by password ──────────────────────────────────────────────────────────────────────────────
 
@@ -111,6 +113,15 @@ class LoginGuard:
         if wait:
             raise TooManyLogins(f"too many accounts from here; try again in {_seconds(wait)} s", wait)
 
+    def wrong_password(self, account: str, network: str) -> None:
+        """Count a password that is wrong, or for an account that does not exist."""
+        self.failed(f"the name {account[:64]!a} or its password, from {network}, is wrong")
+
+    def failed(self, reason: str) -> None:
+        """Count a login that failed, and report it."""
+        self.failures += 1
+        self.on_failure(reason)
+
     # ── by token ─────────────────────────────────────────────────────────────────────────────────
 
     def begin_lookup(self, network: str, now: int) -> Callable[[], None] | None:
@@ -125,7 +136,7 @@ class LoginGuard:
 
     def wrong_token(self, network: str, now: int) -> int:
         """Count a token that belongs to no account; returns how long to wait before the next, or 0."""
-        self.failures += 1
+        self.failed(f"a token from {network} is not known")
         return self._tokens.take(network, now)
 
 
@@ -146,3 +157,7 @@ def _give_back(taken: list[tuple[RateLimits, str]]) -> None:
 
 def _seconds(wait: int) -> int:
     return -(-wait // SECOND)
+
+
+def _not_recorded(_reason: str) -> None:
+    return

@@ -26,13 +26,15 @@ from duly.apps.chat import receipts
 from duly.apps.chat.service import ChatPolicy, ChatService
 from duly.apps.gateway.service import GatewayService
 from duly.core.account_limits import AccountLimits
+from duly.core.acl import HUB
 from duly.core.steps import TimesLowered
-from duly.errors import DulyError, SenderError
+from duly.errors import DulyError, NotAuthenticated, SenderError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.identity.authenticator import Authenticator
 from duly.identity.login_guard import LoginGuard
 from duly.identity.people import People
 from duly.runtime.activity_log import ActivityLog
+from duly.runtime.refusal_tally import RefusalTally
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.runtime.telemetry import ChartSnapshot, TelemetrySnapshot
 from duly.runtime.time_series import ChartStep
@@ -134,6 +136,9 @@ class Hub:
         await self.floor.refresh()
         await self._open_accounts(box)
         self.activity = ActivityLog(self.ledger)
+        logins = RefusalTally(self.activity, self.tasks)
+        self.login_guard.on_failure = partial(logins.note, HUB, "login", NotAuthenticated.word)
+        shutdown.add("refused logins", logins.stop)
         self.metrics = HubMetrics(self)
         self.telemetry = self.metrics.telemetry
         shutdown.add("metrics", self.metrics.stop)

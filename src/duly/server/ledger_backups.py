@@ -88,7 +88,6 @@ async def restore(
     folder = Path(settings.data)
     if not settings.ledger:
         _refuse_in_use(folder)
-        private_folder(folder)
     if skew is None:
         skew = margins(control_policy(settings))["skew"]
     now = SystemClock().now()
@@ -105,6 +104,8 @@ async def restore(
             )
         if about is not None:
             _refuse_other_key(settings, about)
+        if not settings.ledger:
+            private_folder(folder)
         async with empty_ledger(settings.ledger_url) as ledger:
             done = await restore_rows(backup, ledger, lost=lost, repeatable=REPEATABLE, progress=progress)
             await AuditChain(ledger).add("local", "admin", "restore", path.name)

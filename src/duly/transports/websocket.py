@@ -105,6 +105,7 @@ class WebSocketSession:
         self._behind = False
         """the task is writing"""
         self._closing: str | None = None
+        self._close_code = WSCloseCode.GOING_AWAY
         self._last_resort: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
         self._soon = loop.call_soon
@@ -176,10 +177,11 @@ class WebSocketSession:
             if not room.done():
                 room.set_result(None)
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, code: WSCloseCode = WSCloseCode.GOING_AWAY) -> None:
         """Close the connection with this reason, after the queued frames are written."""
         if self._closing is None:
             self._closing = reason
+            self._close_code = code
             self._news.set()
             self._tell_room()
             if self.stall_timer is not None:
@@ -214,7 +216,7 @@ class WebSocketSession:
                 self._behind = False
                 if self._closing is not None:
                     reason = self._closing.encode()[:120]
-                    await socket.close(code=WSCloseCode.GOING_AWAY, message=reason)
+                    await socket.close(code=self._close_code, message=reason)
                     return
                 self._news.clear()
                 await self._news.wait()
@@ -343,7 +345,7 @@ async def _introduction(
     """Authenticate a client by its header or its first frame."""
     address = address_of(request)
     said: bytes = b""
-    reason = "not authenticated"
+    reason, code = "not authenticated", WSCloseCode.POLICY_VIOLATION
     try:
         header = request.headers.get("Authorization")
         if header is not None:
@@ -370,12 +372,14 @@ async def _introduction(
         )
     except SenderError as problem:
         refusal = _trouble(problem.word, str(problem), ServerCode.NOT_ALLOWED, said, problem.wait)
+        if problem.retry:
+            code = WSCloseCode.TRY_AGAIN_LATER
     except DulyError as problem:
         word = problem.word if isinstance(problem, RateLimited) else "internal"
         refusal = _trouble(word, str(problem), ServerCode.INTERNAL, said, problem.wait)
-        reason = f"try again soon: {problem}"
+        reason, code = f"try again soon: {problem}", WSCloseCode.TRY_AGAIN_LATER
     session.push(refusal)
-    session.close(reason)
+    session.close(reason, code)
     await _closed(request, socket)
     return None, None
 

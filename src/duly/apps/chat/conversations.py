@@ -265,6 +265,12 @@ def read_data(frame: Frame, as_: type[T]) -> T:
         raise Malformed(f"the data of a {frame.type} does not fit: {problem}") from None
 
 
+def check_size(frame: Frame) -> None:
+    """Raise `TooLarge` if the `data` of a frame exceeds what chat stores."""
+    if len(frame.data) > DATA_LIMIT:
+        raise TooLarge(f"data has {len(frame.data)} bytes; {DATA_LIMIT} are allowed, send it in parts")
+
+
 def message_of(frame: Frame, sender: str, recipient: str) -> Message:
     """Return the message in a frame. It carries only a digest of the text; the text itself is in the
     stream. Fields that the protocol does not know are refused, since no reader would get them."""
@@ -272,12 +278,9 @@ def message_of(frame: Frame, sender: str, recipient: str) -> Message:
         raise Malformed(f"a {frame.type} needs a seq_id: milliseconds, '_', a counter; mint one per message")
     if frame.more:
         raise Malformed(f"a {frame.type} has no field {', '.join(sorted(frame.more))}: put it into data")
-    data = bytes(frame.data)
-    if len(data) > DATA_LIMIT:
-        raise TooLarge(f"data has {len(data)} bytes; {DATA_LIMIT} are allowed, send it in parts")
     if frame.exp is not None and frame.exp < 10**11:
         raise Malformed(f"exp is a time in milliseconds since 1970, not {frame.exp}")
-    said = blake2b(data, digest_size=16).digest()
+    said = blake2b(bytes(frame.data), digest_size=16).digest()
     return Message(sender, frame.seq_id, frame.type, recipient, said, expires=(frame.exp or 0) * MS)
 
 

@@ -203,6 +203,7 @@ class ChatService:
         if who.role is not Role.USER or not self._accounts.is_current(who):
             raise NotAllowed(f"only people can chat; {who.name} is not the account of a person (any more)")
         if frame.type not in UNLIMITED:
+            c.check_size(frame)  # before it is counted: what is refused uses up no allowance
             refusal = self._limit.excess(who.name, len(frame.data), self._ledger.clock.now())
             if refusal is not None:
                 return self._take_repeat(session, who, frame, refusal)
