@@ -22,7 +22,7 @@ async def test_before_login_a_refusal_carries_the_id(local: HubUnderTest, seq_id
 
 @pytest.mark.parametrize("first", [{"type": "auth", "token": "wrong"}, {"type": "query", "seq_id": "q"}])
 async def test_a_connection_without_a_login_ends_as_a_violation_of_policy(
-    local: HubUnderTest, first: dict[str, object]
+    local: HubUnderTest, first: dict[str, str]
 ) -> None:
     async with dial(local.url) as stranger:
         await stranger.say(**first)
@@ -175,11 +175,14 @@ async def test_a_refusal_names_the_kind_of_account_in_plain_words(local: HubUnde
 
 async def test_a_wrong_token_and_a_wrong_password_are_recorded(local: HubUnderTest) -> None:
     await curl(f"{local.url}/v1/messages", "duly_wrong")
-    await curl(f"{local.url}/v1/login", body={"name": "no\x1bbody", "password": "a-wrong-password"})
+    await curl(f"{local.url}/v1/people", body={"name": "ann", "password": "a-long-password"})
+    for name in ("ann", "a-password-in-the-wrong-field"):
+        await curl(f"{local.url}/v1/login", body={"name": name, "password": "a-wrong-password"})
     admin = await local.hub.accounts.add(Role.ADMIN, "boss")
     found = (await curl(f"{local.url}/v1/refusals", admin)).json["refusals"]
     logins = {one["reason"] for one in found if (one["scope"], one["id"]) == ("hub", "login")}
     assert logins == {
         "a token from 127.0.0.1 is not known",
-        "the name 'no\\x1bbody' or its password, from 127.0.0.1, is wrong",
+        "the password of ann, from 127.0.0.1, is wrong",
+        "the name of an account, from 127.0.0.1, is wrong",
     }

@@ -113,9 +113,11 @@ class LoginGuard:
         if wait:
             raise TooManyLogins(f"too many accounts from here; try again in {_seconds(wait)} s", wait)
 
-    def wrong_password(self, account: str, network: str) -> None:
-        """Count a password that is wrong, or for an account that does not exist."""
-        self.failed(f"the name {account[:64]!a} or its password, from {network}, is wrong")
+    def wrong_password(self, account: str, network: str, *, exists: bool) -> None:
+        """Count a password that is wrong, or for an account that does not exist. A name that no account has
+        is not shown: people type passwords into the field for the name."""
+        who = f"the password of {account}" if exists else "the name of an account"
+        self.failed(f"{who}, from {network}, is wrong")
 
     def failed(self, reason: str) -> None:
         """Count a login that failed, and report it."""

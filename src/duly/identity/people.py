@@ -151,7 +151,7 @@ class People:
         if right:
             give_back()
         else:
-            self._guard.wrong_password(name, network)
+            self._guard.wrong_password(name, network, exists=bool(stored))
         return row if right else None
 
     async def _enter(self, name: str, row: CheckItem, device: str, pair: str = "") -> str:

@@ -164,7 +164,7 @@ class DashboardAccess:
             give_back()  # the password was not checked
             raise
         if user is None or body is None or not right:
-            self._guard.wrong_password(account, network)
+            self._guard.wrong_password(account, network, exists=user is not None)
             raise NotAuthenticated("the name or the password is wrong")
         give_back()
         self._guard.learn(account, network)
