@@ -410,6 +410,6 @@ async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
     return {device_of(stream): times[-1] for stream, times in said.items() if times}
 
 
-def _says_offline(push: outgoing.AnyPush) -> bool:
+def _says_offline(push: PushFrame | FrameWithFields[PushFrame]) -> bool:
     frame = push.frame if isinstance(push, FrameWithFields) else push
     return frame.type == frames.DEVICE_STATUS and frame.data == OFFLINE
