@@ -72,6 +72,16 @@ class AccountBook:
             else:
                 names.pop(of, None)
 
+    def link_again(self, name: str) -> None:
+        """Judge anew whether the grants of an account that has come, gone or changed have an effect."""
+        for grant in self.grants_of(name):
+            self.unlink(*grant)
+            self.link(*grant)
+
+    def grants(self) -> set[tuple[str, str]]:
+        """All grants, also those without effect."""
+        return self.dangling | {(app, device) for app, each in self.granted.items() for device in each}
+
     def grants_of(self, name: str) -> set[tuple[str, str]]:
         """The grants in which this name occurs."""
         left = {grant for grant in self.dangling if name in grant}
