@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -121,9 +120,10 @@ class AccountDirectory(KnownAccounts):
     def _learn(self, name: str, body: bytes | None) -> None:
         book = self._book
         before, old = book.standing.get(name), book.stored.get(name)
-        one: StoredAccount | None = None
-        with suppress(msgspec.DecodeError):  # a role that only a newer duly knows: it is not let in
+        try:
             one = None if body is None else decode_account(body)
+        except msgspec.DecodeError:
+            one = None  # a role that only a newer duly knows: it is not let in
         if one is None or body is None:
             book.forget(name)
         else:
@@ -195,9 +195,9 @@ class AccountDirectory(KnownAccounts):
         if self._whole is None:
             self._whole = now
         if now - self._whole >= WHOLE:
+            self._whole = now
             async with self._changing:
                 await self._load()
-            self._whole = now
         else:
             (version,) = await self.items.get(ACCOUNTS_VERSION)
             if version != self.version or self._doubted:
@@ -223,6 +223,7 @@ class AccountDirectory(KnownAccounts):
                 notes = await self._ledger.items(notes_between(self.version, version))
                 changed = changed_between(self.version, version, notes)
                 if changed is None:
+                    self._doubted |= doubted
                     await self._load()
                     return
                 _, found = await self._read(wanted | changed)
@@ -254,6 +255,7 @@ class AccountDirectory(KnownAccounts):
         found: dict[str, bytes | None] = {
             name: body for name, body in principals.items() if bodies.get(name) != body
         }
+        found.update({name: principals.get(name) for name in doubted if "/" not in name})
         found.update(dict.fromkeys(bodies.keys() - principals.keys()))
         found.update(dict.fromkeys(known - grants))
         found.update(dict.fromkeys(grants - known, b""))
@@ -264,15 +266,16 @@ class AccountDirectory(KnownAccounts):
         """Note what was read of accounts and grants; those that are in no bucket are None."""
         book = self._book
         for name, body in found.items():
-            if "/" not in name and body != book.bodies.get(name):
-                self._learn(name, body)
+            if "/" not in name:
+                if body != book.bodies.get(name):
+                    self._learn(name, body)
                 book.link_again(name)
         for name, body in found.items():
             app, slash, device = name.partition("/")
-            if slash:
+            if slash and body is None:
                 book.unlink(app, device)
-                if body is not None:
-                    book.link(app, device)
+            elif slash:
+                book.link(app, device)
 
 
 REMOVED: Final = "removed"

@@ -77,7 +77,7 @@ LEAVING: Final = "leaving"
 """The bucket of people whose account was removed, with the time: their conversations have to be left."""
 FORMER: Final = "former"
 """The bucket of removed people who left something behind: their names are not given away again."""
-TRIES: Final = 5
+TRIES: Final = 10
 """How often a change is judged anew because another hub has changed accounts meanwhile."""
 
 
