@@ -38,7 +38,7 @@ APPS, DEVICES, USERS = ["a1", "a2"], ["d1", "d2"], ["u1", "u2"]
 ROLES = {**dict.fromkeys(APPS, Role.APP), **dict.fromkeys(DEVICES, Role.DEVICE)}
 
 
-class UnsteadyLedger(MemoryLedger):
+class SlowAccountsLedger(MemoryLedger):
     """A ledger that others write too, whose reads and writes take a while, and which counts the rows that are
     read."""
 
@@ -86,11 +86,11 @@ class UnsteadyLedger(MemoryLedger):
         return done
 
 
-class OneHub:
+class HubOfAccounts:
     """A hub that looks once a second, and that has a connection of every account that it knows."""
 
     def __init__(self, disk: Disk, random: Random | None = None) -> None:
-        self.disk, self.ledger = disk, UnsteadyLedger(disk, random)
+        self.disk, self.ledger = disk, SlowAccountsLedger(disk, random)
         self.accounts = Accounts(self.ledger)
         self.connected: dict[str, Principal] = {}
 
@@ -144,9 +144,9 @@ async def change_as_before(ledger: MemoryLedger, random: Random) -> None:
             await ledger.write(put, PutItem(*ACCOUNTS_VERSION, version))
 
 
-async def misjudged(hub: OneHub, disk: Disk) -> list[str]:
+async def misjudged(hub: HubOfAccounts, disk: Disk) -> list[str]:
     """Of what this hub does not know what the ledger says, or has not been told to hang up."""
-    fresh = Accounts(UnsteadyLedger(disk))
+    fresh = Accounts(SlowAccountsLedger(disk))
     await fresh.refresh()
     book, right = hub.accounts._book, fresh._book
     wrong = [name for name, body in book.bodies.items() if right.bodies.get(name) != body]
@@ -172,15 +172,15 @@ def wrong_after(seed: int) -> list[str]:
 
     async def scene() -> None:
         random, disk, loop = Random(seed), Disk(), asyncio.get_running_loop()
-        hubs = [OneHub(disk, random) for _ in range(3)]
-        older = UnsteadyLedger(disk, random) if seed % 3 == 0 else None
+        hubs = [HubOfAccounts(disk, random) for _ in range(3)]
+        older = SlowAccountsLedger(disk, random) if seed % 3 == 0 else None
 
-        async def look(hub: OneHub) -> None:
+        async def look(hub: HubOfAccounts) -> None:
             while True:
                 await asyncio.sleep(random.random() * 2)
                 await hub.look()
 
-        async def act(do: Callable[[Random], Awaitable[None]], ledger: UnsteadyLedger, most: int) -> None:
+        async def act(do: Callable[[Random], Awaitable[None]], ledger: SlowAccountsLedger, most: int) -> None:
             for _ in range(random.choice([3, most])):
                 await asyncio.sleep(random.random() * random.choice([0.1, 3]))
                 ledger.away = False
@@ -213,7 +213,7 @@ def wrong_after(seed: int) -> list[str]:
     return wrong
 
 
-class InterruptedLedger(UnsteadyLedger):
+class InterruptedLedger(SlowAccountsLedger):
     """A ledger that lets something else happen when a read of something has ended, once."""
 
     def __init__(self, disk: Disk, read: str, meanwhile: Callable[[], Awaitable[object]]) -> None:
@@ -243,7 +243,7 @@ def wrong_after_a_late_read() -> list[str]:
 
     async def scene() -> None:
         disk = Disk()
-        one, other = OneHub(disk), OneHub(disk)
+        one, other = HubOfAccounts(disk), HubOfAccounts(disk)
 
         async def remove() -> None:
             await other.accounts.remove("u1")
@@ -268,12 +268,12 @@ def wrong_after_a_torn_read(*, confirmed: bool) -> list[str]:
 
     async def scene() -> None:
         disk = Disk()
-        older = UnsteadyLedger(disk)
+        older = SlowAccountsLedger(disk)
         app = PutItem(PRINCIPALS, "a1", msgspec.json.encode(StoredAccount(Role.APP, "", 1)))
         device = PutItem(PRINCIPALS, "d1", msgspec.json.encode(StoredAccount(Role.DEVICE, "", 1)))
         version = [PutItem(*ACCOUNTS_VERSION, unrelated_version()) for _ in range(2)]
         await older.write(device, version[0])
-        one = OneHub(disk)
+        one = HubOfAccounts(disk)
         one.accounts._ledger = InterruptedLedger(
             disk, PRINCIPALS, lambda: older.write(app, PutItem(GRANTS, "a1/d1", b""), version[1])
         )
@@ -414,7 +414,7 @@ def test_a_bug_in_reading_changes_is_noticed(bug: Callable[[Patch], None], monke
 # ── what is read ─────────────────────────────────────────────────────────────────────────────────
 
 
-async def two_hubs(present: int) -> tuple[OneHub, OneHub]:
+async def two_hubs(present: int) -> tuple[HubOfAccounts, HubOfAccounts]:
     """Two hubs that know so many accounts and half as many grants, and have read nothing since."""
     disk = Disk()
     stored: dict[str, bytes] = {}
@@ -423,7 +423,7 @@ async def two_hubs(present: int) -> tuple[OneHub, OneHub]:
         stored[f"n{n}"] = msgspec.json.encode(StoredAccount(role, f"{n:064x}", 1))
     disk.buckets[PRINCIPALS] = stored
     disk.buckets[GRANTS] = {f"n{n}/n{n - 1}": b"" for n in range(1, present, 2)}
-    one, two = OneHub(disk), OneHub(disk)
+    one, two = HubOfAccounts(disk), HubOfAccounts(disk)
     for name in ("a1", "d1"):
         await one.accounts.add(ROLES[name], name)
     for hub in (one, two):
@@ -493,7 +493,7 @@ def test_beside_a_hub_of_the_version_before_both_see_each_change() -> None:
 
     async def scene() -> None:
         one, two = await two_hubs(10)
-        older = UnsteadyLedger(one.disk)
+        older = SlowAccountsLedger(one.disk)
         seen = {await older.item(*ACCOUNTS_VERSION)}
         for n in range(4):
             name, version = f"x{n}", PutItem(*ACCOUNTS_VERSION, unrelated_version())
