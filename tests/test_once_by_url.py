@@ -24,7 +24,7 @@ import pytest
 from pydantic import BaseModel
 
 import duly
-from duly.errors import Failed, LedgerInUse, LedgerUnavailable, Malformed, ProgramError
+from duly.errors import Failed, LedgerInUse, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.idempotency import ledgers
 from duly.idempotency.blocking import BlockingTransaction
 from duly.idempotency.ledgers import close_ledgers
@@ -548,3 +548,21 @@ async def test_keys_that_are_no_longer_kept_are_forgotten_again_and_again(
     async with asyncio.timeout(GUARD):
         for _ in range(3):
             await times.acquire()
+
+
+async def test_a_ledger_that_closes_while_keys_are_forgotten_is_no_failure(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ledgers, "PRUNE_SECONDS", 0.01)
+    ledger = await ledgers.ledger_at(ledgers.url_to_share(url))
+    times = asyncio.Semaphore(0)
+
+    async def prune(**_: object) -> int:
+        times.release()
+        raise Stopped("this ledger is closed")
+
+    monkeypatch.setattr(ledger, "prune", prune)
+    async with asyncio.timeout(GUARD):
+        for _ in range(2):
+            await times.acquire()
+    assert "failed" not in caplog.text

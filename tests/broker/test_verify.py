@@ -111,6 +111,22 @@ async def test_mosquitto_keeps_devices_and_nodes_apart(mosquitto_with: StartWith
     assert tried["lamp", "publish", "nodes/hub/complete"]
 
 
+async def test_a_broker_that_lets_each_account_connect_once_is_tested_with_one_connection_of_each(
+    mosquitto_with: StartWith, mosquitto: servers.Mosquitto
+) -> None:
+    """With this documented setting the check ended its own connections, and what is allowed was blocked."""
+    settings = mosquitto.folder / "mosquitto.conf"
+    before = settings.read_text()
+    settings.write_text(before + "use_username_as_clientid true\n")
+    try:
+        port = mosquitto_with(acl_dialects.mosquitto(WANTED) + "pattern read nodes/+/pending\n")
+        found = wrong(await check(observer(port), USERS, "nodes"))
+        assert ("leaks", "A", "subscribe", "nodes/B/pending") in found
+        assert {verdict for verdict, *_ in found} == {"leaks"}
+    finally:
+        settings.write_text(before)
+
+
 async def test_a_device_that_may_command_another_is_found(mosquitto_with: StartWith) -> None:
     port = mosquitto_with(acl_dialects.mosquitto(MIXED) + "pattern write nodes/+/pending\n")
     found = wrong(await check(observer(port), users_of(MIXED), "nodes"))

@@ -236,3 +236,47 @@ async def test_doctor_and_metrics_show_the_limits_and_what_was_refused(open_loca
         "is": "warn",
         "fact": "refused since the start: 2 commands; most of phone (2)",
     }
+
+
+async def test_commands_that_are_refused_are_not_counted_as_stored(open_local: Open) -> None:
+    """A few large commands to a device that was offline used up the bytes of a day."""
+    local = await open_local(stored_mb_per_day=1)
+    async with local.join("phone") as phone, local.join("lock") as lock:
+        same = phone.ids()
+        refused: list[dict[str, Any]] = [
+            {"to": "lamp"}, {"to": "nobody"}, {"to": "lock", "exp": 9_999_999_999_999},
+            {"to": "lock", "seq_id": same},
+        ]  # fmt: skip
+        await phone.command("lock", seq_id=same)
+        await lock.obey()
+        assert [(await phone.hear_of(same))["type"] for _ in range(2)] == ["server_ack", "ack"]
+        for wrong in refused:
+            for _ in range(5):
+                sent = {"seq_id": phone.ids(), **wrong}
+                await phone.say("lock_control", data="x" * 240_000, **sent)
+                answer = await phone.hear_of(sent["seq_id"])
+                assert answer["error"] in ("offline", "not_allowed", "malformed", "id_conflict"), wrong
+        stored = [await phone.command("lock", data="x" * 240_000) for _ in range(5)]
+        answers = [await phone.hear_of(seq_id) for seq_id in stored]
+        assert [answer["code"] for answer in answers] == [0] * 4 + [4], "what is stored is counted"
+
+
+async def test_lines_that_are_refused_are_not_counted_as_stored(open_chat_hub: Any) -> None:
+    local: HubWithPeople = await open_chat_hub(stored_mb_per_day=1)
+    async with local.enter("ann") as ann, local.enter("bob") as bob:
+        await bob.ask("block", user="ann")
+        for name in ("bob", "no-such-person"):
+            for _ in range(70):
+                assert (await ann.chat(name, "x" * 16_000))["error"] == "not_allowed"
+        assert (await ann.chat("cid", "hello"))["code"] == 0
+
+
+async def test_pushes_and_repeats_that_are_not_stored_are_not_counted(open_local: Open) -> None:
+    local = await open_local(stored_mb_per_day=1)
+    async with local.join("lock") as lock:
+        first = lock.ids()
+        codes = [(await say(lock, seq_id=first, data="x" * 240_000))["code"] for _ in range(8)]
+        assert codes == [0] + [5] * 7
+        conflicts = [await say(lock, seq_id=first, data="y" * 240_000) for _ in range(8)]
+        assert {answer["error"] for answer in conflicts} == {"id_conflict"}
+        assert [(await say(lock, data="z" * 240_000))["code"] for _ in range(4)] == [0, 0, 0, 4]

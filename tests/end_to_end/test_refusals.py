@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
 
 from duly.identity.accounts import Role
 from tests.end_to_end.conftest import HubUnderTest, Open
-from tests.end_to_end.raw import Closed, curl, dial
+from tests.end_to_end.raw import Closed, bare, curl, dial
+from tests.guard import GUARD
 from tests.stopwatch import Stopwatch
 
 
@@ -98,6 +100,20 @@ async def test_a_frame_that_is_too_large_is_refused_and_the_next_one_taken(local
     )
     assert answer.status == 413
     assert (answer.json["seq_id"], answer.json["error"]) == ("h-1", "too_large")
+
+
+@pytest.mark.parametrize(
+    ("sent", "word"), [(b"\x81\xff" + (2 << 20).to_bytes(8), "too_large"), (b"\xf1\x80", "malformed")]
+)
+async def test_what_ends_a_connection_is_recorded(local: HubUnderTest, sent: bytes, word: str) -> None:
+    """A frame of more than 1 MiB closed the connection, and 'duly why' knew nothing of it."""
+    async with bare(local.url) as raw:
+        await raw.upgrade(local.url, local.tokens["phone"])
+        await raw.send(sent)
+        await raw.gone()
+    async with asyncio.timeout(GUARD):
+        while ("phone", word) not in await local.refused():
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

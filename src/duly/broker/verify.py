@@ -5,6 +5,9 @@ or grant a forbidden subscription and deliver nothing: both are fine. So an obse
 everything listens while the users publish, and publishes while they listen. The check waits for messages
 that should arrive, and a moment longer for messages that should not.
 
+Some brokers let an account connect once only (Mosquitto and EMQX with `use_username_as_clientid`): another
+connection ends the one before. There the check has one connection of each account at a time.
+
 It leaves nothing behind: its sessions end with it, and no message is retained. Real nodes at the broker
 receive a few texts that are not FD messages, and record them as malformed.
 """
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import AsyncExitStack, suppress
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext, suppress
 from typing import Final, TypeVar
 
 from msgspec import Struct
@@ -31,6 +34,9 @@ PATIENCE: Final = 5.0
 
 GRACE: Final = 0.5
 """Seconds to wait for messages that should not arrive."""
+
+PING: Final = b"\xc0\x00"
+DISCONNECT: Final = b"\xe0\x00"
 
 AT_ONCE: Final = 8
 """Connections that are opened at the same time."""
@@ -100,6 +106,7 @@ async def check(
     async with AsyncExitStack() as closing:
         trial.observer = await trial.enter(observer.username, observer.password, "#", closing=closing)
         await trial.prove_observer()
+        await trial.find_out_whether_alone()
         return [
             *await trial.strangers(),
             *await trial.publishing(),
@@ -151,6 +158,8 @@ class _Trial:
         self._nonce = secrets.token_hex(4)
         self._count = 0
         self._slots = asyncio.Semaphore(AT_ONCE)
+        self._turns: dict[str, asyncio.Lock] | None = None
+        """by user, if an account can have only one connection at a time"""
         self.observer: _TestClient
 
     def address(self, name: str, password: str) -> BrokerAddress:
@@ -171,6 +180,28 @@ class _Trial:
             closing.push_async_callback(client.link.stop)
             await client.link.connected()
         return client
+
+    async def find_out_whether_alone(self) -> None:
+        """Connect twice as one user: does the second connection end the first?"""
+        user = self._users[0]
+        topic = f"{self._prefix}-other/x/pending"
+        with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(self._patience):
+                first, second = [await self._connect(user, topic, "") for _ in range(2)]
+                try:
+                    first[1].write(PING)
+                    alone = not await first[0].read(1)
+                except OSError:
+                    alone = True
+                if alone:
+                    self._turns = {one.name: asyncio.Lock() for one in self._users}
+                for _, writer in (second, first):
+                    writer.write(DISCONNECT)
+                    writer.close()
+
+    def _turn(self, user: BrokerLogin) -> AbstractAsyncContextManager[object]:
+        """Wait until this user has no other connection, if it can have only one."""
+        return nullcontext() if self._turns is None else self._turns[user.name]
 
     def message(self) -> str:
         """Return a payload that no other attempt has."""
@@ -242,7 +273,7 @@ class _Trial:
         ]
 
     async def _publish(self, user: BrokerLogin, topic: str, message: str) -> None:
-        async with AsyncExitStack() as closing:
+        async with self._turn(user), AsyncExitStack() as closing:
             client = await self.enter(user.name, user.password, closing=closing)
             # Some brokers close the connection after a forbidden publish, some refuse it in MQTT 5.
             with suppress(ConnectionLost, NotAllowed, TimeoutError):
@@ -258,28 +289,40 @@ class _Trial:
         return await self._arrivals("will", tried)
 
     async def _die(self, user: BrokerLogin, topic: str, message: str) -> None:
-        """Connect with a will and break the connection off. The packets are made here: no MQTT client
-        offers that."""
+        """Connect with a will and break the connection off."""
+        with suppress(
+            OSError, TimeoutError, asyncio.IncompleteReadError
+        ):  # a refused connection is fine, too
+            async with self._turn(user), self._slots, asyncio.timeout(self._patience):
+                _, writer = await self._connect(user, topic, message)
+                writer.transport.abort()
+
+    async def _connect(
+        self, user: BrokerLogin, topic: str, message: str
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Connect with a will. The packets are made here: no MQTT client offers to break off."""
         address = self.address(user.name, user.password)
         fields = [address.client_id, topic, message, address.username, address.password]
         body = b"\0\4MQTT\4\xce\0\x1e" + b"".join(
             len(text).to_bytes(2, "big") + text for text in (field.encode() for field in fields)
         )
         length = bytes([len(body)]) if len(body) < 128 else bytes([len(body) % 128 | 128, len(body) // 128])
-        with suppress(
-            OSError, TimeoutError, asyncio.IncompleteReadError
-        ):  # a refused connection is fine, too
-            async with self._slots, asyncio.timeout(self._patience):
-                reader, writer = await asyncio.open_connection(
-                    address.host, address.port, ssl=address.tls_context() or None
-                )
-                writer.write(b"\x10" + length + body)
-                await reader.readexactly(4)
-                writer.transport.abort()
+        reader, writer = await asyncio.open_connection(
+            address.host, address.port, ssl=address.tls_context() or None
+        )
+        writer.write(b"\x10" + length + body)
+        await reader.readexactly(4)
+        return reader, writer
 
     async def subscribing(self) -> list[Finding]:
         """Let every user subscribe to every filter, and see what each hears."""
-        tried = [(user, each) for user in self._users for each in sample_filters(self._names, self._prefix)]
+        filters = sample_filters(self._names, self._prefix)
+        groups = [filters] if self._turns is None else [[each] for each in filters]
+        return [finding for group in groups for finding in await self._subscribe(group)]
+
+    async def _subscribe(self, filters: Sequence[str]) -> list[Finding]:
+        """Let every user subscribe to each of these filters, with a connection for each."""
+        tried = [(user, each) for user in self._users for each in filters]
         async with AsyncExitStack() as closing:
             listeners = await _together(self._listen(user, each, closing) for user, each in tried)
             sent = await self._publish_everywhere()
@@ -317,6 +360,8 @@ class _Trial:
         """Try to connect with the client id of another user, which must not get the messages that wait for
         it."""
         takers = [*self._users[1:], self._users[0]]
+        if self._turns is not None:
+            return [await self._take_over(*pair) for pair in zip(self._users, takers, strict=True)]
         return await _together(map(self._take_over, self._users, takers))
 
     async def _take_over(self, owner: BrokerLogin, taker: BrokerLogin) -> Finding:

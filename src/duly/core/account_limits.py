@@ -3,7 +3,8 @@
 The laws. An account may send and store only so much, so that it can neither fill the shared disk nor keep a
 shared hub busy; other accounts are not affected. A refused message uses up no allowance, and its refusal says
 how long to wait; refusals are counted. All kinds share one allowance of bytes. A message that is within its
-rate but over the allowance of bytes uses up neither. A limit of 0 means no limit. A repeat of an accepted
+rate but over the allowance of bytes uses up neither, and one that is refused for another reason, or turns
+out to be a repeat, gives its bytes back. A limit of 0 means no limit. A repeat of an accepted
 message is always answered, even if its sender has reached a limit.
 """
 
@@ -25,6 +26,8 @@ hub has created."""
 UNIT_BITS: Final = 8
 """Bytes are counted in units of 256, at least one unit per message; that covers its id and its row in the
 ledger."""
+UNDER_WAY: Final = 100_000
+"""The most messages that are remembered between being counted and being answered."""
 REFUSED_NAMES: Final = 1_000
 """The most accounts whose refusals are counted one by one."""
 MB: Final = 1024 * 1024
@@ -98,12 +101,46 @@ class AccountLimit:
             return RateLimited(f"{name} may store {self._stored_mb:,} MB a day (stored_mb_per_day)", wait)
         return None
 
+    def give_back(self, name: str, size: int) -> None:
+        """Give back the bytes of a message that was counted and is not stored."""
+        if self._stored_mb:
+            self._stored.give_back(name, 1 + (size >> UNIT_BITS))
+
     def refuse(self, name: str, refusal: RateLimited) -> RateLimited:
         """Count a refused message and return the error for its sender."""
         self.refused += 1
         if name in self.names or len(self.names) < REFUSED_NAMES:
             self.names[name] += 1
         return refusal
+
+
+class CountedBytes:
+    """The bytes of messages that were counted and are on their way to the ledger, by key.
+
+    >>> limit = AccountLimits(LimitPolicy(stored_mb=1)).lines
+    >>> under_way = CountedBytes(limit)
+    >>> for _ in range(9):
+    ...     limit.take("ann", 1_000_000, now=0)
+    ...     under_way.begin(b"key", 1_000_000)
+    ...     under_way.end(b"key", "ann", stored=False)
+    """
+
+    def __init__(self, limit: AccountLimit) -> None:
+        self._limit = limit
+        self._sizes: dict[bytes, int] = {}
+
+    def begin(self, key: bytes, size: int) -> None:
+        """Note that a message was counted with this size."""
+        self._sizes[key] = size
+        if len(self._sizes) > UNDER_WAY:  # these were never answered: the ledger has failed
+            del self._sizes[next(iter(self._sizes))]
+
+    def end(self, key: bytes, name: str, *, stored: bool) -> None:
+        """Give the bytes of a message back if it is not stored. Of the answers to its key only the first one
+        counts: a repeat meanwhile gives nothing back."""
+        size = self._sizes.pop(key, None)
+        if size is not None and not stored:
+            self._limit.give_back(name, size)
 
 
 class AccountLimits:

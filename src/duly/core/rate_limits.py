@@ -114,12 +114,12 @@ class RateLimits:
             return 0
         return max(0, full_at + self._interval - now - self._span)
 
-    def give_back(self, name: str) -> None:
-        """Undo a `take` of one thing that turned out not to count."""
+    def give_back(self, name: str, amount: int = 1) -> None:
+        """Undo a `take` of something that turned out not to count."""
         if name not in self._full_at:
             name = _REST
         if name in self._full_at:
-            self._full_at[name] -= min(self._interval, self._span)
+            self._full_at[name] -= min(self._interval * amount, self._span)
 
     def _forget(self, now: int) -> bool:
         """Make room by dropping names whose allowance is whole; whether there is room."""

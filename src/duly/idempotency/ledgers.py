@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from duly.errors import Malformed, ProgramError
+from duly.errors import Malformed, ProgramError, Stopped
 from duly.runtime.tasks import Supervisor
 from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
@@ -44,7 +44,7 @@ class _Opened:
         self._timer = self.loop.call_later(PRUNE_SECONDS, self._begin_pruning)
 
     def _begin_pruning(self) -> None:
-        self.tasks.do("forgetting old keys", self._prune())
+        self.tasks.do("forgetting old keys", self._prune(), expected=(Stopped,))
 
     async def _prune(self) -> None:
         try:

@@ -4,13 +4,14 @@ A hub that is the only writer of its ledger answers every question from memory. 
 the ledger, memory alone never lets a caller in: a caller that connects is confirmed by a read (`identify`,
 `confirm`), what a live connection sends is admitted only if its account is unchanged (`proof`, checked in
 the transaction of the admission), and what memory does not know is read from the ledger before it is
-refused (`find_role`, `find_grant`).
+refused (`find_role`, `find_grant`). What changes at one hub, the others read when they see the next version
+(`duly.identity.account_changes`): what has not changed costs nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -18,8 +19,9 @@ import msgspec
 from duly.core.operations import CheckItem
 from duly.core.rate_limits import Rate, RateLimits
 from duly.errors import NotAuthenticated
+from duly.identity.account_changes import ACCOUNTS_VERSION, changed_between, notes_between
 from duly.identity.account_names import NAME
-from duly.identity.known_accounts import AccountBook, KnownAccounts
+from duly.identity.known_accounts import KnownAccounts
 from duly.identity.model import Principal, Role, StoredAccount, digest
 from duly.storage.item_loader import ItemLoader
 from duly.storage.ledger import Ledger
@@ -30,12 +32,10 @@ GRANTS: Final = "grants"
 """The bucket of grants, named by `grant_name`."""
 TOKENS: Final = "tokens"
 """The bucket that names the owner of each token's SHA-256, so that any hub finds a token with one read."""
-VERSIONS: Final = "versions"
-"""A bucket whose items change together with what they are named after: one read shows whether to read it
-again."""
-ACCOUNTS_VERSION: Final = (VERSIONS, "accounts")
 MISSES: Final = Rate(20)
 """Reads of the ledger that may find nothing, per second and asking account."""
+WHOLE: Final = 3600.0
+"""Seconds after which everything is read again, though nothing says that it has changed."""
 
 decode_account: Final = msgspec.json.Decoder(StoredAccount).decode
 
@@ -51,7 +51,12 @@ class AccountDirectory(KnownAccounts):
         self._misses = RateLimits(MISSES)
         self._loaded = False
         self.version: bytes | None = None
-        """changes with every change of an account or a grant, at whichever hub it is made"""
+        """changes with every change of an account or a grant, at whichever hub it is made; memory has all
+        changes up to this one"""
+        self._whole: float | None = None
+        """when everything was read because of its age"""
+        self._doubted: set[str] = set()
+        """accounts and grants whose latest read may be older than one before: they are read again"""
         self._lapsed: set[str] = set()
         """accounts that were valid and no longer are, until `refresh` or `catch_up` reports them"""
         self._changing = asyncio.Lock()  # a refresh must not bring back what a change has just removed
@@ -104,20 +109,27 @@ class AccountDirectory(KnownAccounts):
             if self._book.bodies.get(name) == before:  # else it was changed here meanwhile: read again
                 if body != before:
                     self._learn(name, body)
+                    self._doubt(name)
                 break
         return self._book.stored.get(name)
 
+    def _doubt(self, name: str) -> None:
+        """Note an account or a grant of which a newer read may have ended before this one."""
+        self._doubted.add(name)
+
     def _learn(self, name: str, body: bytes | None) -> None:
         book = self._book
-        before = book.standing.get(name)
-        one: StoredAccount | None = None
-        with suppress(msgspec.DecodeError):  # a role that only a newer duly knows
+        before, old = book.standing.get(name), book.stored.get(name)
+        try:
             one = None if body is None else decode_account(body)
+        except msgspec.DecodeError:
+            one = None  # a role that only a newer duly knows: it is not let in
         if one is None or body is None:
             book.forget(name)
         else:
             book.put(name, one, body)
-        if before is not None and book.standing.get(name) != before:
+        void = old is not None and (one is None or one.token != old.token)
+        if before is not None and (void or book.standing.get(name) != before):
             self._lapsed.add(name)
 
     async def confirm(self, principal: Principal) -> None:
@@ -150,6 +162,7 @@ class AccountDirectory(KnownAccounts):
             if grant is not None:
                 await asyncio.gather(self.confirmed(app), self.confirmed(device))
                 self._book.link(app, device)
+                self._doubt(grant_name(app, device))
                 self._misses.give_back(app)
         return self.may(principal, device)
 
@@ -177,34 +190,92 @@ class AccountDirectory(KnownAccounts):
             return self._take_lapsed()
 
     async def catch_up(self) -> frozenset[str]:
-        """`refresh` if anything has changed: one small read, cheap enough to be made often."""
-        (version,) = await self.items.get(ACCOUNTS_VERSION)
-        if version != self.version:
-            return await self.refresh()
+        """`refresh` what has changed: one small read if nothing has, cheap enough to be made often."""
+        now = asyncio.get_running_loop().time()
+        if self._whole is None:
+            self._whole = now
+        if now - self._whole >= WHOLE:
+            self._whole = now
+            async with self._changing:
+                await self._load()
+        else:
+            (version,) = await self.items.get(ACCOUNTS_VERSION)
+            if version != self.version or self._doubted:
+                async with self._changing:
+                    await self._read_changes()
         return self._take_lapsed()
 
     def _take_lapsed(self) -> frozenset[str]:
         lapsed, self._lapsed = frozenset(self._lapsed), set()
         return lapsed
 
+    async def _read_changes(self, *names: str) -> None:
+        """Read these accounts and what has changed since the last read, or everything if that cannot be
+        told. `_changing` is held."""
+        if not self._loaded:
+            await self._load()
+            return
+        doubted, self._doubted = self._doubted, set()
+        try:
+            wanted = doubted | {name for name in names if NAME.fullmatch(name)}
+            version, found = await self._read(wanted)
+            if version != self.version:
+                notes = await self._ledger.items(notes_between(self.version, version))
+                changed = changed_between(self.version, version, notes)
+                if changed is None:
+                    self._doubted |= doubted
+                    await self._load()
+                    return
+                _, found = await self._read(wanted | changed)
+        except BaseException:
+            self._doubted |= doubted
+            raise
+        self._update(found)
+        self.version = version
+
+    async def _read(self, names: set[str]) -> tuple[bytes | None, dict[str, bytes | None]]:
+        """The version of the accounts, and these accounts and grants."""
+        asked = sorted(names)
+        places = [(GRANTS if "/" in name else PRINCIPALS, name) for name in asked]
+        version, *found = await self._ledger.items([ACCOUNTS_VERSION, *places])
+        return version, dict(zip(asked, found, strict=True))
+
     async def _load(self) -> None:
-        book = AccountBook()
-        version = await self._ledger.item(
-            *ACCOUNTS_VERSION
-        )  # first: what changes while we read is read again
-        principals, grants = await self._ledger.bucket(PRINCIPALS), await self._ledger.bucket(GRANTS)
-        for name, body in principals.items():
-            try:
-                book.put(name, decode_account(body), body)
-            except msgspec.DecodeError:
-                continue  # a role that only a newer duly knows: such an account is not let in
-        for grant in grants:
-            app, _, device = grant.partition("/")
-            book.link(app, device)
-        before = self._book
-        self._book, self._loaded, self.version = book, True, version
-        self._lapsed |= {name for name, who in before.standing.items() if book.standing.get(name) != who}
-        self._lapsed |= {who.name for key, who in before.by_token.items() if book.by_token.get(key) != who}
+        """Read everything. `_changing` is held."""
+        doubted, self._doubted = self._doubted, set()
+        try:
+            # The version first: what changes while we read is read again.
+            version = await self._ledger.item(*ACCOUNTS_VERSION)
+            principals = await self._ledger.bucket(PRINCIPALS)
+            grants = {name for name in await self._ledger.bucket(GRANTS) if "/" in name}
+        except BaseException:
+            self._doubted |= doubted
+            raise
+        bodies, known = self._book.bodies, {grant_name(*grant) for grant in self._book.grants()}
+        found: dict[str, bytes | None] = {
+            name: body for name, body in principals.items() if bodies.get(name) != body
+        }
+        found.update({name: principals.get(name) for name in doubted if "/" not in name})
+        found.update(dict.fromkeys(bodies.keys() - principals.keys()))
+        found.update(dict.fromkeys(known - grants))
+        found.update(dict.fromkeys(grants - known, b""))
+        self._update(found)
+        self.version, self._loaded = version, True
+
+    def _update(self, found: Mapping[str, bytes | None]) -> None:
+        """Note what was read of accounts and grants; those that are in no bucket are None."""
+        book = self._book
+        for name, body in found.items():
+            if "/" not in name:
+                if body != book.bodies.get(name):
+                    self._learn(name, body)
+                book.link_again(name)
+        for name, body in found.items():
+            app, slash, device = name.partition("/")
+            if slash and body is None:
+                book.unlink(app, device)
+            elif slash:
+                book.link(app, device)
 
 
 REMOVED: Final = "removed"

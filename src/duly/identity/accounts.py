@@ -4,7 +4,10 @@ A name is one principal with one role, and what is not granted is denied. A toke
 made; only its SHA-256 is kept, so a reader of the ledger can impersonate no account. (A token is 32 random
 bytes: there is nothing to guess, so a slow hash would protect nothing and cost every login.)
 
-The ledger is the truth; `AccountDirectory` says when memory may answer for it.
+The ledger is the truth; `AccountDirectory` says when memory may answer for it. A change is judged by what
+the ledger held at one version of the accounts, and stored only at this version: if another hub was faster,
+it is judged again. After some tries it is stored at any version, so that busy hubs cannot keep another one
+from revoking; all of them then read everything.
 
 An account has an epoch. It changes when the account's token or password does, and when all its logins are
 ended; what was shown before is void from then on. The name of a removed account is free again, except
@@ -16,6 +19,7 @@ account: `created_at` bounds what it may read, and ids made before its predecess
 from __future__ import annotations
 
 import secrets
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
@@ -23,24 +27,28 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace as changed
 
-from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem, Write
+from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem, Results, Write
 from duly.core.signing import Algorithm, read_stored_key
 from duly.errors import Conflict, Malformed
-from duly.identity.account_directory import (
+from duly.identity.account_changes import (
     ACCOUNTS_VERSION,
+    VERSIONS,
+    new_version,
+    noted,
+    unrelated_version,
+)
+from duly.identity.account_directory import (
     GRANTS,
     NETWORKS,
     PRINCIPALS,
     REMOVED,
     TOKENS,
-    VERSIONS,
     AccountDirectory,
     grant_name,
     sessions,
 )
-from duly.identity.account_names import check_account_name, check_name
+from duly.identity.account_names import NAME, check_account_name, check_name
 from duly.identity.keyring import new_key
-from duly.identity.known_accounts import AccountBook
 from duly.identity.model import Principal, Role, StoredAccount, digest
 from duly.storage.ledger import Ledger
 from duly.storage.secret_box import SecretBox, is_encrypted
@@ -69,6 +77,8 @@ LEAVING: Final = "leaving"
 """The bucket of people whose account was removed, with the time: their conversations have to be left."""
 FORMER: Final = "former"
 """The bucket of removed people who left something behind: their names are not given away again."""
+TRIES: Final = 10
+"""How often a change is judged anew because another hub has changed accounts meanwhile."""
 
 
 class Account(Struct, frozen=True):
@@ -77,6 +87,16 @@ class Account(Struct, frozen=True):
     name: str
     role: Role
     created: int
+
+
+class Change(Struct, frozen=True):
+    """A change of accounts and grants that has been judged."""
+
+    after: dict[str, bytes | None]
+    """the accounts and grants that it changes, as they are afterwards; None for those that are gone"""
+    writes: tuple[Write, ...]
+    check: Callable[[Results], None] = lambda _: None
+    """raises `Conflict` if the writes were refused"""
 
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -106,37 +126,53 @@ class Accounts(AccountDirectory):
             key = self._encrypt_key(name, read_stored_key(key).stored)
         token = PREFIX + secrets.token_urlsafe(32)
         hashed = digest(token).hex()
-        async with self._changing:
-            book = await self._current()
-            old = book.stored.get(name)
-            if old is not None:
-                check_name(name)
-                if not replace or old.role is not role:
-                    raise _taken(name, old.role.value)
-                epoch = self._next_epoch(old)
-                new = changed(old, token=hashed, key=key or old.key, voided=epoch, once=once)
-                await self._replace(
-                    name, new, DropItem(TOKENS, old.token), PutItem(TOKENS, hashed, name.encode())
-                )
-            else:
+
+        async def change() -> Change:
+            removed = await self._ledger.item(REMOVED, name) if NAME.fullmatch(name) else None
+            old = self._book.stored.get(name)
+            if old is None:
                 check_account_name(name)
                 new = StoredAccount(role, hashed, self._ledger.clock.now(), key=key, once=once)
                 # A grant that was made while its account was being removed must not be inherited.
-                left = [grant for grant in book.dangling if name in grant]
-                drops = tuple(DropItem(GRANTS, grant_name(*grant)) for grant in left)
-                await self._put_new(
-                    name, new, (*drops, PutItem(TOKENS, hashed, name.encode()), _new_version())
-                )
-                book.dangling.difference_update(left)
+                left = [grant_name(*grant) for grant in self._book.dangling if name in grant]
+                drops = (DropItem(GRANTS, grant) for grant in left)
+                return _making(name, new, removed, dict.fromkeys(left), (*drops, _token(hashed, name)))
+            check_name(name)
+            if not replace or old.role is not role:
+                raise _taken(name, old.role.value)
+            epoch = self._next_epoch(old)
+            new = changed(old, token=hashed, key=key or old.key, voided=epoch, once=once)
+            return _replacing(name, new, DropItem(TOKENS, old.token), _token(hashed, name))
+
+        await self._change(change, name)
         return token
+
+    async def _change(self, judge: Callable[[], Awaitable[Change]], *names: str) -> Results:
+        """Judge a change of these accounts and store it, in the ledger and in memory."""
+        async with self._changing:
+            tried = 0
+            while True:
+                if tried or not (self._loaded and self._ledger.sole):
+                    await self._read_changes(*names)
+                version = self.version
+                wanted, now, tried = await judge(), new_version(version), tried + 1
+                if tried > TRIES:
+                    put = PutItem(*ACCOUNTS_VERSION, unrelated_version())
+                    results = await self._ledger.write(*wanted.writes, put)
+                    break
+                guard = noted(version, now, wanted.after, wanted.writes)
+                results = await self._ledger.write(guard)
+                if results.of(guard):
+                    self.version = now
+                    break
+            wanted.check(results)
+            lapsed = set(self._lapsed)
+            self._update(wanted.after)
+            self._lapsed = lapsed  # who asked for this closes connections, and knows which
+        return results
 
     def _next_epoch(self, old: StoredAccount) -> int:
         return max(self._ledger.clock.now(), old.epoch + 1)
-
-    async def _replace(self, name: str, new: StoredAccount, *also: Write) -> None:
-        body = _encode(new)
-        await self._ledger.write(PutItem(PRINCIPALS, name, body), *also, _new_version())
-        self._book.put(name, new, body)
 
     async def register(self, name: str, password: str) -> None:
         """Make a user who logs in with a password; `password` is its hash."""
@@ -146,27 +182,11 @@ class Accounts(AccountDirectory):
             new = StoredAccount(Role.USER, "", self._ledger.clock.now(), password=encrypted)
             with suppress(Conflict):  # a stranger does not learn whose name it is
                 if name not in self._book.stored:
-                    await self._put_new(name, new)
+                    making = _making(name, new, await self._ledger.item(REMOVED, name))
+                    making.check(await self._ledger.write(*making.writes))
+                    self._update(making.after)
                     return
             raise Conflict(f"the name {name!r} is taken; choose another")
-
-    async def _put_new(self, name: str, new: StoredAccount, then: tuple[Write, ...] = ()) -> None:
-        """Store a new account; raises `Conflict` if the name is not free."""
-        removed = await self._ledger.item(REMOVED, name)
-        if removed is not None:
-            new = changed(new, after=int(removed))
-        body = _encode(new)
-        put = PutNewItem(PRINCIPALS, name, body, then=then)
-        leaving = CheckItem(LEAVING, name, otherwise=(put,))
-        former = CheckItem(FORMER, name, otherwise=(leaving,))
-        results = await self._ledger.write(former)
-        if results.of(former):
-            raise Conflict(f"{name!r} is the name of a removed person whose lines remain; choose another")
-        if results.of(leaving):
-            raise Conflict(f"{name!r} was removed just now; try again in a minute, or choose another name")
-        if not results.of(put):
-            raise _taken(name, "made by another process just now")
-        self._book.put(name, new, body)
 
     async def set_password(self, name: str, password: str) -> None:
         """Give a user another password, of which `password` is the hash; all logins of the user become
@@ -179,13 +199,16 @@ class Accounts(AccountDirectory):
             await self._change_user(name)
 
     async def _change_user(self, name: str, **fields: str) -> None:
-        async with self._changing:
-            old = (await self._current()).stored.get(name)
+        if "password" in fields:
+            fields["password"] = self._encrypt(name, "password", fields["password"])
+
+        async def change() -> Change:
+            old = self._book.stored.get(name)
             if old is None or old.role is not Role.USER:
                 raise Malformed(f"there is no user named {name!r}; check the name")
-            if "password" in fields:
-                fields["password"] = self._encrypt(name, "password", fields["password"])
-            await self._replace(name, changed(old, voided=self._next_epoch(old), **fields))
+            return _replacing(name, changed(old, voided=self._next_epoch(old), **fields))
+
+        await self._change(change, name)
 
     def password_of(self, name: str) -> str:
         """The hash of a user's password; empty if there is none."""
@@ -195,55 +218,57 @@ class Accounts(AccountDirectory):
     async def remove(self, name: str) -> bool:
         """Remove an account with all its grants and logins; returns whether there was one. Its name is
         free again, a person's name as soon as the person has left all conversations."""
-        async with self._changing:
-            book = await self._current()
-            grants = book.grants_of(name)
-            also: list[Write] = [DropItem(GRANTS, grant_name(*grant)) for grant in grants]
-            if name in book.stored:
-                also.append(PutItem(REMOVED, name, b"%d" % self._ledger.clock.now()))
-                also.append(DropItem(TOKENS, book.stored[name].token))
-            if name in book.stored and book.stored[name].role is Role.USER:
-                also.append(PutItem(LEAVING, name, b"%d" % self._ledger.clock.now()))
-                also += [DropItem(sessions(name), key) for key in await self._ledger.bucket(sessions(name))]
+        drop = DropItem(PRINCIPALS, name)
+
+        async def change() -> Change:
+            one = self._book.stored.get(name)
+            person = one is not None and one.role is Role.USER
+            logins = await self._ledger.bucket(sessions(name)) if person else {}
+            gone = [grant_name(*grant) for grant in self._book.grants_of(name)]
+            also: list[Write] = [DropItem(GRANTS, grant) for grant in gone]
+            now = b"%d" % self._ledger.clock.now()
+            if one is not None:
+                also += [PutItem(REMOVED, name, now), DropItem(TOKENS, one.token)]
+            if person:
+                also.append(PutItem(LEAVING, name, now))
+                also += [DropItem(sessions(name), key) for key in logins]
                 also.append(DropItem(NETWORKS, name))
-            gone = await self._ledger.apply(DropItem(PRINCIPALS, name), *also, _new_version())
-            for grant in grants:
-                book.unlink(*grant)
-            book.forget(name)
-        return gone
+            return Change(dict.fromkeys([name, *gone]), (drop, *also))
+
+        return (await self._change(change, name)).of(drop)
 
     async def grant(self, app: str, device: str) -> bool:
         """Let an app command a device and receive what it pushes; returns whether that is new."""
-        async with self._changing:
-            book = await self._current()
+        grant = grant_name(app, device)
+        put = PutItem(GRANTS, grant, b"")
+
+        async def change() -> Change:
             for name, role in ((app, Role.APP), (device, Role.DEVICE)):
-                if name not in book.stored or book.stored[name].role is not role:
+                one = self._book.stored.get(name)
+                if one is None or one.role is not role:
                     raise Malformed(
                         f"there is no {role.value} named {name!r}; check the name, or add it first"
                     )
-            new = await self._ledger.apply(PutItem(GRANTS, grant_name(app, device), b""), _new_version())
-            book.link(app, device)
-        return new
+            return Change({grant: b""}, (put,))
+
+        return (await self._change(change, app, device)).of(put)
 
     async def revoke(self, app: str, device: str) -> bool:
         """Take a grant back; returns whether there was one."""
-        async with self._changing:
-            book = await self._current()
-            gone = await self._ledger.apply(DropItem(GRANTS, grant_name(app, device)), _new_version())
-            book.unlink(app, device)
-        return gone
+        grant = grant_name(app, device)
+        drop = DropItem(GRANTS, grant)
 
-    async def _current(self) -> AccountBook:
-        """The current accounts and grants, read again where other processes write the ledger too."""
-        if not (self._loaded and self._ledger.sole):
-            await self._load()
-        return self._book
+        async def change() -> Change:
+            return Change({grant: None}, (drop,))
+
+        return (await self._change(change)).of(drop)
 
     async def update(self) -> None:
         """Read everything again where other processes write the ledger too; those whose connections have to
         be closed are reported by the next `refresh` or `catch_up`."""
         async with self._changing:
-            await self._current()
+            if not (self._loaded and self._ledger.sole):
+                await self._load()
 
     # ── password hashes and shared keys are encrypted: a copy of the ledger is no help to a thief ─
 
@@ -267,16 +292,21 @@ class Accounts(AccountDirectory):
         """Encrypt the hashes and shared keys that are stored in plain; returns of how many accounts."""
         async with self._changing:
             await self._load()
-            plain: list[Write] = []
+
+        async def change() -> Change:
+            plain: dict[str, bytes | None] = {}
             for name, old in self._book.stored.items():
                 password = self._encrypt(name, "password", old.password)
                 new = changed(old, password=password, key=self._encrypt_key(name, old.key))
                 if new != old:
-                    plain.append(PutItem(PRINCIPALS, name, _encode(new)))
-            if plain:
-                await self._ledger.write(*plain, _new_version())
-                await self._load()
-        return len(plain)
+                    plain[name] = _encode(new)
+            puts = (PutItem(PRINCIPALS, name, body) for name, body in plain.items() if body is not None)
+            return Change(plain, tuple(puts))
+
+        count = len((await change()).after)
+        if count:
+            await self._change(change)
+        return count
 
     def list(self) -> tuple[Account, ...]:
         """All accounts, by name."""
@@ -284,9 +314,42 @@ class Accounts(AccountDirectory):
         return tuple(Account(name, one.role, one.created) for name, one in stored)
 
 
-def _new_version() -> PutItem:
-    """The write that tells other hubs that accounts have changed."""
-    return PutItem(*ACCOUNTS_VERSION, secrets.token_bytes(8))
+def _token(hashed: str, name: str) -> PutItem:
+    """The write that names the owner of a token."""
+    return PutItem(TOKENS, hashed, name.encode())
+
+
+def _replacing(name: str, new: StoredAccount, *also: Write) -> Change:
+    """The change that replaces an account."""
+    body = _encode(new)
+    return Change({name: body}, (PutItem(PRINCIPALS, name, body), *also))
+
+
+def _making(
+    name: str,
+    new: StoredAccount,
+    removed: bytes | None,
+    dropped: dict[str, bytes | None] | None = None,
+    then: tuple[Write, ...] = (),
+) -> Change:
+    """The change that makes an account, if its name is free. `removed` says when the last one of this name
+    was removed; `dropped` are the grants that `then` drops."""
+    if removed is not None:
+        new = changed(new, after=int(removed))
+    body = _encode(new)
+    put = PutNewItem(PRINCIPALS, name, body, then=then)
+    leaving = CheckItem(LEAVING, name, otherwise=(put,))
+    former = CheckItem(FORMER, name, otherwise=(leaving,))
+
+    def check(results: Results) -> None:
+        if results.of(former):
+            raise Conflict(f"{name!r} is the name of a removed person whose lines remain; choose another")
+        if results.of(leaving):
+            raise Conflict(f"{name!r} was removed just now; try again in a minute, or choose another name")
+        if not results.of(put):
+            raise _taken(name, "made by another process just now")
+
+    return Change({**(dropped or {}), name: body}, (former,), check)
 
 
 def _taken(name: str, by: str) -> Conflict:

@@ -59,6 +59,7 @@ class AccountBook:
         if one is None or other is None or one.role is not Role.APP or other.role is not Role.DEVICE:
             self.dangling.add((app, device))
             return
+        self.dangling.discard((app, device))
         self.granted[app] = self.granted.get(app, NO_NAMES) | {device}
         self.apps_of[device] = self.apps_of.get(device, NO_NAMES) | {app}
 
@@ -71,6 +72,18 @@ class AccountBook:
                 names[of] = left
             else:
                 names.pop(of, None)
+
+    def link_again(self, name: str) -> None:
+        """Judge anew whether the grants of an account that has come, gone or changed have an effect."""
+        if not (self.dangling or name in self.granted or name in self.apps_of):
+            return
+        for grant in self.grants_of(name):
+            self.unlink(*grant)
+            self.link(*grant)
+
+    def grants(self) -> set[tuple[str, str]]:
+        """All grants, also those without effect."""
+        return self.dangling | {(app, device) for app, each in self.granted.items() for device in each}
 
     def grants_of(self, name: str) -> set[tuple[str, str]]:
         """The grants in which this name occurs."""

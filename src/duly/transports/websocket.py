@@ -17,15 +17,15 @@ from collections.abc import Awaitable, Callable, Collection
 from itertools import chain
 from typing import Final, Protocol
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
 
 from duly.core.networks import network_of
-from duly.errors import DulyError, Malformed, NotAuthenticated, RateLimited, SenderError
+from duly.errors import DulyError, Malformed, NotAuthenticated, RateLimited, SenderError, TooLarge
 from duly.identity.accounts import Principal
 from duly.runtime.logs import RateLimitedLog
 from duly.runtime.tasks import is_cancelled
 from duly.transports.connections import address_of, turn_away, visitor_of, waiting_for
-from duly.transports.frame_socket import FrameSocket
+from duly.transports.frame_socket import TOO_LARGE, FrameSocket
 from duly.wire import frames
 from duly.wire.frames import ServerCode
 from duly.wire.outgoing import BUG, OutgoingFrame, ServerAck, encode, trouble
@@ -317,6 +317,9 @@ class WebSockets:
                 async for message in socket.serve(server.receiver(session, who), session):
                     if message.type is WSMsgType.BINARY:
                         await server.refuse(session, who, message.data, Malformed(NOT_TEXT))
+                    elif isinstance(message.data, WebSocketError):
+                        # The socket is closed, so this only counts and records it.
+                        await server.refuse(session, who, b"", _violation(message.data))
         except (Exception, asyncio.CancelledError) as problem:
             if is_cancelled():
                 raise
@@ -337,6 +340,14 @@ class WebSockets:
         """Close every connection, so that clients look for another hub at once."""
         for session in self._sessions:
             session.close("the hub is stopping; come back soon")
+
+
+def _violation(error: WebSocketError) -> SenderError:
+    """Return what a client did that ended its connection: it sent what is no frame of WebSocket, or too
+    large a one."""
+    if error.code == WSCloseCode.MESSAGE_TOO_BIG:
+        return TooLarge(TOO_LARGE.decode())
+    return Malformed(f"this is not the WebSocket protocol: {error}")
 
 
 async def _introduction(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,7 +12,8 @@ from contextlib import asynccontextmanager
 import pytest
 from asyncpg import connect_utils
 
-from duly.storage.postgres.watch import asyncpg
+from duly.storage.postgres import watch
+from duly.storage.postgres.watch import StatementWatch, asyncpg
 
 
 @asynccontextmanager
@@ -68,3 +70,59 @@ async def test_a_connect_that_waits_for_the_answer_is_told_that_the_server_hung_
         port = server.sockets[0].getsockname()[1]
         with pytest.raises((ConnectionError, asyncpg.PostgresError)):
             await asyncpg.connect(f"postgresql://duly@127.0.0.1:{port}/duly")
+
+
+class WaitingConnection:
+    """A connection whose statement gets no answer."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    def terminate(self) -> None:
+        self.ended.set()
+
+
+@pytest.mark.parametrize(
+    "said", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT, None], ids=str
+)
+async def test_a_server_that_the_network_cannot_reach_ends_the_statements_that_wait(
+    monkeypatch: pytest.MonkeyPatch, said: int | None
+) -> None:
+    """'No route to host' was taken for an answer of the server: statements waited until a later look, or,
+    behind a router that always says so, for as long as TCP does."""
+
+    async def unreachable(*_: object, **__: object) -> None:
+        raise OSError("Multiple exceptions") if said is None else OSError(said, "planted")
+
+    monkeypatch.setattr(asyncpg, "connect", unreachable)
+    monkeypatch.setattr(watch, "SLOW_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.001)
+    statements, connection = StatementWatch("postgresql://there"), WaitingConnection()
+    with contextlib.suppress(ConnectionError), statements.over(connection):
+        await connection.ended.wait()
+        assert statements.silent
+        raise ConnectionError
+    statements.close()
+
+
+@pytest.mark.parametrize("said", [ConnectionRefusedError(), asyncpg.CannotConnectNowError()], ids=repr)
+async def test_a_refusal_is_an_answer_and_a_slow_statement_goes_on(
+    monkeypatch: pytest.MonkeyPatch, said: Exception
+) -> None:
+    looks = asyncio.Semaphore(0)
+
+    async def refuse(*_: object, **__: object) -> None:
+        looks.release()
+        raise said
+
+    monkeypatch.setattr(asyncpg, "connect", refuse)
+    for name in ("SLOW_SECONDS", "HEARTBEAT_SECONDS"):
+        monkeypatch.setattr(watch, name, 0.0)
+    monkeypatch.setattr(watch, "CHECK_SECONDS", 0.001)
+    statements, connection = StatementWatch("postgresql://there"), WaitingConnection()
+    with statements.over(connection):
+        for _ in range(3):
+            await looks.acquire()
+        assert not connection.ended.is_set()
+        assert not statements.silent
+    statements.close()

@@ -266,26 +266,79 @@ async def test_removing_the_note_as_well_begins_anew(path: Path) -> None:
         assert (await ledger.admit(message(1))).fresh
 
 
-async def test_an_empty_file_that_never_was_a_ledger_becomes_one(path: Path) -> None:
-    path.touch()
-    async with await SqliteLedger.open(path, ManualClock()) as ledger:
-        assert (await ledger.admit(message(1))).fresh
-
-
-@pytest.mark.parametrize("trace", ["secret.key", "client_id", "archive", "backups"])
-async def test_an_empty_file_where_a_hub_was_is_refused_until_it_is_removed(
-    tmp_path: Path, trace: str
+@pytest.mark.parametrize("readonly", [False, True])
+async def test_an_empty_file_is_refused_until_it_is_removed_even_without_a_note(
+    path: Path, readonly: bool
 ) -> None:
-    path = tmp_path / "ledger.db"
+    """A copy of a ledger that failed, or a disk that lost its content, was started as a new ledger: without
+    accounts, and without the ids that had run."""
     path.touch()
-    (tmp_path / trace).mkdir()
     for _ in range(2):
-        with pytest.raises(LedgerDamaged, match=f"restore a backup; .* remove the empty file .*{trace}"):
-            await SqliteLedger.open(path, ManualClock())
+        with pytest.raises(LedgerDamaged, match=r"the file is empty.* restore a backup; .*remove the empty"):
+            await SqliteLedger.open(path, ManualClock(), readonly=readonly)
         assert path.stat().st_size == 0
     path.unlink()
     async with await SqliteLedger.open(path, ManualClock()) as ledger:
         assert (await ledger.admit(message(1))).fresh
+
+
+FIRST_OPEN = """
+import os, signal, sys
+from pathlib import Path
+from duly.storage.sqlite import file, lock_file
+from duly.storage.sqlite.writer import SqliteWriter
+
+OURS = {module.__file__ for module in (file, lock_file)}
+
+def die_at(n):
+    def trace(frame, event, arg):
+        nonlocal n
+        if frame.f_code.co_filename not in OURS:
+            return None
+        if event == "line":
+            n -= 1
+            if not n:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return trace
+    return trace
+
+def open_first(path):
+    held = file.LedgerFile(path)
+    held.hold()
+    held.finish()
+    held.inspect()
+    SqliteWriter(held)
+
+for n in range(1, 10_000):
+    path = Path(sys.argv[1]) / str(n) / "ledger.db"
+    path.parent.mkdir()
+    if not (child := os.fork()):
+        sys.settrace(die_at(n))
+        open_first(path)
+        os._exit(0)
+    if not os.waitpid(child, 0)[1]:
+        print(n, flush=True)
+        break
+"""
+
+
+async def test_a_kill_at_any_line_of_the_first_open_is_harmless(tmp_path: Path) -> None:
+    """Whatever is left, the next start makes a ledger; none of the files is ever empty under its name."""
+    maker = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FIRST_OPEN, str(tmp_path), stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await maker.communicate()
+    assert int(said) > 50, "it was killed at so many lines"
+    seen = {tuple(sorted((file.name, file.stat().st_size) for file in folder.iterdir())): folder
+            for folder in tmp_path.iterdir()}  # fmt: skip
+    for folder in seen.values():
+        path = folder / "ledger.db"
+        assert not path.exists() or path.stat().st_size, "no empty file"
+        async with await SqliteLedger.open(path, ManualClock()) as ledger:
+            assert (await ledger.admit(message(1))).fresh
+        left = {file.name for file in folder.iterdir()}
+        assert left <= {"ledger.db", "ledger.db-wal", "ledger.db-shm", "ledger.db.lock"}, "it was tidied up"
+    assert len(seen) > 5
 
 
 async def killed(path: Path) -> None:
@@ -307,18 +360,14 @@ async def test_a_killed_ledger_whose_log_is_gone_is_refused(path: Path, readonly
     assert not beside(path, "-wal").exists(), "nothing was left behind"
 
 
-async def test_a_ledger_whose_log_and_note_are_gone_does_not_begin_anew_where_a_hub_was(
-    tmp_path: Path,
-) -> None:
-    """All that a young hub had stored was in its log. A copy of its folder without the log and the note was
-    started as a new ledger: without accounts, and without the ids that had run."""
-    path = tmp_path / "ledger.db"
+async def test_a_ledger_whose_log_and_note_are_gone_does_not_begin_anew(path: Path) -> None:
+    """All that a young ledger had stored was in its log. A copy of its folder without the log and the note
+    was started as a new ledger: without accounts, and without the ids that had run."""
     await killed(path)
-    (tmp_path / "secret.key").touch()
     for end in ("-wal", "-shm", ".lock"):
         beside(path, end).unlink()
     for _ in range(2):
-        with pytest.raises(LedgerDamaged, match=r"as after a crash.* restore a backup; .*secret\.key"):
+        with pytest.raises(LedgerDamaged, match=r"as after a crash.* restore a backup; .* remove the file"):
             await SqliteLedger.open(path, ManualClock())
     path.unlink()
     beside(path, ".lock").unlink(missing_ok=True)
@@ -342,7 +391,7 @@ async def test_one_that_only_reads_refuses_a_file_that_was_emptied(path: Path) -
     with pytest.raises(LedgerDamaged, match=r"there was a ledger at .* and now the file is empty"):
         await SqliteLedger.open(path, ManualClock(), readonly=True)
     beside(path, ".lock").unlink()
-    with pytest.raises(LedgerUnavailable, match="there is no ledger in it yet"):
+    with pytest.raises(LedgerDamaged, match="now the file is empty"):
         await SqliteLedger.open(path, ManualClock(), readonly=True)
 
 

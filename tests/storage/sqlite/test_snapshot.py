@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.errors import LedgerDamaged, LedgerUnavailable
+from duly.errors import LedgerDamaged
 from duly.storage.sqlite.ledger import SqliteLedger
 from duly.storage.sqlite.snapshot import SqliteSnapshot
 from duly.testing import ManualClock
@@ -32,7 +32,7 @@ async def test_it_refuses_what_a_reader_refuses(tmp_path: Path) -> None:
             await SqliteSnapshot.open(copy)
     for end in (".lock", "-wal"):
         beside(empty, end).unlink()
-    with pytest.raises(LedgerUnavailable, match="there is no ledger in it yet"):
+    with pytest.raises(LedgerDamaged, match="the file is empty"):
         await SqliteSnapshot.open(empty)
 
 

@@ -53,6 +53,10 @@ class LimitedAlerts:
         """Count what a sentinel sends, or return why it exceeds the limit."""
         return self._limit.excess(sentinel, size, now)
 
+    def give_back(self, sentinel: str, size: int) -> None:
+        """Give back the bytes of an alert that was counted and is not stored."""
+        self._limit.give_back(sentinel, size)
+
     async def is_refused(self, sentinel: str, id_: str | None, refusal: RateLimited) -> bool:
         """Count a refusal; returns False if it is a repeat of an accepted alert."""
         if await self._repeats.is_repeat(sentinel, id_):

@@ -20,7 +20,7 @@ from duly.core.monitor.event_times import is_believable
 from duly.core.monitor.signals import EVENT, Severity
 from duly.core.steps import Arrived, Reply
 from duly.core.units import MS
-from duly.errors import NotAllowed, Overloaded, RateLimited
+from duly.errors import NotAllowed, Overloaded, RateLimited, SenderError
 from duly.identity.accounts import Principal
 from duly.runtime.engine import Engine
 from duly.runtime.trail import Trail
@@ -65,7 +65,7 @@ class ReportedAlerts:
             if refusal is not None:
                 return self._take_excess(event, refusal)
             if not self._configuration.is_sure_of_profile(message.recipient):
-                return self._take_later(event)
+                return self._take_counted(event)
             try:
                 self._engine.offer(event)
             except Overloaded:
@@ -89,6 +89,14 @@ class ReportedAlerts:
             await self._limited.tell(message.scope, message.recipient, str(refusal), now)
             raise
         return await self._take_later(event)
+
+    async def _take_counted(self, event: Arrived) -> bool:
+        """Accept an alert that was counted; if it is refused, its bytes are given back."""
+        try:
+            return await self._take_later(event)
+        except SenderError:
+            self._limited.give_back(event.message.scope, len(event.message.body))
+            raise
 
     async def _take_later(self, event: Arrived) -> bool:
         """Accept an alert after the ledger was asked for its profile and the engine has room for it."""

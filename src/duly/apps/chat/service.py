@@ -34,13 +34,13 @@ from duly.apps.chat.receipts import note_receipt
 from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
 from duly.cluster.notifier import HintSender
-from duly.core.account_limits import AccountLimits
+from duly.core.account_limits import AccountLimits, CountedBytes
 from duly.core.lifecycle import State
 from duly.core.messages import VerdictKind
 from duly.core.retry import RetryPolicy
 from duly.core.steps import Arrived, Reply
 from duly.core.units import MS
-from duly.errors import Malformed, NotAllowed, Overloaded, RateLimited
+from duly.errors import Malformed, NotAllowed, Overloaded, RateLimited, SenderError
 from duly.identity.accounts import LEAVING, Accounts, Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.engine import Engine, no_effect
@@ -87,6 +87,7 @@ class ChatService:
         self.policy = policy or ChatPolicy()
         limits = limits or AccountLimits()
         self._limit, self._new_groups = limits.lines, limits.groups
+        self._counted = CountedBytes(self._limit)
         self._repeats = LimitedRepeats(ledger)
         self._ledger = ledger
         self._accounts = accounts
@@ -203,14 +204,23 @@ class ChatService:
                 return False
         if who.role is not Role.USER or not self._accounts.is_current(who):
             raise NotAllowed(f"only people can chat; {who.name} is not the account of a person (any more)")
-        if frame.type not in UNLIMITED:
+        counted = frame.type not in UNLIMITED
+        if counted:
             c.check_size(frame)  # before it is counted: what is refused uses up no allowance
             refusal = self._limit.excess(who.name, len(frame.data), self._ledger.clock.now())
             if refusal is not None:
                 return self._take_repeat(session, who, frame, refusal)
-        request = self._lines.request_at_once(frame, who.name)
+        try:
+            request = self._lines.request_at_once(frame, who.name)
+        except SenderError:
+            if counted:
+                self._limit.give_back(who.name, len(frame.data))
+            raise
         if request is None:
-            return self._receive_later(session, who, frame)
+            later = self._receive_counted if counted else self._receive_later
+            return later(session, who, frame)
+        if counted:
+            self._counted.begin(request.message.key, len(frame.data))
         event = self._event(session, who, request)
         try:
             self.engine.offer(event)
@@ -226,6 +236,14 @@ class ChatService:
             raise self._limit.refuse(who.name, refusal)
         return await self._receive_later(session, who, frame)
 
+    async def _receive_counted(self, session: Session, who: Principal, frame: Frame) -> bool:
+        """Handle a frame that was counted; if it is refused, its bytes are given back."""
+        try:
+            return await self._receive_later(session, who, frame, counted=True)
+        except SenderError:
+            self._limit.give_back(who.name, len(frame.data))
+            raise
+
     async def _put(self, event: Arrived) -> bool:
         await self.engine.put(event)
         return True
@@ -239,7 +257,9 @@ class ChatService:
             request = replace(request, guards=(*needed, *request.guards))
         return Arrived(request.message, RequestOrigin(session, request))
 
-    async def _receive_later(self, session: Session, who: Principal, frame: Frame) -> bool:
+    async def _receive_later(
+        self, session: Session, who: Principal, frame: Frame, *, counted: bool = False
+    ) -> bool:
         """Handle a frame for which the ledger may have to be read."""
         type_, me = frame.type, who.name
         if type_ == "ack":
@@ -258,6 +278,8 @@ class ChatService:
         if type_ == "group_create" and not await self._repeats.is_repeat(me, frame.seq_id):
             # A stranger who makes groups fills the lists of all their members.
             self._new_groups.take(me, 0, self._ledger.clock.now())
+        if counted:
+            self._counted.begin(request.message.key, len(frame.data))
         return await self._put(self._event(session, who, request))
 
     async def remove_from_chat(self) -> None:
@@ -315,6 +337,7 @@ class ChatService:
         asked, message, verdict = effect.origin, effect.message, effect.verdict
         assert isinstance(asked, RequestOrigin)
         request = asked.request
+        self._counted.end(message.key, message.scope, stored=verdict.kind is _FRESH)
         if verdict.answer is None:
             self._trail.said(message, verdict, told=asked.session.listening)
             asked.session.push(outgoing.server_ack(message.id, verdict))

@@ -16,6 +16,7 @@ from duly.apps.gateway.admission import CommandAdmission
 from duly.apps.gateway.remote_hubs import GatewayRemote
 from duly.apps.gateway.sessions import GatewaySessions
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
+from duly.core.account_limits import CountedBytes
 from duly.core.backlog import Backlog
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind, names_in
@@ -50,7 +51,9 @@ class CommandEffects:
         trail: Trail,
         traces: CommandTraces,
         unaddressed: UnaddressedAcks,
+        counted: CountedBytes,
     ) -> None:
+        self._counted = counted
         self._sessions = sessions
         self._accounts = accounts
         self._admission = admission
@@ -65,6 +68,7 @@ class CommandEffects:
     def reply(self, reply: Reply) -> None:
         """Send the verdict on a command to its sender."""
         message, verdict = reply.message, reply.verdict
+        self._counted.end(message.key, message.scope, stored=verdict.fresh)
         session: Session | None = reply.origin  # type: ignore[assignment]  # the core gives back what it got
         self._trail.said(message, verdict, told=session is not None and session.listening)
         if self._traces.open:

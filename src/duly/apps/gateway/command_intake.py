@@ -15,11 +15,11 @@ from typing import Final
 from duly.apps.gateway.admission import CommandAdmission, not_granted
 from duly.apps.gateway.device_answers import put_later
 from duly.apps.gateway.remote_hubs import GatewayRemote
-from duly.core.account_limits import AccountLimit
+from duly.core.account_limits import AccountLimit, CountedBytes
 from duly.core.inbox import Inbox
 from duly.core.messages import Message
 from duly.core.steps import Arrived
-from duly.errors import Overloaded, RateLimited
+from duly.errors import Overloaded, RateLimited, SenderError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.engine import Engine
 from duly.runtime.limited_repeats import LimitedRepeats
@@ -47,6 +47,7 @@ class CommandIntake:
         accounts: Accounts,
         admission: CommandAdmission,
         limit: AccountLimit,
+        counted: CountedBytes,
         remote: GatewayRemote,
         traces: CommandTraces,
         trail: Trail,
@@ -58,6 +59,7 @@ class CommandIntake:
         self._accounts = accounts
         self._admission = admission
         self._limit = limit
+        self._counted = counted
         self._repeats = LimitedRepeats(ledger)
         self._remote = remote
         self._traces = traces
@@ -74,6 +76,7 @@ class CommandIntake:
             refusal = self._limit.excess(who.name, len(message.body), now)
             if refusal is not None:
                 return self._take_repeat(session, who, frame, message, refusal)
+            self._counted.begin(message.key, len(message.body))
         if not self._accounts.may(who, message.recipient):
             return self._find_grant(session, who, frame, message)
         return self._admit(session, who, frame, message)
@@ -91,6 +94,7 @@ class CommandIntake:
         """Look up a grant that another hub may have made a moment ago, and take the command if there is
         one."""
         if not await self._accounts.find_grant(who, message.recipient):
+            self._counted.end(message.key, who.name, stored=False)
             raise not_granted(who.name, message.recipient)
         said = self._admit(session, who, frame, message)
         return said if isinstance(said, bool) else await said
@@ -98,7 +102,11 @@ class CommandIntake:
     def _admit(
         self, session: Session, who: Principal, frame: Frame, message: Message
     ) -> bool | Awaitable[bool]:
-        message = self._admission.check(who, frame, message)
+        try:
+            message = self._admission.check(who, frame, message)
+        except SenderError:
+            self._counted.end(message.key, who.name, stored=False)
+            raise
         recipient, patient = message.recipient, frame.queue
         if frame.traceparent is not None and self._traces.arrived(
             message.key, frame.traceparent, message.scope, message.id, message.kind, recipient

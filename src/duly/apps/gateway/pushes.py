@@ -146,8 +146,11 @@ class PushService:
                 raise LedgerUnavailable("an earlier push could not be stored and comes first")
             try:
                 more = frames.more_in_push(frame)
-                await self._take(device, frame.seq_id, len(frame.data))
-                return await self.store_once(device, frame.seq_id, frame.type, frame.data, more)
+                counted = await self._take(device, frame.seq_id, len(frame.data))
+                verdict = await self.store_once(device, frame.seq_id, frame.type, frame.data, more)
+                if counted and not verdict.fresh:
+                    self._limit.give_back(device, len(frame.data))
+                return verdict
             except LedgerError as problem:
                 self._cut.add(session)
                 session.close(f"come back soon: {problem}")
@@ -156,13 +159,14 @@ class PushService:
     async def receive_without_id(self, device: str, frame: Frame) -> None:
         """Store a push without an id that came over a connection; raises `RateLimited` if there are too
         many."""
+        more = frames.more_in_push(frame)
         await self._take(device, None, len(frame.data))
-        await self.store(device, frame.type, frame.data, frames.more_in_push(frame))
+        await self.store(device, frame.type, frame.data, more)
 
-    async def _take(self, device: str, seq_id: str | None, size: int) -> None:
-        """Count a push against the limit of its device. If one with an id is refused it will be sent again;
-        until then later pushes are refused as well, so that they are stored in the order in which they were
-        sent. A repeat of a stored push is not refused."""
+    async def _take(self, device: str, seq_id: str | None, size: int) -> bool:
+        """Count a push against the limit of its device; return whether it was counted. If one with an id is
+        refused it will be sent again; until then later pushes are refused as well, so that they are stored in
+        the order in which they were sent. A repeat of a stored push is not refused."""
         now = self._ledger.clock.now()
         first, until = self._refused.get(device, ("", 0))
         overtakes = until > now and seq_id not in (None, first)
@@ -177,6 +181,7 @@ class PushService:
             if seq_id is not None and not overtakes:
                 self._refused[device] = (seq_id, now + refusal.wait + COMES_AGAIN)
             raise self._limit.refuse(device, refusal)
+        return refusal is None
 
     async def note_dropped(self, device: str, ids: Collection[str]) -> None:
         """Note that pushes with these ids were dropped unread, in this order. Later pushes are refused until
@@ -215,10 +220,16 @@ class PushService:
     ) -> Verdict | None:
         """Store a push of a device behind a broker, and return the verdict to answer it with if it has an
         id."""
-        await self._take(device, id_, len(said))
-        self.check_type(kind)  # only now: a push that other ones wait for may be refused for good
-        if id_ is not None:
-            return await self.store_once(device, id_, kind, frames.dump(data), more)
+        counted = await self._take(device, id_, len(said))
+        verdict: Verdict | None = None
+        try:
+            self.check_type(kind)  # only now: a push that other ones wait for may be refused for good
+            if id_ is not None:
+                verdict = await self.store_once(device, id_, kind, frames.dump(data), more)
+                return verdict
+        finally:
+            if counted and id_ is not None and (verdict is None or not verdict.fresh):
+                self._limit.give_back(device, len(said))
         await self.store(device, kind, frames.dump(data), more, said, old)
         return None
 

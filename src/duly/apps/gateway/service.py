@@ -36,7 +36,7 @@ from duly.apps.gateway.shared_tokens import SharedTokens
 from duly.apps.gateway.unaddressed_acks import UnaddressedAcks
 from duly.apps.gateway.unheld_commands import UnheldCommands
 from duly.cluster.notifier import Notifier
-from duly.core.account_limits import AccountLimits
+from duly.core.account_limits import AccountLimits, CountedBytes
 from duly.core.inbox import Inbox
 from duly.core.messages import Message, key_of, parts_of
 from duly.core.outbox import OutboxPolicy
@@ -110,10 +110,10 @@ class GatewayService:
             self.remote = GatewayRemoteHubs(ledger, notifier, channel, self)
         self.traces = CommandTraces()
         self.kept_traces = KeptTraces(ledger, self.traces, self.trail.hub)
-        unaddressed = UnaddressedAcks()
+        unaddressed, counted = UnaddressedAcks(), CountedBytes(self._limit)
         self.effects = CommandEffects(
             self.sessions, accounts, self._admission, self._inbox.backlog, self.remote, activity,
-            self.trail, self.traces, unaddressed,
+            self.trail, self.traces, unaddressed, counted,
         )  # fmt: skip
         self.engine = self._new_engine()
         self.answers = DeviceAnswers(
@@ -130,8 +130,8 @@ class GatewayService:
             self._revoked, self._shared_tokens,
         )  # fmt: skip
         self._take_command = CommandIntake(
-            self._inbox, self.engine, ledger, accounts, self._admission, self._limit, self.remote,
-            self.traces, self.trail, self.sessions.devices,
+            self._inbox, self.engine, ledger, accounts, self._admission, self._limit, counted,
+            self.remote, self.traces, self.trail, self.sessions.devices,
         ).submit  # fmt: skip
         self.tasks.adopt(self.pushes.tasks)
         self.tasks.adopt(self.remote.tasks)

@@ -424,7 +424,7 @@ async def _close_pool(pool: asyncpg.Pool[asyncpg.Record]) -> None:
 
 
 @asynccontextmanager
-async def _resetting(connection: Any) -> AsyncIterator[None]:
+async def _resetting(connection: asyncpg.Connection[asyncpg.Record]) -> AsyncIterator[None]:
     """Undo what a caller's SQL has set in its session, or close the connection if that fails."""
     try:
         yield

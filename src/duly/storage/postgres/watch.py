@@ -2,9 +2,10 @@
 
 The laws. A statement may take long as long as the server accepts connections: when one takes longer than
 `SLOW_SECONDS`, the watch opens a separate connection to check that. If the server does not answer this within
-`ANSWER_SECONDS` either, it is unreachable, and every waiting connection is closed: its statements fail within
-five seconds, and none waits for a TCP connection that the other side never closes. From then on the ledger is
-unfit for use until the server answers again, so callers need not wait for a connection.
+`ANSWER_SECONDS` either, or the network reports that it cannot reach the machine, the server is unreachable,
+and every waiting connection is closed: its statements fail within five seconds, and none waits for a TCP
+connection that the other side never closes. From then on the ledger is unfit for use until the server answers
+again, so callers need not wait for a connection.
 
 A commit on a connection that was closed in this way is in doubt: its bytes may be under way, and arrive when
 the server is back. So before any further query the server process of that connection is terminated
@@ -17,6 +18,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from socket import gaierror
 from typing import Any, Final, TypeAlias
 
 from duly.errors import LedgerUnavailable
@@ -38,6 +40,7 @@ HEARTBEAT_SECONDS: Final = 1.0
 """How often a slow server is checked again."""
 END_SECONDS: Final = 3.0
 """How long a server process may take to end."""
+_CLIENT_ERRORS: Final = (asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 
 ServerProcess: TypeAlias = tuple[int, datetime]
@@ -99,14 +102,14 @@ class StatementWatch:
                 connection = await asyncpg.connect(self._url, timeout=ANSWER_SECONDS)
             connection.terminate()
             self.silent = False
-        except TimeoutError:
+        except (ConnectionError, gaierror, asyncpg.PostgresError, *_CLIENT_ERRORS):
+            pass  # a refusal is an answer as well, from the server or its machine; no address says nothing
+        except OSError:  # no answer in time, or the network cannot reach the machine
             self.silent = True
             for connection, since in list(self._waiting.values()):
                 if since <= began:
                     with suppress(asyncpg.InterfaceError):
                         connection.terminate()
-        except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError):
-            pass  # a refusal is an answer as well, from the server or its machine
         finally:
             self._heartbeat = None
 

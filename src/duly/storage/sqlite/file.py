@@ -2,8 +2,9 @@
 
 The laws. One process writes a file: the lock is on the database's own inode, so it holds under every name of
 the file, and removing a file does not circumvent it. A ledger that existed once is never silently replaced by
-an empty one: a note beside the file records that the ledger was made, and how much of its write-ahead log is
-on the disk. Every page has a checksum (SQLite's checksum VFS), which is verified whenever the page is read:
+an empty one: a new file gets its name only when it has a header, so an empty file is a lost ledger, and a
+note beside the file records that the ledger was made, and how much of its write-ahead log is on the disk.
+Every page has a checksum (SQLite's checksum VFS), which is verified whenever the page is read:
 damage is an error, never other content. If the files are moved or removed while a ledger is open, the ledger
 raises an error instead of writing where no restart would look. A process that only reads refuses an unlocked
 file that the next owner would refuse: a part of a ledger is never shown as the whole.
@@ -44,9 +45,6 @@ CHECKSUM_BYTES: Final = 8
 """How many bytes the checksum VFS needs at the end of each page."""
 HEADER: Final = 100
 WAL_HEADER: Final = 32
-HUB_LEDGER: Final = "ledger.db"
-HUB_TRACES: Final = ("secret.key", "client_id", "archive", "backups")
-"""The files that a hub creates beside its ledger, only after the ledger exists."""
 RACY_NS: Final = 100_000_000
 """The resolution of a folder's modification time: a second change within it would not be seen."""
 CHECKPOINT_NOOP: Final = -1
@@ -116,11 +114,34 @@ class LedgerFile:
             self._refuse_own()
             self._lock.open()
             self._refuse_missing()
-            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+            if not self.path.exists():
+                self._make()
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             self._lock.lock(self._fd)
             self._inode = _inode(os.fstat(self._fd))
             _held.add(self._inode)
         self._lock.write(replace(self._lock.note, pid=os.getpid()))
+
+    def _make(self) -> None:
+        """Create the database: a header without tables, under a temporary name, then flushed and renamed. The
+        schema follows in the log. A crash leaves either no file of this name, or one with a header and a note
+        that says that it was begun; a header without tables and without that note has lost its log."""
+        self._lock.write(LockNote(os.getpid(), begun=True))
+        self._lock.flush()
+        fresh = self.path.with_name(f".{self.path.name}.new")
+        fresh.unlink(missing_ok=True)  # of a process that was killed here; this one holds the lock
+        try:
+            fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+            try:
+                _write_header(fresh)
+                os.fsync(fd)
+                fresh.rename(self.path)
+            finally:
+                os.close(fd)
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        _flush_folder(self.path.parent)
 
     def close_to_others(self) -> None:
         """Make the file and those beside it readable by their owner alone. The file was inspected before: a
@@ -130,7 +151,9 @@ class LedgerFile:
     def read_note(self) -> None:
         """Read the note, in a process that only reads. The note of a file that another process holds is
         ignored: that process is writing the log, and has inspected the file."""
-        if _inode_at(self.path) not in _held and self._lock.peek():
+        if _inode_at(self.path) in _held:
+            return
+        if self._lock.peek() or (self.path.exists() and not _size(self.path)):
             self._refuse_missing()
 
     def _refuse_own(self) -> None:
@@ -241,29 +264,16 @@ class LedgerFile:
 
     def _refuse_missing(self) -> None:
         """Raise if the ledger existed once and is missing now: it is not replaced by an empty one."""
-        size = self.path.stat().st_size if self.path.exists() else 0
-        if size or not (self._lock.note.made or _size(self._wal) or self._traces()):
+        exists = self.path.exists()
+        existed = self._lock.note.made or _size(self._wal) > 0
+        if self.path.stat().st_size if exists else not existed:
             return
-        there = "is empty" if self.path.exists() else "is gone"
+        beside = f"{self._lock.path.name} and {self._wal.name}" if existed else ""
+        named = " and ".join(name for name in ("the empty file" if exists else "", beside) if name)
         raise LedgerDamaged(
-            f"there was a ledger at {self.path}, and now the file {there}. Put it back or restore a backup; "
-            f"to begin anew, {self._how_to_begin_anew()}"
+            f"there was a ledger at {self.path}, and now the file {'is empty' if exists else 'is gone'}. Put "
+            f"it back or restore a backup; to begin anew, remove {named} as well"
         )
-
-    def _traces(self) -> list[str]:
-        """Return the files that an earlier hub left beside an empty ledger. An empty file with none of them
-        is what a crash at the first open leaves, and is used. If the ledger file is missing, none counts: a
-        user may have put a key there for a new hub."""
-        if self.path.name != HUB_LEDGER or not self.path.exists():
-            return []
-        return [name for name in HUB_TRACES if (self.path.parent / name).exists()]
-
-    def _how_to_begin_anew(self) -> str:
-        """Return the sentence that tells the user which files to remove first."""
-        if self._lock.note.made or _size(self._wal):
-            return f"remove {self._lock.path.name} and {self._wal.name} as well"
-        traces = ", ".join(self._traces())
-        return f"remove the empty file as well (beside it are files that a hub has left: {traces})"
 
     def add_checksums(self) -> None:
         """Rewrite a database of an older version with checksums. This also erases deleted data.
@@ -303,11 +313,11 @@ class LedgerFile:
                 raise LedgerDamaged(
                     f"{self.path} is not a ledger: it does not start like a SQLite file. It was not touched"
                 ) from None
-            if empty and (traces := self._traces()):
+            if empty and not self._lock.note.begun and self._is_note_current():
                 raise LedgerDamaged(
                     f"there was a ledger at {self.path}, and now the file is empty, as after a crash whose "
-                    "log is gone. Put the log back or restore a backup; to begin anew, remove the file as "
-                    f"well (beside it are files that a hub has left: {', '.join(traces)})"
+                    f"log is gone. Put {self._wal.name} back or restore a backup; to begin anew, remove the "
+                    "file as well"
                 )
             if not empty and db.pragma("application_id") != APPLICATION_ID:
                 raise LedgerError(
@@ -354,23 +364,23 @@ class LedgerFile:
             return
         sound, _ = db.wal_checkpoint(mode=CHECKPOINT_NOOP)
         short = sound < frames and (sound <= 0 or _wal_salt(self._wal) == salt)
-        if short and (self._lock.held_here or not self._lock.is_held()):
+        if short and self._is_note_current():
             raise self._damaged(
                 f"its log {self._wal.name} held {frames} pages, and {max(sound, 0)} of them are sound"
             )
 
     def _refuse_lost_log(self) -> None:
         """Raise if the write-ahead log is missing and held changes that are not in the database yet."""
-        if (
-            self._lock.note.salt
-            and not _size(self._wal)
-            and (self._lock.held_here or not self._lock.is_held())
-        ):
+        if self._lock.note.salt and not _size(self._wal) and self._is_note_current():
             raise LedgerDamaged(
                 f"{self._wal} is gone, and {self.path} was not closed properly: what was stored last may be "
                 "lost. Put it back or restore a backup; if another program has opened the ledger since and "
                 f"taken the log over (sqlite3 does), remove {self._lock.path.name} and start again"
             )
+
+    def _is_note_current(self) -> bool:
+        """Return whether no other process can have changed the files since the note was read."""
+        return self._lock.held_here or not self._lock.is_held()
 
     def _read_through(self, db: apsw.Connection) -> None:
         found = db.execute("PRAGMA quick_check(1)").fetchall()
@@ -480,6 +490,25 @@ def _made_with_checksums(db: apsw.Connection) -> bool:
 
 
 # ── the write-ahead log ──────────────────────────────────────────────────────────────────────────
+
+
+def _write_header(path: Path) -> None:
+    """Write the header of a new database into an empty file."""
+    db = connect(path)
+    try:
+        db.execute("PRAGMA journal_mode = MEMORY")
+        reserve_checksums(db)
+        db.pragma("application_id", APPLICATION_ID)
+    finally:
+        db.close()
+
+
+def _flush_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _wal_salt(path: Path) -> str:

@@ -93,8 +93,7 @@ class SqliteLedger(SqlLedger):
             else:
                 file.hold()
                 file.finish()
-            if self.path.stat().st_size:
-                file.inspect()
+            file.inspect()
             if not self._readonly:
                 file.close_to_others()
                 self._open_writer(file)

@@ -35,6 +35,8 @@ class LockNote(Struct, frozen=True, omit_defaults=True):
     """how many frames of that log are on the disk"""
     converting: bool = False
     """the file is being rewritten with checksums: some pages may have none yet"""
+    begun: bool = False
+    """the ledger is being made: it may lack its schema yet"""
 
 
 class LockFile:

@@ -30,7 +30,6 @@ from duly.storage.sqlite.file import (
     LedgerFile,
     checksum_vfs,
     has_checksums,
-    reserve_checksums,
     set_journal_mode,
     translated,
 )
@@ -102,9 +101,7 @@ class SqliteWriter:
     def _connect(self) -> apsw.Connection:
         """Connect to the database, and give its pages checksums if that is possible here."""
         db = self.file.connect()
-        if not int(db.pragma("page_count")):
-            reserve_checksums(db)
-        elif not has_checksums(db) and checksum_vfs() is not None:
+        if not has_checksums(db) and checksum_vfs() is not None:
             LOG.warning("writing %s anew, with checksums; this is done once", self._path)
             db.close()
             self.file.add_checksums()
