@@ -81,6 +81,8 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
     stored_mb_per_day: int = 4_096
     """megabytes of all these that one account may store in a day; as many may come at once; 0 does not limit
     them"""
+    groups_per_day: int = 200
+    """groups that one person may make in a day; as many may come at once; 0 does not limit them"""
 
     public_url: str = ""
     """the address under which people reach this hub, for links in notifications: https://duly.example; its
@@ -133,10 +135,10 @@ class Settings(Struct, frozen=True, forbid_unknown_fields=True):
         per_minute = (
             self.commands_per_minute, self.lines_per_minute, self.pushes_per_minute, self.alerts_per_minute
         )  # fmt: skip
-        if min(*per_minute, self.stored_mb_per_day) < 0:
+        if min(*per_minute, self.stored_mb_per_day, self.groups_per_day) < 0:
             raise Malformed(
-                "commands_per_minute, lines_per_minute, pushes_per_minute, alerts_per_minute and "
-                "stored_mb_per_day are numbers, or 0 for no limit"
+                "commands_per_minute, lines_per_minute, pushes_per_minute, alerts_per_minute, "
+                "stored_mb_per_day and groups_per_day are numbers, or 0 for no limit"
             )
         if self.trail_kept <= 0 or self.trail_mb < 0:
             raise Malformed("trail_kept is days, more than 0; trail_mb is a number of megabytes, or 0")

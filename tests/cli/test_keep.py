@@ -50,6 +50,21 @@ def test_a_restore_that_fails_creates_no_folder(duly: Duly) -> None:
     assert not Path("new").exists()
 
 
+@pytest.mark.parametrize("target", ["new", "not/there/yet"])
+def test_a_copy_that_fails_leaves_no_folder(duly: Duly, target: str) -> None:
+    before = sorted(Path().rglob("*"))
+    assert duly("copy", "missing", target).exit_code != 0
+    assert sorted(Path().rglob("*")) == before
+
+
+def test_an_import_that_fails_leaves_no_folder(duly: Duly) -> None:
+    assert duly("export", "whole.jsonl").exit_code == 0
+    lines = Path("whole.jsonl").read_text().splitlines(keepends=True)
+    Path("cut.jsonl").write_text("".join(lines[:-1]))
+    assert duly("import", "cut.jsonl", "--data", "new").exit_code != 0
+    assert not Path("new").exists()
+
+
 def test_a_broken_invariant_is_shown_with_what_to_do_and_the_exit_code_is_1(duly: Duly) -> None:
     assert "26 of 26 invariants hold" in duly("check").stdout
     db = connect(Path("duly-data/ledger.db"))

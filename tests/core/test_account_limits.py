@@ -19,7 +19,7 @@ def takes(limit: AccountLimit, name: str, size: int, now: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("wrong", [{"commands": -1}, {"alerts": -1}, {"stored_mb": -1}])
+@pytest.mark.parametrize("wrong", [{"commands": -1}, {"alerts": -1}, {"stored_mb": -1}, {"groups": -1}])
 def test_a_limit_below_nothing_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(Malformed):
         LimitPolicy(**wrong)
@@ -30,12 +30,21 @@ def test_each_kind_has_a_limit_of_its_own(kind: str) -> None:
     limits = AccountLimits(LimitPolicy(commands=2, lines=2, pushes=2, alerts=2))
     limit: AccountLimit = getattr(limits, kind)
     assert [takes(limit, "ann", 10, 0) for _ in range(3)] == [True, True, False]
-    assert [one.refused for one in limits if one is not limit] == [0, 0, 0]
+    assert [one.refused for one in limits if one is not limit] == [0, 0, 0, 0]
     assert takes(limit, "ann", 10, MINUTE)
 
 
+def test_new_groups_are_counted_by_the_day() -> None:
+    groups = AccountLimits(LimitPolicy(groups=2)).groups
+    assert [takes(groups, "ann", 0, 0) for _ in range(3)] == [True, True, False]
+    assert not takes(groups, "ann", 0, MINUTE)
+    assert takes(groups, "ann", 0, DAY // 2)
+    with pytest.raises(RateLimited, match=r"ann may send 2 groups a day \(groups_per_day\)"):
+        groups.take("ann", 0, DAY // 2)
+
+
 def test_no_limit_is_no_limit() -> None:
-    policy = LimitPolicy(commands=0, lines=0, pushes=0, alerts=0, stored_mb=0)
+    policy = LimitPolicy(commands=0, lines=0, pushes=0, alerts=0, stored_mb=0, groups=0)
     assert all(takes(limit, "ann", 10 * MB, 0) for limit in AccountLimits(policy) for _ in range(1_000))
 
 

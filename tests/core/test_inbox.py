@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -128,6 +129,23 @@ def test_two_repeats_before_the_first_is_stored_hear_only_when_it_is() -> None:
         ("c1", "fresh"),
         ("c2", "duplicate"),
     ]
+
+
+@pytest.mark.parametrize("origin", ["c1", None])
+def test_each_of_three_copies_in_one_burst_is_answered_and_the_outcome_is_told_once(
+    origin: str | None,
+) -> None:
+    inbox = receiver()
+    now = inbox.clock.now()
+    first = inbox.machine.handle(Arrived(message(), origin), now)
+    for _ in range(2):
+        assert inbox.machine.handle(Arrived(message(), origin), now) == []
+    inbox.carry_out(first)
+    assert [reply.verdict.kind.value for reply in only(Reply, inbox.effects)] == [
+        "fresh", "duplicate", "duplicate",
+    ]  # fmt: skip
+    (outcome,) = only(ReportOutcome, inbox.give(done(message())))
+    assert outcome.origins == (origin,)
 
 
 def test_ordered_messages_run_one_after_the_other() -> None:

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+import pytest
+
 from duly.core.high_water import mark_name
 from duly.core.messages import Message, Order
 from duly.core.sender_gaps import EVERY_GAP, Chain, Chains, HeldMessage
@@ -107,6 +109,17 @@ def test_a_held_message_below_the_mark_is_withdrawn_without_a_new_number() -> No
     assert (chains.waiting, chain.ahead) == (0, {})
 
 
+def test_what_was_let_go_or_moved_by_the_clock_is_withdrawn_once_at_most() -> None:
+    chains = Chains(WINDOW)
+    for n in (2, 4, 6):
+        chain = hold(chains, n)
+    chains.shift(60_000 * MS)
+    assert numbers(chain.follow(2)) == [2]
+    for n in (2, 6, 6):
+        chains.withdraw("app", mark_name(message(n)), message(n).key)
+    assert numbers(chain.held) == [4]
+
+
 def test_a_chain_that_was_removed_has_nothing_to_stop_sorting() -> None:
     chains = Chains(WINDOW)
     one = by_time(chains, 1)
@@ -124,7 +137,8 @@ def test_the_newest_time_of_a_chain_is_lowered() -> None:
     assert chain.top_ms == T // MS
 
 
-def test_the_steps_for_many_gaps_grow_with_their_number() -> None:
+@pytest.mark.parametrize("turned", [False, True], ids=["in order", "the last one first"])
+def test_the_steps_for_many_gaps_grow_with_their_number(turned: bool) -> None:
     steps: list[int] = []
     for count in (100, 400):
         chains = Chains(WINDOW)
@@ -132,7 +146,7 @@ def test_the_steps_for_many_gaps_grow_with_their_number() -> None:
             hold(chains, n)
         held = [waiting.message for waiting in chains.open("app").held]
         with counted_steps() as counter:
-            for one in held:
+            for one in reversed(held) if turned else held:
                 chains.withdraw("app", mark_name(one), one.key)
         steps.append(counter.total())
         assert len(list(chains.wake(T + WINDOW))) == 1

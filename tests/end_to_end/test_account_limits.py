@@ -101,6 +101,27 @@ async def test_a_repeated_line_and_a_repeated_alert_are_answered_too(open_chat_h
     assert local.hub.health.limited()["lines"] == local.hub.health.limited()["alerts"] == 1
 
 
+async def test_a_stranger_puts_others_into_so_many_groups_only(open_chat_hub: Any) -> None:
+    local: HubWithPeople = await open_chat_hub(groups_per_day=2)
+    async with local.enter("ann") as ann:
+
+        async def group(seq_id: str, name: str = "us") -> Json:
+            await ann.say("group_create", seq_id=seq_id, data={"name": name, "members": ["bob"]})
+            answer: Json = await ann.hear_of(seq_id)
+            return answer
+
+        ids = [ann.ids() for _ in range(3)]
+        assert (await group(ann.ids(), ""))["code"] == 2, "what is refused is not counted"
+        told = [(await group(seq_id))["code"] for seq_id in (ids[0], ids[0], ids[1])]
+        assert told == [0, 5, 0], "a repeat is not counted either"
+        refused = await group(ids[2])
+        assert is_limited(refused)
+        assert refused["retry_after"] > 3_600
+        assert "groups_per_day" in refused["detail"]
+        assert (await group(ids[0]))["code"] == 5
+    assert local.hub.health.limited()["groups"] == 1
+
+
 async def test_by_http_it_is_429_with_retry_after(open_local: Open) -> None:
     local = await open_local(commands_per_minute=1)
     ids, url, token = Ids(), f"{local.url}/v1/messages", local.tokens["phone"]

@@ -8,6 +8,7 @@ import time
 import pytest
 
 import duly
+from duly.apps.gateway.device_list import DeviceList
 from duly.apps.gateway.presence import PRESENT
 from duly.core.operations import PutNewItem
 from duly.core.units import MS
@@ -142,6 +143,26 @@ async def test_devices_are_listed_with_when_they_were_last_heard(local: HubUnder
         await phone.first(lambda f: f["type"] == "ack")
         again = (await curl(f"{local.url}/v1/devices", local.tokens["phone"])).json["devices"][1]
         assert again["last_heard"] > came, "an answer is heard, too"
+
+
+async def test_that_a_hub_reports_a_device_offline_is_not_when_it_was_last_heard(local: HubUnderTest) -> None:
+    async def last_heard() -> int:
+        listed = (await curl(f"{local.url}/v1/devices", local.tokens["phone"])).json["devices"]
+        return int(next(one["last_heard"] for one in listed if one["name"] == "lock"))
+
+    async with local.join("phone") as phone:
+        phone.presence = True
+        async with local.join("lock") as lock:
+            await phone.command("lock")
+            await lock.obey()
+            await phone.first(lambda f: f["type"] == "ack")
+            said = await last_heard()
+            while time.time_ns() // 1_000_000 <= said:
+                await last_heard()
+        await phone.first(lambda f: f["type"] == "device_status" and not f["data"]["online"])
+        assert await last_heard() == said
+    after_a_restart = DeviceList(local.hub.ledger, local.hub.accounts, lambda _: False)
+    assert await after_a_restart.last_heard(["lock"]) == {"lock": said}
 
 
 async def test_devices_are_listed_by_page_and_only_ones_own(local: HubUnderTest) -> None:

@@ -35,13 +35,13 @@ def _forgetful(self: Attempts, item: QueuedDelivery, *_: Any) -> list[Todo]:
     return []
 
 
-def _shift_of_what_is_stored(self: ActiveMessages, by: int) -> None:
+def _shift_of_what_is_stored(self: ActiveMessages, by: int, seen: int) -> None:
     """Moves the timers of queues, and not what is in none."""
     for live in self.lives.values():
         live.planned = ()
     queued = {item for queue in self.queues._queues.values() for item in (*queue._waiting, *queue._first)}
     every, self.items = self.items, {ref: item for ref, item in self.items.items() if item in queued}
-    _shift(self, by)
+    _shift(self, by, seen)
     self.items = every
 
 

@@ -175,9 +175,11 @@ def _limits(found: _Findings, limits: JsonObject | None, free: int) -> None:
     if limits is None:  # a hub that is older than this command line
         return
     most = limits["in_force"]
-    kinds = [kind for kind in most if kind not in ("queue", "stored")]
+    kinds = [kind for kind in most if kind not in ("groups", "queue", "stored")]
     rates = ", ".join(f"{most[kind]:,} {kind}" if most[kind] else f"any number of {kind}" for kind in kinds)
     stored = f"{most['stored']:,} MB a day" if most["stored"] else "any number of bytes"
+    if "groups" in most:  # otherwise the hub is older
+        stored += f"; {most['groups']:,} new groups a day" if most["groups"] else "; any number of groups"
     fact = f"one account: {rates} a minute; {stored}; {most['queue']:,} commands waiting"
     if most["stored"] << 20 > free:
         found.add("limits", f"{fact}; the disk has less room than that: lower stored_mb_per_day", "warn")

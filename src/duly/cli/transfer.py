@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -99,17 +99,15 @@ def import_(file: ExportFile = "-", *, at: StoreOptions, json: Json = False) -> 
 
 
 async def _import(settings: Settings, lines: IO[bytes], progress: Callable[[int], None]) -> CheckReport:
-    from duly.runtime.files import private_folder
     from duly.server.ledger_check import check_invariants
     from duly.storage.bulk_load import fill
     from duly.storage.copy import empty_ledger
     from duly.storage.export import ExportReader
 
     reader = ExportReader(lines)
-    if not settings.ledger:
-        private_folder(Path(settings.data))
-    async with empty_ledger(settings.ledger_url) as ledger:
-        await fill(ledger, reader.rows, progress)
+    with _new_folder(None if settings.ledger else Path(settings.data)):
+        async with empty_ledger(settings.ledger_url) as ledger:
+            await fill(ledger, reader.rows, progress)
     if reader.secrets != "sealed":
         note("this export has no secrets: set addresses, passwords and broker logins again")
     return await check_invariants(settings)
@@ -141,10 +139,10 @@ def copy(
     """
     from duly.storage.copy import copy_ledger
 
-    here, there = _url(source), _url(_made_for(target))
-    if here == there:
-        raise CommandFailed(Exit.USAGE, "FROM and TO are the same ledger; name another target")
-    with row_progress("rows") as counted:
+    with _new_folder(_folder_of(target)), row_progress("rows") as counted:
+        here, there = _url(source), _url(target)
+        if here == there:
+            raise CommandFailed(Exit.USAGE, "FROM and TO are the same ledger; name another target")
         asyncio.run(copy_ledger(here, there, counted))
     from duly.server.ledger_check import check_invariants
 
@@ -155,14 +153,27 @@ def copy(
         note("copy secret.key as well: its secrets need it. Do not start a hub on the old ledger again")
 
 
-def _made_for(target: str) -> str:
-    """Return the ledger to copy to. A new name without a suffix is a data folder, which is created."""
+@contextmanager
+def _new_folder(path: Path | None) -> Iterator[None]:
+    """Create this data folder, and remove it again if nothing could be written into it."""
     from duly.runtime.files import private_folder
 
-    path = Path(target)
-    if not (_is_url(target) or path.exists() or path.suffix):
+    missing = [] if path is None else [one for one in (path, *path.parents) if not one.exists()]
+    if path is not None:
         private_folder(path)
-    return target
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # something is in it
+            for folder in missing:
+                folder.rmdir()
+        raise
+
+
+def _folder_of(target: str) -> Path | None:
+    """Return the data folder that a new name without a suffix stands for."""
+    path = Path(target)
+    return None if _is_url(target) or path.exists() or path.suffix else path
 
 
 def _is_url(text: str) -> bool:

@@ -34,7 +34,8 @@ MB: Final = 1024 * 1024
 
 
 class LimitPolicy(Struct, frozen=True):
-    """How much one account may send: messages a minute by kind, and megabytes a day; 0 means no limit.
+    """How much one account may send: messages a minute by kind, megabytes and new groups a day; 0 means no
+    limit.
 
     A whole minute's (or day's) allowance may be used at once.
     """
@@ -44,10 +45,11 @@ class LimitPolicy(Struct, frozen=True):
     pushes: int = 600_000
     alerts: int = 600_000
     stored_mb: int = 4_096
+    groups: int = 200
 
     def __post_init__(self) -> None:
-        if min(self.commands, self.lines, self.pushes, self.alerts, self.stored_mb) < 0:
-            raise Malformed("a limit must be a number of messages or megabytes, or 0 for no limit")
+        if min(self.commands, self.lines, self.pushes, self.alerts, self.stored_mb, self.groups) < 0:
+            raise Malformed("a limit must be a number of messages, megabytes or groups, or 0 for no limit")
 
 
 class AccountLimit:
@@ -62,15 +64,18 @@ class AccountLimit:
     1
     """
 
-    def __init__(self, kind: str, amount: int, stored_mb: int, stored: RateLimits) -> None:
+    def __init__(
+        self, kind: str, amount: int, stored_mb: int, stored: RateLimits, *, daily: bool = False
+    ) -> None:
         self.kind = kind
         self.amount = amount
-        """messages a minute; 0: no limit"""
+        """messages a minute, or a day; 0: no limit"""
+        self.span = "day" if daily else "minute"
         self.refused = 0
         self.names: Counter[str] = Counter()
         """refused messages by account"""
         self._stored_mb = stored_mb
-        self._sent = RateLimits(Rate(amount or 1, MINUTE), REMEMBERED)
+        self._sent = RateLimits(Rate(amount or 1, DAY if daily else MINUTE), REMEMBERED)
         self._stored = stored
         self._take_sent = self._sent.take if amount else _unlimited
         self._take_stored = stored.take if stored_mb else _unlimited
@@ -87,7 +92,8 @@ class AccountLimit:
         wait = self._take_sent(name, now)
         if wait:
             return RateLimited(
-                f"{name} may send {self.amount:,} {self.kind} a minute ({self.kind}_per_minute)", wait
+                f"{name} may send {self.amount:,} {self.kind} a {self.span} ({self.kind}_per_{self.span})",
+                wait,
             )
         wait = self._take_stored(name, now, 1 + (size >> UNIT_BITS))
         if wait:
@@ -148,9 +154,11 @@ class AccountLimits:
         self.lines = AccountLimit("lines", policy.lines, policy.stored_mb, stored)
         self.pushes = AccountLimit("pushes", policy.pushes, policy.stored_mb, stored)
         self.alerts = AccountLimit("alerts", policy.alerts, policy.stored_mb, stored)
+        # A group that is made counts as a line as well, with its bytes.
+        self.groups = AccountLimit("groups", policy.groups, 0, stored, daily=True)
 
     def __iter__(self) -> Iterator[AccountLimit]:
-        yield from (self.commands, self.lines, self.pushes, self.alerts)
+        yield from (self.commands, self.lines, self.pushes, self.alerts, self.groups)
 
     def worst(self) -> list[tuple[str, int]]:
         """Return the five accounts with the most refused messages, and how many each had."""

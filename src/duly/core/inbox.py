@@ -71,6 +71,7 @@ from duly.core.steps import (
     TimesLowered,
     Todo,
     Unreachable,
+    once_each,
 )
 from duly.core.timers import Timers
 from duly.core.units import FOREVER, MS
@@ -85,7 +86,7 @@ class _Live(Struct, eq=False, gc=False):
     """A message that is being admitted, or was admitted and has not ended."""
 
     message: Message
-    origins: list[Origin]
+    origins: list[Origin]  # one for each copy, until the message is stored
     committed: bool
     away: bool = False
     """another hub runs the message as soon as it is stored"""
@@ -296,7 +297,7 @@ class Inbox:
         started: list[OpenDelivery] = []
         for item in in_senders_order(open_):
             key = item.message.key
-            listening = before[key].origins if key in before else []
+            listening = once_each(before[key].origins) if key in before else []
             self._live[key] = _Live(item.message, listening, committed=True)
             if item.delivery.attempt:
                 self.lanes.occupy(item.message)
@@ -305,9 +306,9 @@ class Inbox:
                 waiting.append(item.message)
         todo += self.outbox.restore(started, (), {}, now)
         for end in ended:
-            origins = tuple(before[end.key].origins)
-            recipient = before[end.key].message.recipient
-            todo.append(ReportOutcome(end.key, end.state, end.answer, origins, recipient))
+            old = before[end.key]
+            asked, to = tuple(once_each(old.origins)), old.message.recipient
+            todo.append(ReportOutcome(end.key, end.state, end.answer, asked, to))
         for message in waiting:
             todo += self._queue(message, now)
         return todo
@@ -334,10 +335,11 @@ class Inbox:
     # ── admission ────────────────────────────────────────────────────────────────────────────────
 
     def _attach(self, live: _Live, origin: Origin) -> list[Todo]:
+        if not live.committed:
+            live.origins.append(origin)
+            return []  # `_admitted` replies to each copy once the message is stored
         if origin not in live.origins:
             live.origins.append(origin)
-        if not live.committed:
-            return []  # `_admitted` replies to every origin once the message is stored
         state = self.outbox.transmissions.state(live.message.key) or State.ACCEPTED
         return [Reply(origin, live.message, Verdict(VerdictKind.DUPLICATE, state))]
 
@@ -399,6 +401,7 @@ class Inbox:
             if not self._adopt or recalled is not None or live.away or (adopt is None and move is not None):
                 return self._not_fresh(live, verdict, now)
             live.committed = True
+            live.origins = once_each(origins)
             told = [Reply(origin, message, verdict) for origin in origins]
             return [*told, *(() if adopt is None else adopt.done(results, now))]
         live.committed = True
@@ -414,9 +417,9 @@ class Inbox:
         else:
             here = _ACCEPTED
         if len(origins) > 1:
-            todo[1:1] = [
-                Reply(origin, message, Verdict(VerdictKind.DUPLICATE, here)) for origin in origins[1:]
-            ]
+            again = Verdict(VerdictKind.DUPLICATE, here)
+            todo[1:1] = [Reply(origin, message, again) for origin in origins[1:]]
+            live.origins = once_each(origins)
         return todo
 
     def _not_fresh(self, live: _Live, verdict: Verdict, now: int) -> list[Todo]:
@@ -433,8 +436,7 @@ class Inbox:
         """Store a message for a recipient that is not connected here."""
         message, moves = self.lanes.leave(event.message, now)
         self.backlog.add(message.key, message.scope, message.recipient, len(message.body))
-        live = _Live(message, [event.origin], committed=False, away=True, given=event.given)
-        self._live[message.key] = live
+        live = self._live[message.key] = _Live(message, [event.origin], False, True, event.given)
         return [self._admit(live, None, horizon, now), *self._move_all(moves, now)]
 
     def _find(self, item: OpenDelivery, now: int) -> list[Todo]:
@@ -516,7 +518,6 @@ class Inbox:
     def _finish(self, message: Message, state: State, answer: Answer, now: int) -> Step:
         end = Advance(message.key, state, now, answer)
         finish = Finish(self.outbox.ref(message), 0, state, answer.reason, (end,))
-
         self.lanes.drop(message)
 
         def done(results: Results, now: int) -> list[Todo]:

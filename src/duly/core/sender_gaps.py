@@ -7,7 +7,7 @@ means that the sender has lost its counter and starts again, so nothing more is 
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Final
@@ -52,7 +52,7 @@ class HeldMessage(Struct, frozen=True, order=True):
 class Chain:
     """The consecutive numbers of one sender."""
 
-    __slots__ = ("_cleared", "ahead", "held", "mark", "top_ms")
+    __slots__ = ("_cleared", "_turns", "ahead", "held", "mark", "top_ms")
 
     def __init__(self) -> None:
         self.mark = self._cleared = -1
@@ -61,6 +61,8 @@ class Chain:
         """numbers behind a gap that need no lane, and how long the gap is waited for"""
         self.held: list[HeldMessage] = []
         """messages behind a gap, sorted by their numbers"""
+        self._turns: dict[bytes, tuple[int, int]] = {}
+        """where each of them is: its number and turn, by key"""
 
     @property
     def deadline(self) -> int:
@@ -77,6 +79,24 @@ class Chain:
         """Record a number that has arrived and its time; neither ever decreases."""
         self.mark = max(self.mark, n)
         self.top_ms = max(self.top_ms, ms)
+
+    def hold(self, waiting: HeldMessage) -> None:
+        """Hold a message behind a gap."""
+        insort(self.held, waiting)
+        self._turns[waiting.message.key] = waiting.n, waiting.turn
+
+    def take(self, key: bytes) -> HeldMessage | None:
+        """Remove a held message and return it; None if it is not held here."""
+        at = self._turns.pop(key, None)
+        if at is None:
+            return None
+        # Not by looking at each: when thousands end one after the other, that takes seconds.
+        return self.held.pop(bisect_left(self.held, at, key=_place))
+
+    def remove_messages(self, recipient: str) -> None:
+        """Remove the held messages for one recipient."""
+        for key in [held.message.key for held in self.held if held.message.recipient == recipient]:
+            self.take(key)
 
     def count_anew(self, n: int, ms: int, needs: int) -> list[HeldMessage]:
         """If this number shows that the sender starts over, release all held messages and restart the chain
@@ -110,7 +130,13 @@ class Chain:
             self.ahead = {n: until for n, until in self.ahead.items() if n > self.mark}
         free = held[:count]
         del held[:count]
+        for one in free:
+            self._turns.pop(one.message.key, None)
         return free
+
+
+def _place(held: HeldMessage) -> tuple[int, int]:
+    return held.n, held.turn
 
 
 class Chains:
@@ -145,7 +171,7 @@ class Chains:
 
     def hold(self, name: str, chain: Chain, waiting: HeldMessage) -> None:
         """Hold a message behind a gap."""
-        insort(chain.held, waiting)
+        chain.hold(waiting)
         self._wait_until(waiting.deadline, name)
 
     def sort_by_time(self, scope: str, waiting: HeldMessage, *, counts: bool) -> None:
@@ -180,10 +206,9 @@ class Chains:
         """Remove a waiting message: its number has arrived, and the messages that follow are released."""
         for name in (scope, mark, mark + _BY_TIME):
             chain = self._chains.get(name)
-            found = next((held for held in chain.held if held.message.key == key), None) if chain else None
+            found = None if chain is None else chain.take(key)
             if chain is None or found is None:
                 continue
-            chain.held.remove(found)
             if name.endswith(f"]{_BY_TIME}"):
                 if chain.idle:
                     self._sorted(name)
@@ -205,8 +230,8 @@ class Chains:
         """Remove the waiting messages for one recipient."""
         for name in self._deadlines:
             chain = self._chains.get(name)
-            if chain is not None and chain.held:
-                chain.held = [held for held in chain.held if held.message.recipient != recipient]
+            if chain is not None:
+                chain.remove_messages(recipient)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 

@@ -19,6 +19,12 @@ from duly.core.operations import CheckItem, Group, OpenDelivery, Results
 Origin: TypeAlias = Hashable
 """Where an answer goes: a connection, or a peer's name. The core only passes it on."""
 
+
+def once_each(origins: list[Origin]) -> list[Origin]:
+    """Return the origins without those that are there more than once."""
+    return [*dict.fromkeys(origins)] if len(origins) > 1 else origins
+
+
 # ── events ───────────────────────────────────────────────────────────────────────────────────────
 
 

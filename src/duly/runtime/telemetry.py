@@ -81,8 +81,8 @@ METRICS: Final = (
     ),
     _counter(
         "duly_limited_total",
-        "What was refused since its account had sent or stored too much: commands, lines, pushes, alerts; or "
-        "had too many commands waiting (queue).",
+        "What was refused since its account had sent or stored too much: commands, lines, pushes, alerts, "
+        "groups; or had too many commands waiting (queue).",
         "kind",
     ),
     _gauge(

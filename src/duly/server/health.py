@@ -60,7 +60,8 @@ class HubHealth:
         return [] if mqtt is None or mqtt.broker is not None or mqtt.problem is None else ["mqtt"]
 
     def limits_in_force(self) -> list[tuple[str, int]]:
-        """Return the limits of one account: messages a minute by kind, waiting commands, megabytes a day."""
+        """Return the limits of one account: messages a minute by kind, groups a day, waiting commands,
+        megabytes a day."""
         limits = self._hub.limits
         by_kind = [(limit.kind, limit.amount) for limit in limits]
         queue = self._hub.gateway.policy.backlog.messages

@@ -45,6 +45,7 @@ def limit_policy(settings: Settings) -> LimitPolicy:
         pushes=settings.pushes_per_minute,
         alerts=settings.alerts_per_minute,
         stored_mb=settings.stored_mb_per_day,
+        groups=settings.groups_per_day,
     )
 
 

@@ -192,6 +192,41 @@ async def test_a_critical_alert_that_could_not_be_told_goes_to_the_default_profi
     assert [(one.id, one.word) for one in refused] == [("event-2", "untold")]
 
 
+async def test_a_critical_alert_whose_recipient_answers_with_errors_for_ever_goes_to_the_default_profile_soon(
+    tower: Tower, hook: Receiver
+) -> None:
+    """It is tried for a day, and nobody would hear of it before."""
+    async with receiver() as broken:
+        broken.words = ["500"] * 100
+        await tower.profile("default", hook.url + "/default")
+        await tower.profile("home", broken.url, most=0)
+        await tower.post(event("event-1"))
+        await tower.post(event("event-2", severity="critical"))
+        await tower.until(lambda: hook.events == ["event-2"])
+        await tower.until(lambda: len(broken.requests) > 20)
+        assert hook.events == ["event-2"], "once, and no warning"
+        broken.words = []
+        await tower.until_state("event-2", "done")
+        await tower.until_state("event-1", "done")
+    assert tower.hub.alerts.state()["critical_untold"] == 1
+    (refused,) = await tower.hub.ledger.refusals(10)
+    assert (refused.id, refused.word) == ("event-2", "untold")
+    assert "no recipient was reached by 6 attempts" in refused.reason
+    assert "500" in refused.reason
+
+
+async def test_the_default_profile_is_left_alone_while_one_recipient_has_been_reached(
+    tower: Tower, hook: Receiver
+) -> None:
+    async with receiver() as broken, receiver() as works:
+        broken.words = ["500"] * 100
+        await tower.profile("default", hook.url + "/default")
+        await tower.profile("home", broken.url, works.url)
+        await tower.post(event("event-1", severity="critical"))
+        await tower.until(lambda: len(broken.requests) > 8)
+    assert (works.events, hook.events) == (["event-1"], [])
+
+
 @pytest.mark.parametrize(
     "named", [True, False], ids=["its address refused", "its profile names no recipient"]
 )

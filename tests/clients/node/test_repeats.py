@@ -60,6 +60,16 @@ async def test_a_first_task_of_nothing_again_after_a_form_was_learned(at: Broker
     assert runs == ["m1", "m2"]
 
 
+async def test_each_copy_in_a_burst_is_acknowledged_and_one_runs(at: Brokered) -> None:
+    runs: list[str] = []
+    async with echo(at, runs), at.peer(at.a) as peer:
+        for _ in range(3):
+            peer.say(at.b, "pending", pending(peer.name, at.b, 1, {"n": 1}))
+        assert [each["msg_id"] for each in await peer.hear("ack", 3)] == ["m1"] * 3
+        await peer.hear("complete")
+    assert runs == ["m1"]
+
+
 @pytest.mark.parametrize("seed", range(6))
 async def test_in_any_mixture_of_forms_each_repeat_gets_its_answer(at: Brokered, seed: int) -> None:
     rng = random.Random(seed)

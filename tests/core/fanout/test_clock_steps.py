@@ -144,13 +144,82 @@ def test_after_a_restart_what_was_due_at_once_under_a_clock_that_was_ahead_goes_
     assert second.recipient == "mail"
 
 
-def test_what_is_planned_for_a_time_of_day_waits_for_it() -> None:
+@pytest.mark.parametrize("by", [-HOUR, HOUR, -2 * DAY, 2 * DAY])
+def test_an_escalation_that_is_not_urgent_comes_as_long_after_the_message_as_planned(by: int) -> None:
     tower = FanoutTower("mail", later=(("boss", 2 * HOUR),))
     (first,) = batches(tower.report())
     tower.went(first)
-    set_clock(tower, HOUR)
-    (second,) = batches(tower.driver.wait(3_600))
+    tower.driver.wait(600)
+    set_clock(tower, by)
+    assert batches(tower.driver.wait(7_200 - 600 - 1)) == []
+    (second,) = batches(tower.driver.wait(1))
     assert second.recipient == "boss"
+
+
+@pytest.mark.parametrize("by", [-2 * DAY, 2 * DAY])
+def test_what_is_not_urgent_is_tried_for_as_long_as_planned_however_the_clock_is_set(by: int) -> None:
+    tower = FanoutTower("mail")
+    (batch,) = batches(tower.report())
+    set_clock(tower, by)
+    began = tower.clock.now()
+    tower.went(batch, AttemptResult.NOT_SENT, "no line")
+    while tower.states() == {("mail", 0): "accepted"}:
+        for again in batches(tower.driver.wait(600)):
+            tower.went(again, AttemptResult.NOT_SENT, "no line")
+    assert tower.states() == {("mail", 0): "expired"}
+    assert DAY - HOUR <= tower.clock.now() - began <= DAY + HOUR
+
+
+def at_hour(tower: FanoutTower, hour: float) -> None:
+    """Let the clock show this time of the next day, before anything is reported."""
+    tower.clock.set((tower.clock.now() // DAY + 1) * DAY + round(hour * HOUR))
+
+
+@pytest.mark.parametrize("by", [-HOUR, HOUR])
+def test_what_waits_for_the_end_of_the_night_comes_at_that_time_of_day(by: int) -> None:
+    tower = FanoutTower("mail", later=(("boss", HOUR),), quiet=True)
+    at_hour(tower, 3)
+    assert batches(tower.report()) == []
+    set_clock(tower, by)
+    hours = 4 - by // HOUR
+    assert batches(tower.driver.wait(hours * 3_600 - 1)) == []
+    (first,) = batches(tower.driver.wait(1))
+    tower.went(first)
+    assert batches(tower.driver.wait(3_599)) == []
+    (second,) = batches(tower.driver.wait(1))
+    assert second.recipient == "boss"
+
+
+@pytest.mark.parametrize("by", [-2 * HOUR, 2 * HOUR])
+def test_when_the_night_is_over_an_escalation_does_not_depend_on_the_clock(by: int) -> None:
+    tower = FanoutTower("mail", later=(("boss", HOUR),), quiet=True)
+    at_hour(tower, 3)
+    tower.report()
+    (first,) = batches(tower.driver.wait(4 * 3_600))
+    tower.went(first)
+    set_clock(tower, by)
+    assert batches(tower.driver.wait(3_599)) == []
+    (second,) = batches(tower.driver.wait(1))
+    assert second.recipient == "boss"
+
+
+def test_a_clock_that_is_set_back_to_before_the_night_lets_go_what_waited_for_its_end() -> None:
+    tower = FanoutTower("mail", quiet=True)
+    at_hour(tower, 3)
+    assert batches(tower.report()) == []
+    set_clock(tower, -8 * HOUR)
+    (first,) = batches(tower.driver.wait(0))
+    assert first.recipient == "mail"
+
+
+def test_after_a_restart_in_the_night_it_still_waits_for_its_end() -> None:
+    before = FanoutTower("mail", quiet=True)
+    at_hour(before, 3)
+    before.report()
+    after = FanoutTower("mail", quiet=True, disk=before.disk, clock=before.clock)
+    set_clock(after, HOUR)
+    assert batches(after.driver.wait(3 * 3_600 - 1)) == []
+    assert len(batches(after.driver.wait(1))) == 1
 
 
 @pytest.mark.parametrize("by", [-HOUR, HOUR])

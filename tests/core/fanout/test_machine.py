@@ -65,10 +65,13 @@ class FanoutTower:
         unwanted: Collection[DeliveryRef] = (),
         urgent: bool = False,
         later: tuple[tuple[str, int], ...] = (),
+        quiet: bool = False,
     ) -> None:
         self.clock = clock or ManualClock()
         self.recipients = recipients
         self.later = later
+        self.quiet = quiet
+        """nothing goes out from 22:00 to 07:00"""
         self.end = (State.DONE, Answer())
         self.cancelled: set[bytes] = set()
         self.unwanted = set(unwanted)
@@ -92,9 +95,15 @@ class FanoutTower:
         self.disk = self.driver.ledger.disk
 
     def _plan(self, message: Message, now: int) -> DeliveryPlan:
-        first = tuple(PlannedDelivery(name, now, now + DAY) for name in self.recipients)
+        midnight, hour = now // DAY * DAY, now % DAY // HOUR
+        night = self.quiet and not 7 <= hour < 22
+        opens = midnight + (DAY if hour >= 22 else 0) + 7 * HOUR if night else 0
+        begins = opens or now
+        first = tuple(PlannedDelivery(name, begins, begins + DAY, 0, opens) for name in self.recipients)
         steps = enumerate(self.later, start=1)
-        more = tuple(PlannedDelivery(name, now + after, now + DAY, n) for n, (name, after) in steps)
+        more = tuple(
+            PlannedDelivery(name, begins + after, begins + DAY, n, opens) for n, (name, after) in steps
+        )
         return DeliveryPlan((*first, *more), self.end, self.traits)
 
     def event(self, n: int = 0, body: bytes = b"{}") -> Message:

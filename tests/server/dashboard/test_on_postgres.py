@@ -12,7 +12,6 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from duly.apps.gateway.device_list import HEARD
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
 from duly.core.operations import Admit, Advance
@@ -116,6 +115,13 @@ async def test_an_answer_shows_at_the_other_hub_that_the_device_was_heard(
 ) -> None:
     """Without a write for each answer: the hub that heard it stores it with its heartbeat."""
     monkeypatch.setattr("duly.apps.gateway.device_list.STORED_EVERY", 0)
+
+    async def listed_at(hub: int) -> dict[str, Any]:
+        heads = {"Authorization": f"Bearer {cluster.tokens['phone']}"}
+        _, listed = await ann.ask(hub, "GET", "/v1/devices", headers=heads)
+        lock: dict[str, Any] = next(one for one in listed["devices"] if one["name"] == "lock")
+        return lock
+
     await until(lambda: all(len(hub.gateway.remote.hubs) == 2 for hub in cluster.hubs))
     async with cluster.join(1, "lock") as lock:
         await cluster.known("lock")
@@ -127,15 +133,12 @@ async def test_an_answer_shows_at_the_other_hub_that_the_device_was_heard(
             while (await ann.get(0, "/device.json", name="lock"))["last_heard"] < asked:
                 await asyncio.sleep(0.01)
         for hub in range(2):
-            heads = {"Authorization": f"Bearer {cluster.tokens['phone']}"}
-            _, listed = await ann.ask(hub, "GET", "/v1/devices", headers=heads)
-            heard = {one["name"]: one["last_heard"] for one in listed["devices"]}
             shown = (await ann.get(hub, "/devices.json", name="lock"))["devices"][0]["last_heard"]
-            assert heard["lock"] == shown >= asked
-    ledger = cluster.hubs[0].ledger
+            assert (await listed_at(hub))["last_heard"] == shown >= asked
     async with asyncio.timeout(GUARD):
-        while "lock" in await ledger.bucket(HEARD):  # it has left, which its stream says
+        while (lock_then := await listed_at(0))["online"]:
             await asyncio.sleep(0.01)
+    assert lock_then["last_heard"] == shown, "and not when it left"
 
 
 async def test_what_waits_for_an_offline_device_is_shown_at_every_hub(

@@ -22,7 +22,7 @@ from duly.storage.ledger import Ledger
 
 class AlertAttempts:
     """Makes the attempts of one tower. `changed` reads an alert again that was cancelled during one; `missed`
-    is called with each alert that a recipient did not surely get."""
+    is called with each attempt that did not surely arrive."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class AlertAttempts:
         activity: ActivityLog,
         outages: Outages,
         changed: Callable[[bytes], Awaitable[None]],
-        missed: Callable[[bytes], None],
+        missed: Callable[[StartAttempt], None],
     ) -> None:
         self._ledger = ledger
         self._planner = planner
@@ -65,8 +65,7 @@ class AlertAttempts:
             ended = AttemptEnded(attempt, sent.result, sent.reason, sent.rest)
             await commit(self._engine, MachineEvent(ended))
             if sent.result is not AttemptResult.ARRIVED:
-                for item in attempt.items:
-                    self._missed(item.message.key)
+                self._missed(attempt)
             # A concurrent cancellation at another hub did not know that this recipient was notified.
             for key in await self._catch_up_on(attempt):
                 await self._changed(key)

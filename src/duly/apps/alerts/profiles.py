@@ -111,8 +111,9 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def plan(self, now: int, *, urgent: bool) -> tuple[PlannedDelivery, ...]:
         """The deliveries of a new alert."""
         begins = now if urgent or not self.quiet else self._after_quiet(now)
+        opens = begins if begins > now else 0
         return tuple(
-            PlannedDelivery(label, begins + step.after, begins + step.after + self.lasts, round_)
+            PlannedDelivery(label, begins + step.after, begins + step.after + self.lasts, round_, opens)
             for round_, step in enumerate(self.steps)
             for label in step.to
         )

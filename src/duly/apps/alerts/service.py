@@ -145,7 +145,7 @@ class AlertService:
         self.outages = Outages()
         self._attempts = AlertAttempts(
             ledger, self.planner, self.engine, self._trail, activity, self.outages, self._changed,
-            self.dead_letters.touch,
+            self._missed,
         )  # fmt: skip
         self._sender = NotificationSender(
             ledger,
@@ -352,6 +352,13 @@ class AlertService:
         if state in DEAD:
             self.dead_letters.touch(key)
             self._spawn(self._unnotified.notify(key))
+
+    def _missed(self, attempt: StartAttempt) -> None:
+        """Note that an attempt did not surely arrive."""
+        for item in attempt.items:
+            self.dead_letters.touch(item.message.key)
+            if attempt.urgent:
+                self._spawn(self._unnotified.tried(item.message.key, item.attempt))
 
     def _spawn(self, work: Coroutine[object, None, None]) -> None:
         self.tasks.do("background work of alerts", work)

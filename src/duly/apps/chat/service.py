@@ -85,7 +85,8 @@ class ChatService:
         limits: AccountLimits | None = None,
     ) -> None:
         self.policy = policy or ChatPolicy()
-        self._limit = (limits or AccountLimits()).lines
+        limits = limits or AccountLimits()
+        self._limit, self._new_groups = limits.lines, limits.groups
         self._counted = CountedBytes(self._limit)
         self._repeats = LimitedRepeats(ledger)
         self._ledger = ledger
@@ -274,6 +275,9 @@ class ChatService:
             return True
         source = self._groups if type_ in GROUPS else self._friends if type_ in FRIENDS else self._lines
         request = await source.request(frame, me)
+        if type_ == "group_create" and not await self._repeats.is_repeat(me, frame.seq_id):
+            # A stranger who makes groups fills the lists of all their members.
+            self._new_groups.take(me, 0, self._ledger.clock.now())
         if counted:
             self._counted.begin(request.message.key, len(frame.data))
         return await self._put(self._event(session, who, request))

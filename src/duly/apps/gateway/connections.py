@@ -109,7 +109,7 @@ class GatewayConnections:
             if who.name in devices:  # the device has reconnected meanwhile, and is registered
                 await self._engine.put(Reachable(who.name))
             else:
-                await self._remote.unregister(who.name)
+                await self._remote.unregister(who.name, *self._devices.left(who.name))
 
     async def replace(self, device: str) -> None:
         """Close the session of a device that has connected to another hub."""

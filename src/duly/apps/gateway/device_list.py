@@ -1,9 +1,10 @@
 """The devices as apps see them: which are online, and when each was last heard from.
 
-A device is heard from when it connects, disconnects, pushes or answers a command. A hub remembers what it
-has heard itself. Where hubs share a ledger, each stores that with its heartbeats, at most every
-`STORED_EVERY` for each device: so no answer costs a write, and the other hubs are only a little behind. For
-the time before a restart, the time of the newest entry in the device's stream is used.
+A device is heard from when it connects, pushes or answers a command; that a hub reports it offline does not
+count. A hub remembers what it has heard itself, and stores it when the device leaves. Where hubs share a
+ledger, each stores it with its heartbeats, too, at most every `STORED_EVERY` for each device: so no answer
+costs a write, and the other hubs are only a little behind. After a crash, the newest entry in the device's
+stream that it sent itself is used.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
 
 from duly.apps.gateway.pushes import last_heard
-from duly.core.operations import DropItem, PutItem
+from duly.core.operations import PutItem
 from duly.core.units import MS, SECOND
 from duly.errors import NotAllowed
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.storage.ledger import Ledger
 
 HEARD: Final = "heard"
-"""The bucket of when the hub that holds a device last heard from it (µs), by device, for the other hubs."""
+"""The bucket of when the hub that holds a device last heard from it (µs), by device, for other hubs and for
+the time after a restart."""
 STORED_EVERY: Final = 10 * SECOND
 """How often that is stored for one device at most."""
 STORED_AT_ONCE: Final = 100
@@ -42,25 +44,24 @@ class DeviceList:
         """Note that a device was heard from here."""
         self._heard[device] = self._ledger.clock.now()
 
-    def news(self, here: Collection[str]) -> tuple[PutItem | DropItem, ...]:
-        """Return the writes that tell the other hubs when the devices `here` were heard from. What was stored
-        for a device that has left is dropped: the entry in its stream is newer."""
-        gone = [name for name in self._stored if name not in here]
-        drops = [DropItem(HEARD, name, b"%d" % self._stored[name]) for name in gone[:STORED_AT_ONCE]]
+    def left(self, device: str) -> tuple[PutItem, ...]:
+        """Return the write that keeps when a device that has left was last heard from."""
+        at = self._heard.get(device)
+        return () if at is None else (PutItem(HEARD, device, b"%d" % at),)
+
+    def news(self, here: Collection[str]) -> tuple[PutItem, ...]:
+        """Return the writes that tell the other hubs when the devices `here` were heard from."""
+        for name in [name for name in self._stored if name not in here]:
+            del self._stored[name]
         until = self._ledger.clock.now() - STORED_EVERY
         known = ((self._stored.get(name, 0), name) for name in here)
         due = sorted(one for one in known if one[0] < min(until, self._heard.get(one[1], 0)))
-        chosen = due[: STORED_AT_ONCE - len(drops)]
-        puts = [PutItem(HEARD, name, b"%d" % self._heard[name]) for _, name in chosen]
-        return *drops, *puts
+        return tuple(PutItem(HEARD, name, b"%d" % self._heard[name]) for _, name in due[:STORED_AT_ONCE])
 
-    def told(self, news: Iterable[PutItem | DropItem]) -> None:
+    def told(self, news: Iterable[PutItem]) -> None:
         """Note that news were stored."""
         for one in news:
-            if isinstance(one, PutItem):
-                self._stored[one.name] = int(one.body)
-            else:
-                del self._stored[one.name]
+            self._stored[one.name] = int(one.body)
 
     def online_of(self, app: str, awaited: Callable[[str], bool]) -> list[str]:
         """Return the devices of an app that are online or `awaited`. An app hears about an awaited device

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from duly.apps.gateway.pushes import PushService
-from duly.core.operations import AppendEntry, CheckItem, DropItem, PutNewItem
+from duly.apps.gateway.pushes import OFFLINE, PushService
+from duly.core.operations import AppendEntry, CheckItem, DropItem, Group, PutItem, PutNewItem
 from duly.core.retry import RetryPolicy
 from duly.core.units import SECOND
 from duly.errors import LedgerError
@@ -30,7 +30,6 @@ RETRY_SECONDS: Final = 5.0
 """Seconds until a failed ledger is tried again."""
 RETRY: Final = RetryPolicy.fixed(round(RETRY_SECONDS * SECOND), tries=None)
 ONLINE: Final = dump({"online": True})
-OFFLINE: Final = dump({"online": False})
 
 
 class DevicePresence:
@@ -72,18 +71,19 @@ class DevicePresence:
         entry = self._pushes.entry(device, DEVICE_STATUS, ONLINE)
         await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
 
-    async def went(self, device: str) -> None:
+    async def went(self, device: str, *heard: PutItem) -> None:
         """Tell apps that a device is gone, unless they know; if the ledger cannot store that now, tell them
-        later."""
+        later. When it was last `heard` is stored with that."""
         try:
-            await self._tell_gone(device)
+            await self._tell_gone(device, *heard)
         except LedgerError:
             self._missing.add(device)
             self._report_after(RETRY_SECONDS)
 
-    async def _tell_gone(self, device: str) -> None:
+    async def _tell_gone(self, device: str, *heard: PutItem) -> None:
         entry = self._pushes.entry(device, DEVICE_STATUS, OFFLINE)
-        await self._note(device, CheckItem(PRESENT, device, then=(DropItem(PRESENT, device), entry)), entry)
+        then: Group = (DropItem(PRESENT, device), entry, *heard)
+        await self._note(device, CheckItem(PRESENT, device, then=then), entry)
 
     async def _note(self, device: str, change: PutNewItem | CheckItem, entry: AppendEntry) -> None:
         n = (await self._ledger.write(change)).find(entry)

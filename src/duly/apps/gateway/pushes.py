@@ -50,6 +50,10 @@ SHOWN_BYTES: Final = 500
 COMES_AGAIN: Final = 2 * MINUTE
 """How long later pushes are refused after one that exceeded a limit: the device sends that one again within
 this time."""
+OFFLINE: Final = frames.dump({"online": False})
+"""The data of the push by which a hub says that a device is offline."""
+LOOKED_AT: Final = 3
+"""How many of the newest pushes of a device are read for one that it sent itself."""
 HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
 """How old a push with an id may be: a device that was away for weeks still reports. Only the id and a digest
 are remembered, not the content."""
@@ -407,6 +411,16 @@ def _digest(data: msgspec.Raw, more: Fields | None = None) -> bytes:
 
 
 async def last_heard(ledger: Ledger, devices: Iterable[str]) -> dict[str, int]:
-    """Return when each device last pushed, connected or left (µs), without those that never did."""
-    newest = await ledger.newest_entries([stream_of(device) for device in devices])
-    return {device_of(stream): entries[-1].at for stream, entries in newest.items()}
+    """Return when each device last pushed or connected (µs), without those that never did. That a device is
+    offline is said by a hub, which may notice it much later."""
+    newest = await ledger.newest_entries([stream_of(device) for device in devices], LOOKED_AT)
+    said = {
+        stream: [entry.at for entry in entries if not _says_offline(outgoing.read_push(entry.body))]
+        for stream, entries in newest.items()
+    }
+    return {device_of(stream): times[-1] for stream, times in said.items() if times}
+
+
+def _says_offline(push: PushFrame | FrameWithFields[PushFrame]) -> bool:
+    frame = push.frame if isinstance(push, FrameWithFields) else push
+    return frame.type == frames.DEVICE_STATUS and frame.data == OFFLINE

@@ -19,8 +19,8 @@ from msgspec import Raw
 from duly.apps.gateway.followed_commands import FollowedCommands
 from duly.apps.gateway.local_gateway import LocalGateway
 from duly.apps.gateway.overheard_pushes import OverheardPush, OverheardPushes
-from duly.apps.gateway.presence import OFFLINE, ONLINE, DevicePresence
-from duly.apps.gateway.pushes import stream_of
+from duly.apps.gateway.presence import ONLINE, DevicePresence
+from duly.apps.gateway.pushes import OFFLINE, stream_of
 from duly.apps.gateway.shared_deliveries import SharedDeliveries
 from duly.apps.gateway.shared_progress import SharedProgress, ShowProgress
 from duly.cluster.notifier import Notifier
@@ -28,7 +28,7 @@ from duly.cluster.registry import HELD, HubRegistry
 from duly.cluster.remote import CoalescedTask, NoRemoteHubs, PolledRemoteHubs, RemoteHubs
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, VerdictKind
-from duly.core.operations import OpenDelivery
+from duly.core.operations import OpenDelivery, PutItem
 from duly.core.steps import Origin
 from duly.errors import LedgerError, Stopped
 from duly.runtime.tasks import Supervisor
@@ -70,8 +70,9 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Tell apps that a device is online; `new` is the result of `register`."""
         ...
 
-    async def unregister(self, device: str) -> None:
-        """Note that a device's session here is over, and tell apps unless it is at another hub."""
+    async def unregister(self, device: str, *heard: PutItem) -> None:
+        """Note that a device's session here is over and when it was last `heard`, and tell apps unless it is
+        at another hub."""
         ...
 
     def holds(self, device: str) -> bool:
@@ -187,9 +188,9 @@ class SingleHub(NoRemoteHubs):
         """Tell apps that a device is online, unless they know."""
         await self._presence.came(device)
 
-    async def unregister(self, device: str) -> None:
-        """Tell apps that a device is offline."""
-        await self._presence.went(device)
+    async def unregister(self, device: str, *heard: PutItem) -> None:
+        """Tell apps that a device is offline, and store when it was last `heard`."""
+        await self._presence.went(device, *heard)
 
     def holds(self, device: str) -> bool:
         """Return False: there is no other hub."""
@@ -327,9 +328,12 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         if new:
             await self._local.pushes.store(device, DEVICE_STATUS, ONLINE)
 
-    async def unregister(self, device: str) -> None:
-        """Note that a device's session here is over, and tell apps unless it is at another hub."""
+    async def unregister(self, device: str, *heard: PutItem) -> None:
+        """Note that a device's session here is over and when it was last `heard`, and tell apps unless it is
+        at another hub."""
         if await self.registry.unregister(device):
+            if heard:
+                await self._ledger.write(*heard)
             await self._local.pushes.store(device, DEVICE_STATUS, OFFLINE)
 
     def holds(self, device: str) -> bool:

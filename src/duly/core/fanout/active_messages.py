@@ -60,11 +60,19 @@ class ActiveMessages:
         """Add a delivery of this message."""
         self.items[item.ref] = item
         live.items.add(item.ref)
-        # the time to try is a length: it does not change when the wall clock is set
-        if item.expires and item.urgent:
+        self.set_expiry(item)
+
+    def set_expiry(self, item: QueuedDelivery) -> None:
+        """Set the timer of a delivery's expiry."""
+        if item.expires and item.waits_for_lengths:
             self._expiries.set(item, item.expires)
         elif item.expires:
             self._expiries.set(item, FOREVER, until=item.expires)
+
+    @property
+    def closed(self) -> list[QueuedDelivery]:
+        """The deliveries that wait for a time of day and were never tried."""
+        return [item for item in self.items.values() if item.opens and not item.attempt]
 
     def strike(self, item: QueuedDelivery) -> None:
         """Remove a delivery that has ended or belongs to another worker."""
@@ -100,18 +108,21 @@ class ActiveMessages:
             if not item.under_way:
                 yield item
 
-    def shift(self, by: int) -> None:
-        """Adjust to a wall clock that was set by this much, also deliveries that are being committed and are
-        in no queue yet."""
+    def shift(self, by: int, seen: int) -> None:
+        """Adjust to a wall clock that was set by this much after `seen`, also deliveries that are being
+        committed and are in no queue yet."""
+        for item in self.items.values():
+            if 0 < item.opens <= seen:
+                item.opens = 0
+                self.queues.opened(item)
+                self.set_expiry(item)
         self.queues.shift(by)
         self._expiries.shift(by)
         for live in self.lives.values():
             for item in live.planned:
                 item.shift(by)
-                item.expires += by if item.expires and item.urgent else 0
         for item in self.items.values():
             item.shift(by)
-            item.expires = self._expiries.get(item) or item.expires
 
     def next_expiry(self) -> int | None:
         """Return when the next delivery expires, or None."""

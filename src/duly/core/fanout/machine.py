@@ -89,6 +89,10 @@ class Fanout:
         self._asks = asks
         self._sole = sole
         self._active = ActiveMessages(asks.route)
+        self._seen = 0
+        """the time when the last event was handled, before the clock was set"""
+        self._set_back = False
+        """the clock was set back: what waits for a time of day is planned anew"""
         self._attempts = Attempts(lambda: self.policy.retry, self._active, self.counts, asks, sole=sole)
 
     @property
@@ -118,6 +122,7 @@ class Fanout:
 
     def handle(self, event: Event, now: int) -> list[Todo]:
         """Handle an event; return what to commit and what to do."""
+        self._seen = now
         match event:
             case Arrived():
                 return self._receive(event.message, event.origin, now)
@@ -198,7 +203,7 @@ class Fanout:
         for one in plan.deliveries:
             ref = DeliveryRef(message.key, self.channel, one.recipient, one.round)
             item = self._item(ref, message, one.due, one.expires, traits)
-            item.at_once = one.due <= now
+            item.opens = one.opens
             if self._active.queues[item.where].admits(item, now):
                 item.attempt = 1
                 launched.append(item)
@@ -360,7 +365,8 @@ class Fanout:
         if not item.under_way:
             self._active.queues[item.where].drop(item)
             self._active.queues.schedule(item.where)
-        item.urgent, item.episode, item.bundle = True, "", None
+        item.urgent, item.opens, item.episode, item.bundle = True, 0, "", None
+        self._active.set_expiry(item)
         if not item.under_way:
             self._active.queues[item.where].add(item)
             self._active.queues.schedule(item.where)
@@ -401,8 +407,7 @@ class Fanout:
             # The clock was set ahead, or no worker ran for days: it is tried before it is given up.
             item.expires = now + self.policy.retry.cap
         if delivery.state is not State.SENT:
-            item.due = self._bound(item, now)
-            item.at_once = item.due <= now
+            self._plan_anew(item, now)
         self._active.enter(live, item)
         if delivery.state is State.SENT:
             if self._sole or delivery.due <= now:
@@ -414,21 +419,22 @@ class Fanout:
         self._active.queues.schedule(item.where)
         return []
 
-    def _bound(self, item: QueuedDelivery, now: int) -> int:
-        """Return when a stored delivery is due. That is never later than if it were planned or postponed now,
+    def _plan_anew(self, item: QueuedDelivery, now: int) -> None:
+        """Set when a waiting delivery is due. That is never later than if it were planned or postponed now,
         since the clock may have been set back, or another worker's clock may be ahead."""
         if item.due <= now:
-            return item.due
+            return
         longest = now + self.policy.retry.cap  # the recipient may have asked for a rest
         if item.attempt and item.urgent:
             longest = now + (self.policy.retry.delay(item.attempt, item.salt) or self.policy.retry.cap)
         if not item.attempt:
             place = item.ref.recipient, item.ref.round
             planned = self._asks.plan(item.message, now).deliveries
-            longest = max(
-                (one.due for one in planned if (one.recipient, one.round) == place), default=longest
-            )
-        return min(item.due, longest)
+            found = [one for one in planned if (one.recipient, one.round) == place]
+            longest = max((one.due for one in found), default=longest)
+            opens = max((one.opens for one in found), default=0)
+            item.opens = opens if opens <= item.due else 0
+        item.due = min(item.due, longest)
 
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
@@ -436,6 +442,13 @@ class Fanout:
         """Expire the deliveries that are too old, and send those that are due."""
         todo: list[Todo] = []
         late: Ends = []
+        self._seen = now
+        if self._set_back:
+            self._set_back = False
+            for item in self._active.closed:
+                self._plan_anew(item, now)
+                self._active.queues.opened(item)
+                self._active.queues.schedule(item.where)
         for item in self._active.expired(now):
             why = f"; the last attempt: {item.error}" if item.error else ""
             late.append(given_up(item, State.EXPIRED, EXPIRED.reason + why))
@@ -452,6 +465,8 @@ class Fanout:
 
     def next_wake(self) -> int | None:
         """Return when `wake` has something to do, or None."""
+        if self._set_back:
+            return 0
         wake, expiry = self._active.queues.next_wake(), self._active.next_expiry()
         if wake is None or expiry is None:
             return expiry if wake is None else wake
@@ -459,7 +474,8 @@ class Fanout:
 
     def shift(self, by: int) -> None:
         """Adjust to a wall clock that was set by this much."""
-        self._active.shift(by)
+        self._active.shift(by, self._seen)
+        self._set_back |= by < 0 and bool(self._active.closed)
 
 
 def _unless_changed(amend: Amendment, admit: Admit) -> Admit | CheckItem:

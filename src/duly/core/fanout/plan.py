@@ -87,6 +87,9 @@ class PlannedDelivery(Struct, frozen=True, gc=False):
     due: int
     expires: int
     round: int = 0
+    opens: int = 0
+    """the time of day that it waits for (the end of quiet hours); 0: it is due, and expires, after lengths
+    of time, which stay the same when the wall clock is set"""
 
 
 class GroupingTraits(Struct, frozen=True, gc=False):

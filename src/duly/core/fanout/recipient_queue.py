@@ -66,8 +66,8 @@ class QueuedDelivery:
     """An open delivery: its attempt, its due time, and what decides which others go with it."""
 
     __slots__ = (
-        "at_once", "attempt", "bundle", "due", "episode", "error", "expires", "gone", "in_doubt", "leased",
-        "message", "ref", "under_way", "urgent",
+        "attempt", "bundle", "due", "episode", "error", "expires", "gone", "in_doubt", "leased", "message",
+        "opens", "ref", "under_way", "urgent",
     )  # fmt: skip
 
     def __init__(
@@ -80,8 +80,8 @@ class QueuedDelivery:
         self.episode = episode
         self.urgent = urgent
         """whether it is in the queue of urgent deliveries"""
-        self.at_once = False
-        """it was due when it was planned: it waits for other deliveries, not for a time of day"""
+        self.opens = 0
+        """the time of day that it waits for; 0: it waits for lengths of time only"""
         self.bundle: object = None
         """identifies the batch of its last attempt; a repeat goes out with the same deliveries"""
         self.attempt = 0
@@ -100,14 +100,15 @@ class QueuedDelivery:
         return self.ref.recipient, self.urgent
 
     @property
-    def due_in_a_while(self) -> bool:
-        """Whether it is due after a length of time, which does not change when the wall clock is set; an
-        escalation that is not urgent is planned for a time of day."""
-        return bool(self.attempt) or self.urgent or self.at_once
+    def waits_for_lengths(self) -> bool:
+        """Whether its due time and its expiry move with the wall clock when that is set."""
+        return self.urgent or not self.opens
 
     def shift(self, by: int) -> None:
-        """Adjust the due time to a wall clock that was set by this much."""
-        self.due += by if self.due_in_a_while else 0
+        """Adjust to a wall clock that was set by this much."""
+        if self.waits_for_lengths:
+            self.due += by
+            self.expires += by if self.expires else 0
 
     @property
     def salt(self) -> bytes:
@@ -139,10 +140,16 @@ class RecipientQueue:
         self.drop(item)
         if item.attempt:
             self._waiting.set(item, item.due)
-        elif item.due_in_a_while:
+        elif item.waits_for_lengths:
             self._first.set(item, item.due)
         else:
             self._first.set(item, FOREVER, until=item.due)
+
+    def opened(self, item: QueuedDelivery) -> None:
+        """Note that a delivery does not wait for a time of day any more; harmless if it is not waiting
+        here."""
+        if item in self._first:
+            self.add(item)
 
     def drop(self, item: QueuedDelivery) -> None:
         """Remove a delivery; harmless if it is not waiting here."""
@@ -338,6 +345,12 @@ class RecipientQueues:
         queue = self._queues.get(item.where)
         if queue is not None:
             queue.drop(item)
+
+    def opened(self, item: QueuedDelivery) -> None:
+        """Note that a delivery does not wait for a time of day any more; harmless if it does not wait."""
+        queue = self._queues.get(item.where)
+        if queue is not None:
+            queue.opened(item)
 
     def hurry(self, recipient: str, now: int) -> None:
         """Open all queues of a channel, because one of its recipients was reached again."""
