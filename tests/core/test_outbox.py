@@ -126,6 +126,21 @@ def test_an_answer_ends_it_once_and_repeats_of_the_answer_are_ignored() -> None:
     assert out.machine.keys == []
 
 
+@pytest.mark.parametrize(
+    ("waits", "state", "kept"),
+    [(0, State.DONE, False), (4, State.DONE, True), (0, State.FAILED, True), (0, State.UNKNOWN, True)],
+)
+def test_a_delivery_is_kept_unless_it_was_done_at_the_first_attempt(
+    waits: float, state: State, kept: bool
+) -> None:
+    out = sender()
+    out.give(Arrived(message()))
+    out.wait(waits)
+    out.give(Answered(message().key, state, Answer(0)))
+    assert out.state(message().key) == state.word
+    assert bool(at_once(out.ledger.deliveries(message().key))) == kept
+
+
 def test_an_answer_for_something_never_sent_is_ignored() -> None:
     assert sender().give(Answered(message().key, State.DONE, Answer(0))) == []
 

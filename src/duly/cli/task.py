@@ -189,6 +189,8 @@ def show(id_: Id, *, store: NodeStore, json: Json = False) -> None:
 
     import msgspec
 
+    from duly.core.lifecycle import State
+
     async def read(ledger: Ledger) -> list[JsonObject]:
         name = (await ledger.item("node", "name") or b"").decode()
         found = []
@@ -197,7 +199,8 @@ def show(id_: Id, *, store: NodeStore, json: Json = False) -> None:
             for record in page.records:
                 if record.message.id == id_:
                     tries = [one.attempt for one in await ledger.deliveries(record.message.key)]
-                    found.append(_shown(record, name) | {"attempts": sum(tries)})
+                    once = record.state is State.DONE  # whose delivery is gone
+                    found.append(_shown(record, name) | {"attempts": sum(tries) or int(once)})
             if page.next is None or found:
                 return found
             page = await ledger.messages(before=page.next, limit=1_000)

@@ -204,8 +204,7 @@ class Finish(Operation[bool], frozen=True, gc=False):
     then: tuple[Write, ...] = ()
     otherwise: tuple[Write, ...] = ()
     kept: bool = True
-    """with `kept` off a ledger may forget the delivery at once: its message records how it ended, and is not
-    delivered again"""
+    """with `kept` off a ledger may forget the delivery at once: its message records how it ended"""
 
 
 class AppendEntry(Operation[int], frozen=True, gc=False):

@@ -72,6 +72,7 @@ NOT_ALLOWED: Final = 5
 """The codes of answers that the outbox itself makes; the gateway's devices use the same codes."""
 
 
+_DONE: Final = State.DONE
 TOOK_EFFECT: Final = frozenset({State.DONE, State.UNKNOWN})
 """The final states of messages that took effect, or may have."""
 
@@ -412,7 +413,9 @@ class Outbox:
         then: Group = (last, *end.effects) if end.effects else (last,)
         if state not in TOOK_EFFECT:
             then += self._fails(message)
-        finish = Finish(self.ref(message), end.attempt, state, answer.reason, then)
+        # That it was done at the first attempt is what the message itself says.
+        kept = state is not _DONE or one.attempt != 1
+        finish = Finish(self.ref(message), end.attempt, state, answer.reason, then, kept=kept)
         return [Step((finish,), partial(self._finished, one, finish, answer))]
 
     def _finished(

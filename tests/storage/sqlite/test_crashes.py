@@ -8,11 +8,12 @@ planted into the ledger have to be noticed.
 
 from __future__ import annotations
 
+import base64
 import random
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import apsw
 import pytest
@@ -23,6 +24,7 @@ from duly.core.messages import Answer, Message
 from duly.errors import DulyError, LedgerDamaged, LedgerTooNew, LedgerUnavailable, ProgramError
 from duly.storage.ledger import Ledger
 from duly.storage.memory import MemoryLedger
+from duly.storage.sql import rows
 from duly.storage.sqlite import cached_rows, flushes, journal_format
 from duly.storage.sqlite.cached_rows import CachedRows
 from duly.storage.sqlite.flushes import Flushes
@@ -47,13 +49,15 @@ def some_group(rng: random.Random) -> w.Group:
     n = rng.randrange(MESSAGES)
     m = message(n)
     ref = w.DeliveryRef(m.key, "device", "lock")
-    match rng.randrange(9):
+    match rng.randrange(10):
         case 0 | 1 | 2:
             deliver = w.Deliver(ref, AT, 0, 1, "hub")
             return (w.Admit(m, AT * 2, AT, State.SENT, (w.RaiseMark("lane", n, AT + n, (deliver,)),)),)
         case 3 | 4:
             done = w.Advance(m.key, State.DONE, AT + 9, Answer(0, b"ok"))
-            return (w.Finish(ref, None, State.DONE, "", (done,)),)
+            return (w.Finish(ref, None, State.DONE, "", (done,), kept=rng.random() < 0.5),)
+        case 9:
+            return (w.Deliver(ref, AT + 7, 0, 1, "again"),)
         case 5:
             return (w.AppendEntry("log", b"%d" % n, AT, m.key), w.MoveCursor("log", "ann", n))
         case 6:
@@ -236,9 +240,45 @@ def lose_changes_that_were_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PendingChanges, "begin_to_apply", begin_anew)
 
 
+def leave_discarded_deliveries_in_the_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    statements = TableChanges.statements
+
+    def without(self: TableChanges) -> Iterator[Statement]:
+        return (
+            one for one in statements(self) if not one[0].startswith("DELETE FROM deliveries WHERE (key,")
+        )
+
+    monkeypatch.setattr(TableChanges, "statements", without)
+
+
+def take_discarded_deliveries_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    put = CachedRows.put_delivery
+
+    def put_new(self: CachedRows, delivery: w.Delivery) -> None:
+        put(self, delivery)
+        self.changes.flush.created.add(rows.names(delivery.ref))
+
+    monkeypatch.setattr(CachedRows, "put_delivery", put_new)
+
+
+def journal_no_discarded_deliveries(monkeypatch: pytest.MonkeyPatch) -> None:
+    pack = TableChanges.pack
+
+    def without(self: TableChanges) -> bytes:
+        one = TableChanges()
+        one.update(self)
+        one.deliveries = {names: found for names, found in self.deliveries.items() if found is not None}
+        return pack(one)
+
+    monkeypatch.setattr(TableChanges, "pack", without)
+
+
 @pytest.mark.parametrize(
     ("plant", "error"),
     [
+        (leave_discarded_deliveries_in_the_tables, AssertionError),
+        (take_discarded_deliveries_for_new, AssertionError),
+        (journal_no_discarded_deliveries, AssertionError),
         (acknowledge_without_journal, AssertionError),
         (cut_the_journal_too_early, AssertionError),
         (apply_the_journal_twice, ProgramError),
@@ -278,6 +318,25 @@ def spoil(path: Path, change: Callable[[bytearray], None]) -> None:
     change(body)
     db.execute("UPDATE journal SET body = ?", (bytes(body),))
     db.close()
+
+
+BEFORE: Final = "AmY7U/QAm5CAkJGYlcQDa2V5pmRldmljZaRsb2NrAAABAQIDo2h1YqDCgaFtkgQFgJCQkJGToWKhbsQEYm9keZA="
+"""A flush of a delivery, a mark and an item as version 2 of the journal holds it."""
+
+
+async def test_a_journal_of_the_version_before_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    async with await SqliteLedger.open(path, ManualClock()) as ledger:
+        await ledger.admit(message(0))
+    db = apsw.Connection(str(path))
+    db.execute("INSERT INTO journal VALUES (1, ?)", (base64.b64decode(BEFORE),))
+    db.close()
+    for readonly in (True, False):
+        async with await SqliteLedger.open(path, ManualClock(), readonly=readonly) as ledger:
+            (found,) = await ledger.deliveries(b"key")
+            assert (found.state, found.worker) == (State.SENT, "hub")
+            assert await ledger.marks() == {"m": (4, 5)}
+            assert await ledger.item("b", "n") == b"body"
 
 
 def newer(body: bytearray) -> None:

@@ -41,10 +41,9 @@ def launch(n: int, *, mark: str = "m", body: bytes = b"", until: int = UNTIL) ->
     return (w.Admit(message(n, body), until, AT, State.SENT, (raised,)),)
 
 
-def end(n: int, attempt: int | None = None, state: State = State.DONE) -> w.Group:
-    return (
-        w.Finish(ref(n), attempt, state, "", (w.Advance(message(n).key, state, AT + 9, Answer(0, b"{}")),)),
-    )
+def end(n: int, attempt: int | None = None, state: State = State.DONE, kept: bool = True) -> w.Group:
+    last = w.Advance(message(n).key, state, AT + 9, Answer(0, b"{}"))
+    return (w.Finish(ref(n), attempt, state, "", (last,), kept=kept),)
 
 
 def receipt(n: int) -> w.Group:
@@ -73,7 +72,14 @@ convs = st.sampled_from(["c", "d"])
 numbers = st.integers(0, 7)
 groups = st.one_of(
     st.builds(launch, numbers, mark=st.sampled_from(["m", "other"]), body=st.sampled_from([b"", b"other"])),
-    st.builds(end, numbers, st.sampled_from([None, 1, 2]), st.sampled_from([State.DONE, State.UNKNOWN])),
+    st.builds(
+        end,
+        numbers,
+        st.sampled_from([None, 1, 2]),
+        st.sampled_from([State.DONE, State.UNKNOWN]),
+        st.booleans(),
+    ),
+    st.builds(lambda n: (w.Deliver(ref(n), AT + 7, 0, 1, "again"),), numbers),
     st.builds(receipt, numbers),
     st.builds(again, numbers),
     st.builds(say, numbers, convs, st.sampled_from([b"", b"other"]), st.sampled_from([None, b"owner", b"x"])),

@@ -115,8 +115,8 @@ class CachedRows:
         """withdrawn messages that the tables may still hold"""
         self._absent: set[bytes] = set()
         """messages that the current flush looked up and did not find in the tables"""
-        self._deliveries: dict[bytes, dict[w.DeliveryNames, w.Delivery]] = {}
-        """all deliveries of the cached messages"""
+        self._deliveries: dict[bytes, dict[w.DeliveryNames, w.Delivery | None]] = {}
+        """all deliveries of the cached messages; None is a removed one that the tables may still hold"""
         self._lasts: dict[str, int] = {}
         self._tails: dict[str, list[StreamEntry]] = {}
         """the end of a stream, without gaps"""
@@ -261,10 +261,16 @@ class CachedRows:
         if delivery.error and not delivery.error.isprintable():
             delivery = replace(delivery, error=rows.plain(delivery.error))
         names = ref.key, ref.channel, ref.recipient, ref.round
-        self._deliveries[ref.key][names] = self.changes.flush.deliveries[names] = delivery
+        of_one, flush = self._deliveries[ref.key], self.changes.flush
+        if names not in of_one:
+            flush.created.add(names)
+        of_one[names] = flush.deliveries[names] = delivery
 
-    discard_delivery = put_delivery
-    """the journal has no removal of deliveries, so an ended one is stored"""
+    def discard_delivery(self, ended: w.Delivery) -> None:
+        """Remove a delivery that has ended; the caller has read it before."""
+        ref = ended.ref
+        names = ref.key, ref.channel, ref.recipient, ref.round
+        self._deliveries[ref.key][names] = self.changes.flush.deliveries[names] = None
 
     def due(self, channel: str, now: int, limit: int) -> list[w.Delivery]:
         """Return the deliveries that a claim takes."""

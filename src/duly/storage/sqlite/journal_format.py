@@ -15,7 +15,9 @@ from zlib import crc32
 
 from duly.errors import LedgerDamaged, LedgerTooNew
 
-VERSION: Final = 2
+VERSION: Final = 3
+READABLE: Final = (b"\x02", bytes((VERSION,)))
+"""The versions that are read. Version 2 could not say that a delivery is removed; else it was the same."""
 ENTRY_BYTES: Final = 64 << 20
 """The most bytes of one entry, so that none is too large for SQLite; a larger flush has several entries."""
 _HEAD: Final = 5
@@ -36,7 +38,7 @@ def flushes_in(entries: Iterable[tuple[int, bytes]]) -> Iterator[bytes]:
     """Yield the flushes that entries (n, body) of a journal hold, in order."""
     parts: list[bytes] = []
     for n, body in entries:
-        if body[:1] != bytes((VERSION,)):
+        if body[:1] not in READABLE:
             raise LedgerTooNew(
                 f"entry {n} of the ledger's journal has the format {body[0] if body else 'none'}, and this "
                 f"duly reads {VERSION}: another version has written it. Upgrade duly, or start and stop the "

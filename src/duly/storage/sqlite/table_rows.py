@@ -54,6 +54,7 @@ class _PackedChanges(Struct, array_like=True):
     cursors: list[tuple[str, str, int]]
     items: list[tuple[str, str, bytes | None]]
     refusals: list[tuple[object, ...]]
+    discarded: list[DeliveryNames] = []
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -70,7 +71,10 @@ class TableChanges:
         """state, moved_at and answer of messages, new ones and others"""
         self.gone: dict[bytes, None] = {}
         """messages that are deleted with their deliveries, before anything else"""
-        self.deliveries: dict[DeliveryNames, Delivery] = {}
+        self.deliveries: dict[DeliveryNames, Delivery | None] = {}
+        """new and changed deliveries; None stands for one that is removed"""
+        self.created: set[DeliveryNames] = set()
+        """the deliveries that no table holds yet"""
         self.marks: dict[str, tuple[int, int]] = {}
         self.lasts: dict[str, int] = {}
         self.entries: dict[tuple[str, int], Row] = {}
@@ -82,7 +86,7 @@ class TableChanges:
         self.refusals: list[Row] = []
 
     def __len__(self) -> int:
-        return sum(map(len, vars(self).values()))
+        return sum(map(len, vars(self).values())) - len(self.created)
 
     def update(self, later: TableChanges) -> None:
         """Add later changes to these."""
@@ -91,6 +95,7 @@ class TableChanges:
         self.messages.update(later.messages)
         self.states.update(later.states)
         self.deliveries.update(later.deliveries)
+        self.created |= later.created
         self.marks.update(later.marks)
         self.lasts.update(later.lasts)
         for (stream, n), body in later.bodies.items():
@@ -124,7 +129,7 @@ class TableChanges:
             tuple(self.messages.values()),
             self.states,
             tuple(self.gone),
-            tuple(self.deliveries.values()),
+            [delivery for delivery in self.deliveries.values() if delivery is not None],
             self.marks,
             self.lasts,
             _rows(self.entries),
@@ -132,6 +137,7 @@ class TableChanges:
             [(*who, n) for who, n in self.cursors.items()],
             [(*where, body) for where, body in self.items.items()],
             self.refusals,
+            [names for names, delivery in self.deliveries.items() if delivery is None],
         )
         return _encode(packed)
 
@@ -143,6 +149,7 @@ class TableChanges:
         changes.states.update(found.states)
         changes.gone.update(dict.fromkeys(found.gone))
         changes.deliveries.update((rows.names(delivery.ref), delivery) for delivery in found.deliveries)
+        changes.deliveries.update(dict.fromkeys(found.discarded))
         changes.marks.update(found.marks)
         changes.lasts.update(found.lasts)
         changes.entries.update(((row[0], row[1]), row[2:]) for row in found.entries)
@@ -170,10 +177,16 @@ class TableChanges:
             yield from self._all("move_messages", moved, 4)
         if self.deliveries:
             delivered: Values = []
-            for delivery in self.deliveries.values():
-                delivered += astuple(delivery.ref)
-                delivered += astuple(delivery)[1:]
+            discarded: Values = []
+            for names, delivery in self.deliveries.items():
+                if delivery is None:
+                    if names not in self.created:
+                        discarded += names
+                else:
+                    delivered += astuple(delivery.ref)
+                    delivered += astuple(delivery)[1:]
             yield from self._all("put_deliveries", delivered, 12)
+            yield from self._all("discard_deliveries", discarded, 4)
         if self.marks:
             yield from self._all("put_marks", _flat((m, *at) for m, at in self.marks.items()), 3)
         if self.lasts:

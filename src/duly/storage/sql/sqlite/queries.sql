@@ -28,6 +28,9 @@ DELETE FROM messages WHERE key IN (VALUES (?));
 -- name: drop_deliveries
 DELETE FROM deliveries WHERE key IN (VALUES (?));
 
+-- name: discard_deliveries
+DELETE FROM deliveries WHERE (key, channel, recipient, round) IN (VALUES (?, ?, ?, ?));
+
 -- name: put_deliveries
 INSERT OR REPLACE INTO deliveries
     (key, channel, recipient, round, kind, state, attempt, due, expires, worker, error, in_doubt)
