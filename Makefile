@@ -66,6 +66,7 @@ tests: lint compile
 
 compile: $(VENV)/.dev # the tests, once: otherwise all workers begin with it at the same time
 	@said=$$($(BIN)/pytest --collect-only -qq -p no:xdist) || { echo "$$said"; false; }
+	@! command -v go > /dev/null || $(BIN)/python -m tests.go_programs
 
 simulate: $(VENV)/.dev ## the simulation, SEEDS of each world
 	$(BESIDE) $(BIN)/duly sim --seeds $(SEEDS)

@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 from collections import Counter
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,9 @@ from duly.core.units import MS
 from duly.errors import TaskFailed, Unknown
 from tests import servers
 from tests.clients.node.nodes import own_name
+from tests.go_programs import SOURCE
 from tests.guard import GUARD
 
-SOURCE = Path(str(files("duly"))) / "clients" / "go"
 SOON = RetryPolicy.fixed(300 * MS, tries=None)
 WITHIN = GUARD
 

@@ -39,7 +39,7 @@ def test_new_groups_are_counted_by_the_day() -> None:
     assert [takes(groups, "ann", 0, 0) for _ in range(3)] == [True, True, False]
     assert not takes(groups, "ann", 0, MINUTE)
     assert takes(groups, "ann", 0, DAY // 2)
-    with pytest.raises(RateLimited, match=r"ann may send 2 groups a day \(groups_per_day\)"):
+    with pytest.raises(RateLimited, match=r"ann may make 2 groups a day \(groups_per_day\)"):
         groups.take("ann", 0, DAY // 2)
 
 

@@ -85,6 +85,12 @@ class HubUnderTest:
         record = await self.hub.ledger.outcome(scope, seq_id)
         return None if record is None else record.state.word
 
+    async def reaches(self, scope: str, seq_id: str, state: str) -> None:
+        """Wait until a message is in this state."""
+        async with asyncio.timeout(PATIENCE):
+            while await self.state(scope, seq_id) != state:
+                await asyncio.sleep(0.005)
+
 
 class HubWithPeople(HubUnderTest):
     """A hub with people in it."""

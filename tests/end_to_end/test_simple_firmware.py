@@ -114,7 +114,7 @@ async def test_what_was_sent_to_it_once_is_unknown_at_the_deadline_and_never_sen
     async with local.join("naive") as motor, local.join("phone") as phone:
         with pytest.raises(TimeoutError):
             await motor.hear(2.5)
-        assert await local.state("phone", seq_id) == "unknown"
+        await local.reaches("phone", seq_id, "unknown")
         await motor.ack(command)
         ack = await phone.first(lambda f: f["type"] == "ack" and f["state"] == "done")
         assert ack["seq_id"] == seq_id

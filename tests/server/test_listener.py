@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,33 @@ async def test_every_address_means_ipv4_as_well(tmp_path: Path) -> None:
         assert said.status == 401
     finally:
         await hub.stop()
+
+
+@needs_ipv6
+async def test_any_free_port_is_one_that_is_free_at_every_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, taken = asyncio.get_running_loop(), list[socket.socket]()
+    create_server = loop.create_server
+
+    async def while_another_program_takes_the_port(factory: Any, host: str, port: int, **more: Any) -> Any:
+        if port and len(taken) < 2:
+            taken.append(socket.create_server((host, port)))
+        return await create_server(factory, host, port, **more)
+
+    monkeypatch.setattr(loop, "create_server", while_another_program_takes_the_port)
+    hub = Hub(Settings(data=str(tmp_path), port=0, no_mqtt=True, listen="::", insecure=True))
+    await hub.start()
+    try:
+        port = hub.url.rpartition(":")[2]
+        assert len(taken) == 2
+        assert int(port) not in [one.getsockname()[1] for one in taken]
+        for host in ("127.0.0.1", "[::1]"):
+            assert (await curl(f"http://{host}:{port}/v1/health")).status == 200, host
+    finally:
+        await hub.stop()
+        for one in taken:
+            one.close()
 
 
 @needs_ipv6

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from duly.clients.app import App, SentCommand
 
 PACE_SECONDS: Final = 0.1
-SETTLE_SECONDS: Final = 12.0
+SETTLE_SECONDS: Final = 90.0
+"""Within which every command has ended, on however slow a machine: its expiry, and the wait for an answer."""
 TYPES: Final = {"lock": ("lock_control", "open"), "lamp": ("dev_control", "on")}
 
 

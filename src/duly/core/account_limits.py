@@ -70,7 +70,7 @@ class AccountLimit:
         self.kind = kind
         self.amount = amount
         """messages a minute, or a day; 0: no limit"""
-        self.span = "day" if daily else "minute"
+        self.verb, self.span = ("make", "day") if daily else ("send", "minute")
         self.refused = 0
         self.names: Counter[str] = Counter()
         """refused messages by account"""
@@ -92,7 +92,8 @@ class AccountLimit:
         wait = self._take_sent(name, now)
         if wait:
             return RateLimited(
-                f"{name} may send {self.amount:,} {self.kind} a {self.span} ({self.kind}_per_{self.span})",
+                f"{name} may {self.verb} {self.amount:,} {self.kind} a {self.span} "
+                f"({self.kind}_per_{self.span})",
                 wait,
             )
         wait = self._take_stored(name, now, 1 + (size >> UNIT_BITS))

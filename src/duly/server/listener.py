@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 IDLE_SECONDS: Final = 75.0
 """How long a connection may take for its first request, and between requests."""
+PORT_TRIES: Final = 10
+"""How many free ports are tried until one is free at every address."""
 
 RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -73,9 +75,7 @@ class Listener:
             post.begin_fast_path,
         )
         self._closing.push_async_callback(fast_path.close)
-        port = settings.port
-        for address in self._addresses:
-            port = await self._accept(fast_path, address, port)
+        port = await self._accept(fast_path)
         host = f"[{settings.listen}]" if ":" in settings.listen else settings.listen
         self.url = f"{'https' if self._tls else 'http'}://{host}:{port}"
 
@@ -86,17 +86,33 @@ class Listener:
         listen = self._settings.listen
         return [listen, "0.0.0.0"] if is_any_ipv6(listen) and has_ipv4() else [listen]
 
-    async def _accept(self, fast_path: FastPath, address: str, port: int) -> int:
-        """Accept connections to this address; return the port."""
-        try:
+    async def _accept(self, fast_path: FastPath) -> int:
+        """Accept connections to every address; return the port. Any free port means one that is free at the
+        first address: if it is taken at the next, another one is tried."""
+        tries = 1 if self._settings.port else PORT_TRIES
+        while True:
+            tries -= 1
+            with contextlib.ExitStack() as opened:
+                try:
+                    port = await self._bind(fast_path, opened)
+                except OSError as problem:
+                    if tries and problem.errno == errno.EADDRINUSE:
+                        continue
+                    raise self._cannot_listen(problem) from problem
+                self._closing.callback(opened.pop_all().close)
+                return port
+
+    async def _bind(self, fast_path: FastPath, opened: contextlib.ExitStack) -> int:
+        """Accept connections to every address on one port, until `opened` is closed; return the port."""
+        port = self._settings.port
+        for address in self._addresses:
             listener = await asyncio.get_running_loop().create_server(
                 fast_path, address, port, ssl=self._tls, backlog=1024,
                 ssl_handshake_timeout=connections.GUEST_SECONDS if self._tls else None,
             )  # fmt: skip
-        except OSError as problem:
-            raise self._cannot_listen(problem) from problem
-        self._closing.callback(listener.close)
-        return int(listener.sockets[0].getsockname()[1])
+            opened.callback(listener.close)
+            port = int(listener.sockets[0].getsockname()[1])
+        return port
 
     def _application(
         self, hub: Hub, gate: RequestGate, post: messages.MessagesEndpoint, administer: RequestHandler
