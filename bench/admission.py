@@ -2,7 +2,7 @@
 
 Against the durable floor: a bare apsw loop that inserts rows of the same content into one table, WAL and
 synchronous=FULL, in groups as large as the concurrency gives the ledger. It has no event loop, no threads, no
-verdicts and nobody waiting for an answer. And against one commit per call, which is what one writes first.
+verdicts and no caller that waits. And against one commit per call, which is what one writes first.
 
 Each contender gets a new file every round, and its clock starts when the WAL has been filled once and is
 written over, as for the rest of its life: a commit that makes the file longer takes several times as long,

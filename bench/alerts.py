@@ -1,9 +1,9 @@
-"""How many alerts a second are accepted, beside Prometheus Alertmanager; and how soon is somebody told?
+"""How many alerts a second are accepted, beside Prometheus Alertmanager; and how soon is a recipient told?
 
 Both get the same alerts through the same connections, both would tell of each alert for itself (Alertmanager:
-`group_by: ['...']`), and both have nobody to tell (a receiver and a profile without addresses). duly has
-stored an alert with a flush before it answers; Alertmanager keeps it in memory, and a kill -9 loses it. The
-third question is duly's alone: from the post to the first webhook, at 100 a second.
+`group_by: ['...']`), and neither has a recipient to tell (a receiver and a profile without addresses). duly
+has stored an alert with a flush before it answers; Alertmanager keeps it in memory, and a kill -9 loses it.
+The third question is duly's alone: from the post to the first webhook, at 100 a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DULY, RIVAL = "duly", "Alertmanager"
 
 @contextlib.contextmanager
 def alertmanager(root: Path) -> Iterator[Server | None]:
-    """With a receiver that tells nobody; None if it is not installed."""
+    """With a receiver that tells no recipient; None if it is not installed."""
     found = shutil.which("prometheus-alertmanager")
     if found is None:
         yield None
@@ -55,7 +55,7 @@ def alertmanager(root: Path) -> Iterator[Server | None]:
 
 
 async def sentinel(root: Path) -> str:
-    """A sentinel's token, and a profile that tells nobody."""
+    """A sentinel's token, and a profile without recipients."""
     await asyncio.to_thread(root.mkdir, exist_ok=True)
     async with await duly.open_ledger(f"sqlite:///{root}/ledger.db") as ledger:
         profiles = Profiles(ledger)

@@ -159,7 +159,7 @@ async def crowd(root: Path, rounds: int, seconds: float) -> list[Figure]:
 
 
 async def drain(root: Path, rounds: int) -> list[Figure]:
-    """Ten thousand lines for somebody who comes back."""
+    """Ten thousand lines for a person who comes back."""
     rates: dict[str, list[float]] = {}
     others = {name: running for name, running in RIVALS.items() if "archive" not in name}
     progress.plan(rounds)

@@ -3,8 +3,8 @@
 The law: what is measured is the server. So all contenders' people are the same bare sockets: no library,
 a message is found in what arrives by its marks, and a WebSocket frame is masked with zeros.
 
-talk    everybody has one line under way to the next one; the next goes out when that has arrived.
-drain   somebody comes and finds ten thousand lines.
+talk    each person has one line under way to the next one; the next goes out when that has arrived.
+drain   a person comes and finds ten thousand lines.
 crowd   one talks to a group, some lines ahead of the slowest.
 """
 
@@ -305,7 +305,7 @@ async def talk(work: Work) -> Found:
 
 
 async def fill(work: Work) -> None:
-    """Lines for somebody who is not there."""
+    """Lines for a person who is not there."""
     sender, reader = work.people
     client = await join(work, sender)
     if work.url.startswith("xmpp"):

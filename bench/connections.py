@@ -1,6 +1,6 @@
 """What do devices cost that are only there?
 
-A hub with so many connected devices that nobody talks to, beside one without: memory by connection, and the
+A hub with so many connected devices that get no commands, beside one without: memory by connection, and the
 same load on both in turns. The idle ones answer the hub's pings, as idle ones do; that work counts.
 """
 

@@ -37,13 +37,13 @@ Contenders = dict[str, tuple[Server, list[Pair]]]
 
 
 def pairs(count: int) -> list[Pair]:
-    """Apps and devices of a contender that lets everybody in."""
+    """Apps and devices of a contender that lets every client in."""
     names = [(f"app-{n}", f"lock-{n}") for n in range(count)]
     return [Pair(app, device, app, device) for app, device in names]
 
 
 async def accounts(root: Path, count: int, idle: int = 0, ledger: str = "") -> tuple[list[Pair], list[Pair]]:
-    """The same, with accounts in a hub's ledger; and devices that nobody talks to."""
+    """The same, with accounts in a hub's ledger; and devices that get no commands."""
     await asyncio.to_thread(root.mkdir, 0o700, exist_ok=True)
     async with await duly.open_ledger(ledger or f"sqlite:///{root}/ledger.db") as opened:
         book = Accounts(opened)

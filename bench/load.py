@@ -209,7 +209,7 @@ async def over_websocket(work: Work) -> Found:
 
 
 async def stay(work: Work) -> None:
-    """Connects devices that nobody talks to, and holds them."""
+    """Connects devices that get no commands, and holds them."""
     gate = asyncio.Semaphore(50)
     broken = asyncio.get_running_loop().create_future()
 
@@ -235,7 +235,6 @@ async def over_nats(work: Work) -> Found:
 
     subscriptions: list[Any] = []
     links = [await nats.connect(work.url) for _ in range(2 * len(work.pairs))]
-    count = Count(work.seconds)
 
     async def answer(link: Any, pair: Pair) -> None:
         async def got(message: Any) -> None:

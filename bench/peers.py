@@ -66,7 +66,7 @@ def task(work: Work) -> tuple[str, str]:
 
 
 async def turn_on(payload: Any) -> dict[str, bool]:
-    """The handler: the same for everybody who can await."""
+    """The handler: the same for all peers that can await."""
     return {"on": True}
 
 

@@ -4,11 +4,11 @@ bare       a WebSocket relay with no guarantees: what the libraries can do at al
 durable    the same, with one grouped SQLite commit before a command is acknowledged and passed on: the least
            that survives kill -9. It has no lifecycle, no order, no resend, and does not store how it ended.
 lean       duly's promises in the fewest steps: `bench.lean_relay`.
-broadcast  what one says, everybody else is sent.
+broadcast  what one says, all others are sent.
 redis      the bare relay, with SET NX before a command is passed on: what people write. PORT is its Redis.
 
 All speak the same frames through the same libraries (aiohttp, msgspec, uvloop), and say `ready URL` when they
-serve. A token is a name; nobody checks it.
+serve. A token is a name; it is not checked.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class RedisRelay(Relay):
 
 
 class Broadcast(Relay):
-    """What one says, everybody else is sent."""
+    """What one says, all others are sent."""
 
     async def serve(self, request: web.Request) -> web.WebSocketResponse:
         socket, name = await self.welcome(request)

@@ -1,7 +1,7 @@
 """Clients that duly did not write: JSON over a plain WebSocket, curl, and bare sockets.
 
-The law: nothing here imports duly. What these clients believe about the wire is what the source document
-and the design say about it, so a mistake that the hub and duly's own clients share cannot hide.
+The law: nothing here imports duly. What these clients believe about the wire is what the description of the
+protocol says about it, so a mistake that the hub and duly's own clients share cannot hide.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PATIENCE = GUARD
 
 
 class Ids:
-    """Mints seq_ids as the source document says: the time in milliseconds, and a counter from 0."""
+    """Mints seq_ids as the protocol describes them: the time in milliseconds, and a counter from 0."""
 
     def __init__(self, age: float = 0.0) -> None:
         self._n = -1

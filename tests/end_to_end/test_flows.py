@@ -1,4 +1,4 @@
-"""The gateway's four flows and both tables of codes, frame by frame, and what its source document left open.
+"""The gateway's four flows and both tables of codes, frame by frame, and what their description leaves open.
 
 The law: two acknowledgements, `server_ack` for "stored" and `ack` for "done"; an id is used once; and
 whatever happens, the app is told how it ended.

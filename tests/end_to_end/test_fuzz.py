@@ -12,7 +12,7 @@ import itertools
 import json
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import aiohttp
@@ -231,6 +231,31 @@ async def test_every_field_of_a_device_with_every_wrong_value(tmp_path: Path) ->
             peer._ahead.clear()
 
 
+BROKEN_FRAMES: Final = [
+    ws_frame(b"{", final=False) * 3,  # a new message inside another
+    ws_frame(b"x", 0),  # the rest of nothing
+    ws_frame(b"x", 3), ws_frame(b"x", 11),  # no such opcode
+    ws_frame(b"x" * 200, 9),  # a ping that is too long
+    ws_frame(b"x", 8),  # half a close code
+    b"\x71\x81abcdx",  # reserved bits
+    b"\x81\xff" + b"\xff" * 8,  # 2^64 bytes to come
+    ws_frame(b"y" * 100_000, final=False) + ws_frame(b"y" * 100_000, 0, final=False) * 12,
+    bytes(range(256)) * 40,
+]  # fmt: skip
+"""Bytes after an upgrade that are no WebSocket frames."""
+NO_HTTP: Final = [
+    b"\0" * 100_000,
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /" + b"a" * 100_000,
+    b"GET /v1/ws HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
+    b"POST /v1/messages HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
+    b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+    b"POST /v1/messages HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
+    b"GET http://[::1 HTTP/1.1\r\n\r\n",
+]
+"""Bytes on a new connection that are no HTTP request."""
+
+
 async def test_huge_deep_binary_and_broken(tmp_path: Path) -> None:
     """What is over a limit is refused with a word; far beyond it the connection is closed with a reason."""
     async with world(tmp_path / "hub") as at:
@@ -262,33 +287,12 @@ async def test_huge_deep_binary_and_broken(tmp_path: Path) -> None:
         largest = deep % ("%s", json.dumps("x" * (256 * 1024 - 200)))
         async with join(at.hub.url, at.tokens["tablet"]) as peer:
             assert [a["error"] for a in await throw(peer, [largest % peer.ids()])] == ["offline"]
-        broken = [
-            ws_frame(b"{", final=False) * 3,  # a new message inside another
-            ws_frame(b"x", 0),  # the rest of nothing
-            ws_frame(b"x", 3), ws_frame(b"x", 11),  # no such opcode
-            ws_frame(b"x" * 200, 9),  # a ping that is too long
-            ws_frame(b"x", 8),  # half a close code
-            b"\x71\x81abcdx",  # reserved bits
-            b"\x81\xff" + b"\xff" * 8,  # 2^64 bytes to come
-            ws_frame(b"y" * 100_000, final=False) + ws_frame(b"y" * 100_000, 0, final=False) * 12,
-            bytes(range(256)) * 40,
-        ]  # fmt: skip
-        for junk in broken:
+        for junk in BROKEN_FRAMES:
             async with bare(at.hub.url) as raw:
                 await raw.upgrade(at.hub.url, at.tokens["tablet"])
                 await raw.send(junk)
                 await raw.gone()
-        no_http = [
-            b"\0" * 100_000,
-            b"GET / HTTP/9.9\r\n\r\n",
-            b"GET /" + b"a" * 100_000,
-            b"GET /v1/ws HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
-            b"POST /v1/messages HTTP/1.1\r\nContent-Length: -5\r\n\r\n",
-            b"POST /v1/messages HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-            b"POST /v1/messages HTTP/1.1\r\nContent-Encoding: gzip\r\nContent-Length: 3\r\n\r\nabc",
-            b"GET http://[::1 HTTP/1.1\r\n\r\n",
-        ]
-        for junk in no_http:
+        for junk in NO_HTTP:
             async with bare(at.hub.url) as raw:
                 await raw.send(junk)
                 assert b" 4" in (await raw.gone())[:13]

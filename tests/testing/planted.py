@@ -190,7 +190,7 @@ def ends_may_change(patch: Patch) -> None:
 
 @breaks("settled")
 def silence_for_duplicates(patch: Patch) -> None:
-    """A repeat is ignored, as the source document asks, so a lost answer stays lost."""
+    """A repeat is ignored, as in many protocols, so a lost answer stays lost."""
     perform = Inbox._not_fresh
 
     def mute(self: Inbox, live: Any, verdict: Verdict, now: int) -> list[Todo]:

@@ -1,4 +1,4 @@
-"""Bugs to plant in chat, most of them in its source document. The checkers must find every one of them."""
+"""Bugs to plant in chat, most of them common in chat servers. The checkers must find every one of them."""
 
 from __future__ import annotations
 

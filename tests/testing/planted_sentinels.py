@@ -1,4 +1,4 @@
-"""Bugs to plant in sentinels, each a mistake somebody once made (most of them in the source document)."""
+"""Bugs to plant in sentinels, each a mistake that was once made or designed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def limits_saved_apart(patch: Patch) -> None:
 
 @breaks("events_arrived")
 def id_worked_out_again(patch: Patch) -> None:
-    """The id is made of the full minute (in the source document: of the full hour), not of the event."""
+    """The id is made of the full minute (a common design takes the full hour), not of the event."""
 
     def minted(*, window_start: int, **fields: str) -> str:
         return event_id(window_start=window_start // 60_000_000, **fields)

@@ -272,7 +272,7 @@ async def _offset(hub: HubClient) -> tuple[float, float]:
 
 def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
     from duly.server.diagnostics import margins
-    from duly.server.policies import control_policy
+    from duly.server.policies import command_timing
 
     settings = at.settings
     if hub is None and at.ledger is None:
@@ -286,7 +286,7 @@ def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
     except DulyError as problem:
         found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerInUse) else "bad")
     try:
-        _windows(found, margins(control_policy(settings)))
+        _windows(found, margins(command_timing(settings)))
     except Malformed as problem:
         found.add("windows", str(problem), "bad")
 

@@ -68,7 +68,7 @@ class HubLink(Protocol):
         ...
 
 
-class Chores:
+class BackgroundJobs:
     """Short background jobs of one kind, run by their owner's supervisor. A ledger or a connection that fails
     or is closed is not a bug: what was not stored is received again."""
 

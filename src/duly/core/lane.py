@@ -2,6 +2,8 @@
 
 The law: queued messages of one sender are in that sender's order, including late ones; those of different
 senders are in order of arrival. A message that has ended while it was queued is skipped, and supersedes none.
+
+`duly.core.ordering` decides which message of a lane may move.
 """
 
 from __future__ import annotations

@@ -16,9 +16,10 @@ lets the late one go first, and one that failed does not count (`duly.core.high_
 Following. Usually a message follows if the number before it has arrived, counting everything that its sender
 sends. A hub that passes a message on, to its recipient or to another hub, says `after` which number it comes,
 because the receiver does not see the sender's other messages. A message without a counter follows nothing:
-`replay` holds it for the whole window to sort it by time. The same applies to a number 0 whose sender has
-never been seen to count (`{ms}_0`), if its lane has a name or other messages came just before: only its time
-is known. A higher number shows that the sender counts, and ends the wait.
+`replay` holds it for the whole window to sort it by time. A message numbered 0 (`{ms}_0`) may come from a
+sender that does not count. As long as no higher number of its sender has come, it is sorted by time as well,
+if its lane has a name or the sender made other messages at almost the same time. A higher number shows that
+the sender counts, and ends the wait.
 
 A lane whose recipient cannot be reached, or that is serial and busy, queues messages in each sender's order.
 

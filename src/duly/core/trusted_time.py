@@ -32,7 +32,7 @@ RESTORED_TIMED: Final = YEAR
 RESTORED_AGELESS: Final = DAY
 """How long after a restore unknown ids from before it are stale."""
 YOUNG: Final = YEAR
-"""An earlier trusted time did not come from a clock but was counted from zero."""
+"""A trusted time below this did not come from a clock: it was counted from zero."""
 
 
 AHEAD: Final = Verdict(

@@ -15,7 +15,7 @@ from duly.runtime.thresholds import judge
 from duly.server import diagnostics, retention
 from duly.server.audited_verbs import audited
 from duly.server.dashboard import verbs as dashboard_verbs
-from duly.server.policies import control_policy, deliveries_kept
+from duly.server.policies import command_timing, deliveries_kept
 from duly.server.verb_arguments import read_arguments
 from duly.transports.http import bodies, messages
 
@@ -61,9 +61,9 @@ class Admin:
             case "floor":
                 return await hub.floor.administer(wanted)
             case "doctor":
-                policy = control_policy(hub.settings)
+                timing = command_timing(hub.settings)
                 judged = {"thresholds": judge(await hub.measure())}
-                found = await diagnostics.examine(hub.settings, policy, hub.ledger, hub.notifier)
+                found = await diagnostics.examine(hub.settings, timing, hub.ledger, hub.notifier)
                 return hub.health.state() | judged | found
             case "prune" if "dry" in wanted:
                 return await retention.would_prune(

@@ -20,7 +20,7 @@ from duly.errors import LedgerError, Stopped
 from duly.server.floor_watch import lanes_ahead
 
 if TYPE_CHECKING:
-    from duly.apps.gateway.control_policy import ControlPolicy
+    from duly.apps.gateway.command_timing import CommandTiming
     from duly.cluster.notifier import Notifier
     from duly.settings import Settings
     from duly.storage.ledger import Ledger
@@ -32,7 +32,7 @@ ECHO_SECONDS: Final = 2.0
 
 
 async def examine(
-    settings: Settings, policy: ControlPolicy, ledger: Ledger, notifier: Notifier | None
+    settings: Settings, timing: CommandTiming, ledger: Ledger, notifier: Notifier | None
 ) -> dict[str, object]:
     """The settings and margins of a hub, and whether its disk, ledger and notifier are well."""
     of_ledger, of_notifier = await asyncio.gather(
@@ -40,7 +40,7 @@ async def examine(
     )
     return {
         "settings": settings_in_force(settings),
-        "margins": margins(policy),
+        "margins": margins(timing),
         "disk": check_disk(settings.data),
         "ledger": of_ledger,
         "notifier": of_notifier,
@@ -68,17 +68,17 @@ def settings_in_force(settings: Settings) -> dict[str, object]:
     return {name: address(value) if isinstance(value, str) else value for name, value in shown.items()}
 
 
-def margins(policy: ControlPolicy) -> dict[str, int]:
+def margins(timing: CommandTiming) -> dict[str, int]:
     """How long ids are remembered, and how long they have to be remembered, in microseconds."""
-    span = policy.resend.span() or 0
+    span = timing.resend.span() or 0
     return {
-        "remember": policy.remember,
-        "max_age": policy.max_age,
+        "remember": timing.remember,
+        "max_age": timing.max_age,
         "resends": span,
-        "skew": policy.skew,
-        "needed": policy.max_age + span + policy.skew,
-        "window": policy.window,
-        "patience": policy.patience,
+        "skew": timing.skew,
+        "needed": timing.max_age + span + timing.skew,
+        "window": timing.window,
+        "patience": timing.patience,
     }
 
 

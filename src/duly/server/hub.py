@@ -189,7 +189,7 @@ class Hub:
         self.authenticator = Authenticator(self.ledger, self.accounts, self.people, guard, self._token)
         self.login = self.authenticator.login
         self.recognise = self.authenticator.recognise
-        self.monitor = self.authenticator.authenticate
+        self.authenticate = self.authenticator.authenticate
         self.cursors = await page_cursors.open_cursors(self.ledger, box)
 
     async def _start_applications(self, box: SecretBox) -> None:

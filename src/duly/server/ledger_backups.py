@@ -15,7 +15,7 @@ from duly.server import runfile
 from duly.server.audit_chain import AuditChain
 from duly.server.diagnostics import margins
 from duly.server.ledger_check import check_invariants, key_at_hand
-from duly.server.policies import control_policy
+from duly.server.policies import command_timing
 from duly.settings import Settings
 from duly.storage import file_url, open_snapshot
 from duly.storage.backup import BackupInfo, about_backup, restore_rows, write_backup
@@ -89,7 +89,7 @@ async def restore(
     if not settings.ledger:
         _refuse_in_use(folder)
     if skew is None:
-        skew = margins(control_policy(settings))["skew"]
+        skew = margins(command_timing(settings))["skew"]
     now = SystemClock().now()
     if lost_at is not None and lost_at > now:
         raise LedgerError("--lost-at is in the future; the ledger was lost before now")

@@ -7,7 +7,7 @@ from pathlib import Path
 from duly.apps.alerts.alert_queries import CHANNEL
 from duly.apps.alerts.archive import Archive
 from duly.apps.gateway.admission import CHUNK_HORIZON
-from duly.apps.gateway.control_policy import ControlPolicy
+from duly.apps.gateway.command_timing import CommandTiming
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.core.account_limits import LimitPolicy
 from duly.core.backlog import BacklogPolicy
@@ -18,9 +18,9 @@ from duly.core.units import DAY, HOUR, seconds
 from duly.settings import Settings
 
 
-def control_policy(settings: Settings) -> ControlPolicy:
+def command_timing(settings: Settings) -> CommandTiming:
     """Return how commands are ordered, remembered and given up."""
-    return ControlPolicy(
+    return CommandTiming(
         window=seconds(settings.window),
         max_age=seconds(settings.max_age),
         remember=seconds(settings.remember),
@@ -31,7 +31,7 @@ def control_policy(settings: Settings) -> ControlPolicy:
 def gateway_policy(settings: Settings) -> GatewayPolicy:
     """Return how the gateway treats commands, and how many it keeps for a device that is offline."""
     return GatewayPolicy(
-        control=control_policy(settings),
+        timing=command_timing(settings),
         backlog=BacklogPolicy(settings.max_queued, settings.max_queued_bytes),
         max_exp=seconds(settings.max_exp),
     )
@@ -52,7 +52,7 @@ def limit_policy(settings: Settings) -> LimitPolicy:
 def floor_tolerance(settings: Settings) -> int:
     """Return how far in the future the floor of the ledger may be before a new message is refused as
     stale."""
-    horizons = (CHUNK_HORIZON, control_policy(settings).horizon())
+    horizons = (CHUNK_HORIZON, command_timing(settings).horizon())
     return min(HOUR, *(horizon.keep + horizon.skew for horizon in horizons))
 
 

@@ -74,7 +74,7 @@ class RoutedApp(Protocol):
         ...
 
     async def disconnected(self, session: Session, who: Principal) -> None:
-        """The connection of a client has ended."""
+        """Handle the end of a client's connection."""
         ...
 
     def dismiss(self, name: str) -> None:
@@ -109,7 +109,7 @@ class Router:
         await self._by_role[who.role].connected(session, who, cursors)
 
     async def disconnected(self, session: Session, who: Principal) -> None:
-        """The connection of a client has ended."""
+        """Stop showing the activity to this connection, and tell its application that it has ended."""
         if session in self._activity.watchers:
             self._activity.watchers.remove(session)
         await self._by_role[who.role].disconnected(session, who)

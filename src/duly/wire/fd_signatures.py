@@ -107,7 +107,7 @@ class FdSignatures:
         except ValueError:
             signature = b""
         if not verify(signature, self._canonical(message, by, us)):
-            raise Forged(f"the signature is not one of {by} on this message for {us or 'everybody'}")
+            raise Forged(f"the signature is not one of {by} on this message for {us or 'every node'}")
         if isinstance(message, fd.FdPending) and (message.sender, message.receiver or us) != (by, us):
             raise Forged(f"it names {message.sender} and {message.receiver}, and was signed for other names")
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from duly.apps.gateway.mqtt_absences import ABSENT, LastWords, MqttAbsences
+from duly.apps.gateway.mqtt_absences import ABSENT, LastOnlineStatuses, MqttAbsences
 from duly.storage.memory import MemoryLedger
 from duly.testing.clocks import ManualClock
 from duly.wire.fd import FdStatus
@@ -28,7 +28,7 @@ def test_what_is_kept_is_what_was_said_before(
 ) -> None:
     session, time, digest = now
     status = FdStatus(time, online=True, session=session)
-    assert LastWords(*before).is_kept(status, digest) is kept
+    assert LastOnlineStatuses(*before).is_kept(status, digest) is kept
 
 
 async def test_the_same_bytes_with_session_and_time_are_a_repeat_once() -> None:

@@ -3,6 +3,8 @@
 An alert whose dead letters may have changed here is read again within a second. All alerts are counted again
 from time to time if anything has happened, or if other hubs use the same ledger; the more alerts there are,
 the longer the time between two counts.
+
+Deliveries are given up in `duly.core.fanout.attempts`; `alert_queries` says which of these are dead letters.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 The laws. A critical alert is never silent: with a profile without recipients it fails instead of being only
 listed, and a silence covers it only if the silence says so. Open deliveries of a cancelled alert are no
 longer wanted.
+
+A profile says when each step of its escalation is due (`profiles`).
 """
 
 from __future__ import annotations

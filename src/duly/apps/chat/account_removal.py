@@ -2,7 +2,7 @@
 
 The laws. The person leaves their groups and their friends; others see that in lines, as if the person had
 done it. An owner hands a group over first. The name of a person who has used chat is not given to another
-person, so that old lines cannot be attributed to someone else.
+person, so that old lines cannot be attributed to another person.
 
 Removing an account leaves a note in its own transaction (`accounts.LEAVING`). Every hub that finds the note
 does the rest, as often as necessary: each step has its own id and happens once, even with several hubs or

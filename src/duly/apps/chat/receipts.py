@@ -113,16 +113,16 @@ async def trace(ledger: Ledger, record: Record, for_: str | None = None) -> dict
     found = await ledger.entries(c.stream(conv), n - 1, 1)
     if not found or found[0].n != n or found[0].key != record.message.key:
         return None
-    everybody = await recipients(ledger, conv, found[0])
-    everybody.sort(key=lambda one: one.state in ("delivered", "read"))
-    states = [one.state for one in everybody]
+    addressed = await recipients(ledger, conv, found[0])
+    addressed.sort(key=lambda one: one.state in ("delivered", "read"))
+    states = [one.state for one in addressed]
     return {
         "conv": conv,
         "n": n,
-        "of": len(everybody),
+        "of": len(addressed),
         "delivered": sum(state in ("delivered", "read") for state in states),
         "read": states.count("read"),
-        "recipients": [msgspec.to_builtins(one) for one in everybody[:SHOWN]],
+        "recipients": [msgspec.to_builtins(one) for one in addressed[:SHOWN]],
     }
 
 

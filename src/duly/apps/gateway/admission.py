@@ -49,7 +49,7 @@ class CommandAdmission:
         online: Callable[[str], bool],
         has_room: Callable[[str], bool],
     ) -> None:
-        control = policy.control
+        timing = policy.timing
         self.refused_waiting = 0
         """commands refused because of a full backlog"""
         self.backlog = Backlog(policy.backlog)
@@ -58,9 +58,9 @@ class CommandAdmission:
         self._here = here
         self._online = online
         self._has_room = has_room
-        self._horizon = control.horizon()
-        self._lasts = control.lasts
-        self._max_age = control.max_age
+        self._horizon = timing.horizon()
+        self._lasts = timing.lasts
+        self._max_age = timing.max_age
         self._max_exp = policy.max_exp
 
     def horizon(self, kind: str) -> Horizon:

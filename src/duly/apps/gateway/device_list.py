@@ -86,8 +86,8 @@ class DeviceList:
         names = list(devices)
         heard = await last_heard(self._ledger, names)
         told = await self._ledger.items([(HEARD, name) for name in names])
-        for name, elsewhere in zip(names, told, strict=True):
-            heard[name] = max(heard.get(name, 0), int(elsewhere or 0), self._heard.get(name, 0))
+        for name, at_others in zip(names, told, strict=True):
+            heard[name] = max(heard.get(name, 0), int(at_others or 0), self._heard.get(name, 0))
         # In microseconds: a predecessor may have left in the millisecond in which its successor was added.
         return {name: at // MS for name, at in heard.items() if at > self._accounts.created_at(name)}
 

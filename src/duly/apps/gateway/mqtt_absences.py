@@ -30,7 +30,7 @@ ABSENT: Final = "mqtt_absent"
 """The bucket of the offline devices with their last statuses."""
 
 
-class LastWords(Struct, frozen=True, omit_defaults=True):
+class LastOnlineStatuses(Struct, frozen=True, omit_defaults=True):
     """The statuses in which a device last said that it is online."""
 
     session: str
@@ -62,33 +62,33 @@ class MqttAbsences:
     def __init__(self, ledger: Ledger, born: Callable[[str], int]) -> None:
         self._ledger = ledger
         self._born = born
-        self._said: dict[str, LastWords] = {}
-        self._absent: dict[str, LastWords] = {}
+        self._said: dict[str, LastOnlineStatuses] = {}
+        self._absent: dict[str, LastOnlineStatuses] = {}
 
     async def load(self) -> None:
         """Read what was stored before this start."""
         for name, stored in (await self._ledger.bucket(ABSENT)).items():
             with suppress(msgspec.DecodeError):  # then a retained status counts as new
-                self._absent[name] = msgspec.json.decode(stored, type=LastWords)
+                self._absent[name] = msgspec.json.decode(stored, type=LastOnlineStatuses)
 
     def is_no_news(self, name: str, status: FdStatus, payload: bytes, *, kept: bool) -> bool:
         """Return whether an offline device had sent this status before; `kept` if the broker retained it."""
-        words = self._absent.get(name)
-        if words is None:
+        last = self._absent.get(name)
+        if last is None:
             return False
         digest = _digest(payload)
         if kept:
-            return words.is_kept(status, digest)
-        repeat = words.at >= self._born(name) and words.is_repeat(status, digest)
+            return last.is_kept(status, digest)
+        repeat = last.at >= self._born(name) and last.is_repeat(status, digest)
         if repeat:  # only once: a device whose clock stands still sends the same status again
-            self._absent[name] = msgspec.structs.replace(words, first="", last="")
+            self._absent[name] = msgspec.structs.replace(last, first="", last="")
         return repeat
 
     def note(self, name: str, status: FdStatus, payload: bytes) -> None:
         """Remember the status in which a device says that it is online."""
         before, digest = self._said.get(name), _digest(payload)
         first = before.first if before is not None and before.session == status.session else digest
-        self._said[name] = LastWords(status.session, status.time, first, digest)
+        self._said[name] = LastOnlineStatuses(status.session, status.time, first, digest)
 
     async def came(self, name: str) -> None:
         """Note that a device is online again."""
@@ -98,11 +98,11 @@ class MqttAbsences:
     async def went(self, name: str) -> None:
         """Note that a device is offline. If the ledger fails the device goes offline anyway; at worst the hub
         trusts the retained status after its next start."""
-        words = self._said.pop(name, None)
-        if words is not None:
-            self._absent[name] = words = msgspec.structs.replace(words, at=self._ledger.clock.now())
+        last = self._said.pop(name, None)
+        if last is not None:
+            self._absent[name] = last = msgspec.structs.replace(last, at=self._ledger.clock.now())
             with suppress(LedgerError):
-                await self._ledger.write(PutItem(ABSENT, name, msgspec.json.encode(words)))
+                await self._ledger.write(PutItem(ABSENT, name, msgspec.json.encode(last)))
 
 
 def _digest(payload: bytes) -> str:

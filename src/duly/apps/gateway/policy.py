@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from duly.apps.gateway.control_policy import ControlPolicy
+from duly.apps.gateway.command_timing import CommandTiming
 from duly.core.backlog import BacklogPolicy
 from duly.core.flow_control import FlowWindow
 from duly.core.units import DAY
@@ -14,7 +14,7 @@ from duly.wire import frames
 class GatewayPolicy(Struct, frozen=True):
     """The settings of one gateway."""
 
-    control: ControlPolicy = ControlPolicy()
+    timing: CommandTiming = CommandTiming()
     commands: frozenset[str] = frames.COMMANDS
     pushes: frozenset[str] = frames.PUSHES
     ahead: FlowWindow = FlowWindow(frames=256, bytes=512 * 1024)

@@ -315,11 +315,11 @@ def _inbox_of(
     policy: GatewayPolicy, ledger: Ledger, accounts: Accounts, admission: CommandAdmission, *, shared: bool
 ) -> Inbox:
     """Return the inbox of the commands, which orders them, hands them to devices and repeats them."""
-    control = policy.control
+    timing = policy.timing
     return Inbox(
-        OutboxPolicy("device", control.resend, patience=control.patience, quiet=True),
+        OutboxPolicy("device", timing.resend, patience=timing.patience, quiet=True),
         ledger.worker,
-        lanes=msgspec.structs.replace(control.lanes(), ahead=policy.ahead),
+        lanes=msgspec.structs.replace(timing.lanes(), ahead=policy.ahead),
         horizon=admission.horizon,
         refuse=admission.refuse,
         permit=admission.forbidden,

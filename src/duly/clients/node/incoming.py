@@ -16,7 +16,7 @@ from typing import Final, TypeAlias
 
 from msgspec import Struct
 
-from duly.clients.base import Chores
+from duly.clients.base import BackgroundJobs
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.tasks import Task, as_kept, has_old_names, pack, pack_task, unpack
@@ -89,13 +89,13 @@ class Incoming:
         signatures: FdSignatures,
         peers: Peers,
         refusals: Refusals,
-        chores: Chores,
+        jobs: BackgroundJobs,
         *,
         ordered: bool,
     ) -> None:
         self._name, self._form, self._actions, self._horizon = name, form, actions, horizon
         self._ledger, self._mailbox, self._peers, self._refusals = ledger, mailbox, peers, refusals
-        self._signatures, self._budget, self._chores, self._ordered = signatures, budget, chores, ordered
+        self._signatures, self._budget, self._jobs, self._ordered = signatures, budget, jobs, ordered
         self._inbox = Inbox(
             OutboxPolicy("run", None, patience=FOREVER),
             ledger.worker,
@@ -161,7 +161,7 @@ class Incoming:
         try:
             self.engine.offer(event, ack)
         except Overloaded:
-            self._chores.do(self._put(event, ack))
+            self._jobs.do(self._put(event, ack))
         except Stopped:
             return  # not acknowledged: it comes again
 
@@ -207,7 +207,7 @@ class Incoming:
         key, state, answer = effect.key, effect.state, effect.answer
         asked = self._asked.pop(key, None)
         if asked is None:
-            self._chores.do(self._find_and_tell(key, state, answer))
+            self._jobs.do(self._find_and_tell(key, state, answer))
         else:
             self._tell(asked, state, answer)
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from msgspec.structs import replace
 
-from duly.clients.base import Chores, Lifecycle
+from duly.clients.base import BackgroundJobs, Lifecycle
 from duly.clients.local_ledger import open_store
 from duly.clients.node.incoming import Action, Handler, Incoming
 from duly.clients.node.mailbox import HEARTBEAT, READY_WITHIN, Mailbox
@@ -218,16 +218,16 @@ class Node(Lifecycle):
         ledger = await self._open_ledger(serve)
         self._budget = IdBudget(await ledger.bucket(_BUDGET))
         self._mailbox = mailbox = await self._open_mailbox(ledger, serve)
-        chores = Chores("a job of the node", self.tasks)
-        peers, self._refusals = Peers(ledger, chores), Refusals(self.refused, ledger, chores)
+        jobs = BackgroundJobs("a job of the node", self.tasks)
+        peers, self._refusals = Peers(ledger, jobs), Refusals(self.refused, ledger, jobs)
         await peers.load()
         self._incoming = Incoming(
             self.name, self._form, self._actions, self._horizon, self._lanes, self._budget,
-            ledger, mailbox, self._signatures, peers, self._refusals, chores, ordered=self._ordered,
+            ledger, mailbox, self._signatures, peers, self._refusals, jobs, ordered=self._ordered,
         )  # fmt: skip
         self._outgoing = Outgoing(
             self.name, self._form, self._resend, ledger, mailbox, self._signatures, peers, self._refusals,
-            chores,
+            jobs,
         )  # fmt: skip
         for part in (mailbox.tasks, self._incoming.tasks):
             self.tasks.adopt(part)

@@ -18,7 +18,7 @@ from typing import Final, TypeAlias
 
 from msgspec.structs import replace
 
-from duly.clients.base import Chores
+from duly.clients.base import BackgroundJobs
 from duly.clients.node.mailbox import Mailbox
 from duly.clients.node.peers import Peers, Refusals
 from duly.clients.node.tasks import SentTask, pack
@@ -97,10 +97,10 @@ class Outgoing:
         signatures: FdSignatures,
         peers: Peers,
         refusals: Refusals,
-        chores: Chores,
+        jobs: BackgroundJobs,
     ) -> None:
         self._name, self._form, self._ledger, self._mailbox = name, form, ledger, mailbox
-        self._signatures, self._peers, self._refusals, self._chores = signatures, peers, refusals, chores
+        self._signatures, self._peers, self._refusals, self._jobs = signatures, peers, refusals, jobs
         policy = OutboxPolicy(CHANNEL, resend, patience=PATIENCE, beyond_expiry=True, remember=REMEMBER)
         self._outbox = Outbox(policy, ledger.worker)
         self.engine = Engine(
@@ -180,7 +180,7 @@ class Outgoing:
         try:
             self.engine.offer(event)
         except Overloaded:
-            self._chores.do(self._put(event, None))
+            self._jobs.do(self._put(event, None))
         sent = self._sent[message.key] = SentTask(message)
         return sent
 
@@ -239,7 +239,7 @@ class Outgoing:
         key = _key_of(self._name, said.msg_id)
         task = self._outbox.transmissions.get(key)
         if task is None:
-            self._chores.do(self._late(key, said, ack))
+            self._jobs.do(self._late(key, said, ack))
         else:
             self._answered(key, said, task.message.recipient, ack)
 
@@ -305,7 +305,7 @@ class Outgoing:
         try:
             self.engine.offer(event, ack)
         except Overloaded:
-            self._chores.do(self._put(event, ack))
+            self._jobs.do(self._put(event, ack))
         except Stopped:
             return  # not acknowledged: it comes again
 
@@ -344,7 +344,7 @@ class Outgoing:
         elif verdict.kind in _STORED:
             sent.reach(verdict.state or _SENT)
         elif verdict.retry:
-            self._chores.do(self._check_stored(key, sent, verdict))
+            self._jobs.do(self._check_stored(key, sent, verdict))
         else:
             self._refused(key, sent, verdict)
 

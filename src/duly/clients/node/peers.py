@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict
 from contextlib import suppress
 from typing import Final
 
-from duly.clients.base import Chores
+from duly.clients.base import BackgroundJobs
 from duly.core.operations import DropItem, PutItem, RecordRefusal, Write
 from duly.errors import LedgerError, Stopped
 from duly.storage.ledger import Ledger
@@ -34,8 +34,8 @@ class Peers:
     its bytes alone.
     """
 
-    def __init__(self, ledger: Ledger, chores: Chores) -> None:
-        self._ledger, self._chores = ledger, chores
+    def __init__(self, ledger: Ledger, jobs: BackgroundJobs) -> None:
+        self._ledger, self._jobs = ledger, jobs
         self._forms: OrderedDict[str, Form] = OrderedDict()
 
     async def load(self) -> None:
@@ -68,7 +68,7 @@ class Peers:
     def _learn(self, peer: str, form: Form) -> None:
         self._forms[peer] = form
         forgotten = self._forms.popitem(last=False)[0] if len(self._forms) > KNOWN else None
-        self._chores.do(self._keep(peer, form, forgotten))
+        self._jobs.do(self._keep(peer, form, forgotten))
 
     async def _keep(self, peer: str, form: Form, forgotten: str | None) -> None:
         writes: list[Write] = [PutItem(BUCKET, peer, form.value.encode())]
@@ -81,8 +81,8 @@ class Peers:
 class Refusals:
     """Counts and records what was refused, and why."""
 
-    def __init__(self, counts: Counter[str], ledger: Ledger, chores: Chores) -> None:
-        self._counts, self._ledger, self._chores = counts, ledger, chores
+    def __init__(self, counts: Counter[str], ledger: Ledger, jobs: BackgroundJobs) -> None:
+        self._counts, self._ledger, self._jobs = counts, ledger, jobs
         self._notes: list[RecordRefusal] = []
 
     def count(self, word: str) -> None:
@@ -97,7 +97,7 @@ class Refusals:
                 RecordRefusal(scope or "mqtt", id[:200], word, reason, self._ledger.clock.now())
             )
             if len(self._notes) == 1:
-                self._chores.do(self._write())
+                self._jobs.do(self._write())
 
     async def _write(self) -> None:
         await asyncio.sleep(0)  # further refusals of this moment are written together with it

@@ -53,7 +53,7 @@ class Task:
         self._progress(value)
 
 
-class Moment(Generic[T]):
+class SharedFuture(Generic[T]):
     """A value that will be known later. Any number of callers may await it, any number of times."""
 
     __slots__ = ("_problem", "_value", "_waiting", "done")
@@ -131,10 +131,10 @@ class SentTask:
         self.to = message.recipient
         self.action = message.kind
         self.state = _ACCEPTED
-        self._stored: Moment[None] | None = None
-        self._delivered: Moment[None] | None = None
+        self._stored: SharedFuture[None] | None = None
+        self._delivered: SharedFuture[None] | None = None
         self._problem: Exception | None = None
-        self.result: Moment[Any] = Moment()
+        self.result: SharedFuture[Any] = SharedFuture()
         self.progress: Any = None
         """the last progress that its handler reported"""
         self._updates: deque[Any] | None = None
@@ -144,27 +144,27 @@ class SentTask:
             self.reach(state)
 
     @property
-    def stored(self) -> Moment[None]:
+    def stored(self) -> SharedFuture[None]:
         """When it is stored here."""
         if self._stored is None:
-            self._stored = self._moment(self.is_stored)
+            self._stored = self._future(self.is_stored)
         return self._stored
 
     @property
-    def delivered(self) -> Moment[None]:
+    def delivered(self) -> SharedFuture[None]:
         """When its receiver has stored it."""
         if self._delivered is None:
-            self._delivered = self._moment(self.is_delivered)
+            self._delivered = self._future(self.is_delivered)
         return self._delivered
 
-    def _moment(self, is_past: bool) -> Moment[None]:
-        """Return a moment that is awaited; most never are."""
-        moment: Moment[None] = Moment()
+    def _future(self, is_past: bool) -> SharedFuture[None]:
+        """Return a future, which is made when it is first asked for: most never are."""
+        future: SharedFuture[None] = SharedFuture()
         if is_past:
-            moment.tell(None)
+            future.tell(None)
         elif self._problem is not None:
-            moment.fail(self._problem)
-        return moment
+            future.fail(self._problem)
+        return future
 
     @property
     def is_stored(self) -> bool:
@@ -221,7 +221,7 @@ class SentTask:
     def end(self, state: State, answer: Answer) -> None:
         """Note its outcome; a second one settles an unknown outcome."""
         if self.result.done:
-            self.result = Moment()
+            self.result = SharedFuture()
         heard = self._heard
         try:
             if state is State.DONE and heard is not None and heard[0] is answer:
@@ -236,9 +236,9 @@ class SentTask:
     def fail(self, problem: Exception) -> None:
         """Note that it was not stored, or that its outcome will not be known here."""
         self._problem = problem
-        for moment in (self._stored, self._delivered, self.result):
-            if moment is not None:
-                moment.fail(problem)
+        for future in (self._stored, self._delivered, self.result):
+            if future is not None:
+                future.fail(problem)
 
 
 def outcome(state: State, answer: Answer) -> Any:

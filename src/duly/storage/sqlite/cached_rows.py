@@ -1,7 +1,7 @@
 """A read-through cache of the rows of a SQLite ledger.
 
-It implements `duly.storage.interpreter.Rows`. A row that is not in the cache is read from the tables. A
-change is made in the cache, and recorded as a changed row for the journal and later for the tables.
+`CachedRows` implements `duly.storage.interpreter.Rows`. A row that is not in the cache is read from the
+tables. A change is made in the cache, and recorded as a changed row for the journal and later for the tables.
 
 The law: the cache always holds every row that was changed since the tables were last brought up to date; any
 other row may be read from the tables. So the cache drops only rows that the tables hold unchanged: see
@@ -88,8 +88,8 @@ class KnownEntries(Struct):
     """the new bodies of rewritten entries before the tail, by number"""
 
 
-class CachedRows:
-    """The cached rows, and the changes that the tables do not hold yet."""
+class KnownRows:
+    """The rows in the cache: what is known of them without reading a table, and which of them are dropped."""
 
     rows_kept: int = ROWS_KEPT
     tail: int = TAIL
@@ -166,6 +166,35 @@ class CachedRows:
                 del self._tails[stream]
         self._tail_count = sum(map(len, self._tails.values()))
 
+    # ── questions that no table is read for ──────────────────────────────────────────────────────
+
+    def record(self, key: bytes) -> Record | Unread | None:
+        """Return the record of a message, None if there is none, or `Unread` if the cache does not know."""
+        found = self.messages.get(key)
+        if found is not None:
+            return found.record()
+        return None if key > self._top or key in self._gone else UNREAD
+
+    def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
+        """Return the cached part of the entries of a stream."""
+        if self._lasts.get(stream, after + 1) <= after:
+            return KnownEntries(True, [])
+        tail = self._tails.get(stream)
+        if tail and tail[0].n <= after + 1:
+            begin = after + 1 - tail[0].n
+            return KnownEntries(True, tail[begin : begin + limit])
+        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream}
+        return KnownEntries(False, tail[:limit] if tail else [], bodies)
+
+    def standing(self, stream: str, reader: str) -> tuple[int | Unread, int | Unread | None]:
+        """Return the last number of a stream and the position of a reader, each `Unread` if not cached."""
+        return self._lasts.get(stream, UNREAD), self._cursors.get((stream, reader), UNREAD)
+
+
+class CachedRows(KnownRows):
+    """The rows of the ledger: cached ones, others as they are read, and changes that the tables do not hold
+    yet."""
+
     # ── messages ─────────────────────────────────────────────────────────────────────────────────
 
     def message(self, key: bytes) -> CachedMessage | None:
@@ -233,13 +262,6 @@ class CachedRows:
         self._deliveries[key] = {}
         self._gone[key] = None
         self.changes.flush.withdraw(key)
-
-    def record(self, key: bytes) -> Record | Unread | None:
-        """Return the record of a message, None if there is none, or `Unread` if the cache does not know."""
-        found = self.messages.get(key)
-        if found is not None:
-            return found.record()
-        return None if key > self._top or key in self._gone else UNREAD
 
     # ── deliveries ───────────────────────────────────────────────────────────────────────────────
 
@@ -326,27 +348,12 @@ class CachedRows:
         self._bodies[stream, n] = body
         self.changes.flush.rewrite(stream, n, body)
 
-    def entries(self, stream: str, after: int, limit: int) -> KnownEntries:
-        """Return the cached part of the entries of a stream."""
-        if self._lasts.get(stream, after + 1) <= after:
-            return KnownEntries(True, [])
-        tail = self._tails.get(stream)
-        if tail and tail[0].n <= after + 1:
-            begin = after + 1 - tail[0].n
-            return KnownEntries(True, tail[begin : begin + limit])
-        bodies = {n: body for (of, n), body in self._bodies.items() if of == stream}
-        return KnownEntries(False, tail[:limit] if tail else [], bodies)
-
     def cursor(self, stream: str, reader: str) -> int:
         """Return the position of a reader in a stream."""
         found = self._cursors.get((stream, reader), UNREAD)
         if found is UNREAD:
             found = self._cursors[stream, reader] = self._tables.cursor(stream, reader)
         return found or 0
-
-    def standing(self, stream: str, reader: str) -> tuple[int | Unread, int | Unread | None]:
-        """Return the last number of a stream and the position of a reader, each `Unread` if not cached."""
-        return self._lasts.get(stream, UNREAD), self._cursors.get((stream, reader), UNREAD)
 
     def put_cursor(self, stream: str, reader: str, n: int) -> None:
         """Store the position of a reader in a stream."""

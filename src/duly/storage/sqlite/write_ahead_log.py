@@ -1,7 +1,8 @@
-"""The write-ahead log of a SQLite ledger, as a file that can be written again.
+"""Repairs the write-ahead log of a SQLite ledger after a flush that failed: it is written over itself.
 
-A flush that failed may leave parts of the log in the memory of the operating system alone, where no later
-flush looks for them: the log can be read, and has a gap on the disk.
+SQLite itself writes and flushes the log (`writer`). A flush that failed may leave parts of it in the memory
+of the operating system alone, where no later flush looks for them: the log can be read, and has a gap on the
+disk.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, cast
 
 import msgspec
 
-from duly.apps.gateway.control_policy import ControlPolicy
+from duly.apps.gateway.command_timing import CommandTiming
 from duly.apps.gateway.policy import GatewayPolicy
 from duly.apps.gateway.service import GatewayService
 from duly.clients.app import App
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 LOCK, LAMP = "lock_control", "dev_control"
 """Kinds of commands: opening a lock must happen at most once, lighting a lamp may be repeated."""
 
-POLICY: Final = ControlPolicy(
+POLICY: Final = CommandTiming(
     max_age=2 * MINUTE, remember=5 * MINUTE, skew=MINUTE, patience=30 * SECOND, lasts=30 * SECOND,
     resend=RetryPolicy.fixed(3 * SECOND, tries=6),
 )  # fmt: skip
@@ -329,7 +329,7 @@ class GatewayHub(SimProcess):
         )
         activity = ActivityLog(self.ledger)
         self.gateway = SeenGateway(
-            self.ledger, self.accounts, activity, GatewayPolicy(control=POLICY, ahead=AHEAD), self.notifier()
+            self.ledger, self.accounts, activity, GatewayPolicy(timing=POLICY, ahead=AHEAD), self.notifier()
         )
         self.router = Router(activity, [self.gateway])
         self.gateway.node = self

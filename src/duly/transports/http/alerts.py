@@ -1,4 +1,5 @@
-"""Shows alerts over HTTP: `GET /v1/alerts`, by page, and one of them.
+"""Shows alerts over HTTP: `GET /v1/alerts`, by page, and one of them. Reports of alerts are frames, which
+`messages` takes.
 
 The law: a sentinel sees its own alerts, an admin all of them, any other account none. Addresses are never
 shown.

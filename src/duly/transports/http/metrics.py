@@ -57,7 +57,7 @@ class MetricsAnswer(msgspec.Struct, frozen=True):
 class MetricsBackend(http.MessagesBackend, Protocol):
     """The interface of the hub for metrics."""
 
-    async def monitor(self, token: str | None, address: str) -> Principal:
+    async def authenticate(self, token: str | None, address: str) -> Principal:
         """Return the account of a token, also of one that may only read metrics; raises
         `NotAuthenticated`."""
         ...
@@ -140,7 +140,7 @@ class MetricsEndpoint:
         return http.as_json({"ok": True})
 
     async def _reader(self, request: web.Request) -> Principal:
-        who = await self._server.monitor(http.token_in(request), address_of(request))
+        who = await self._server.authenticate(http.token_in(request), address_of(request))
         if who.role not in (Role.ADMIN, Role.MONITOR):
             raise NotAllowed(
                 f"{who.name} is {who.role.with_article}; metrics are for admins and monitors: "

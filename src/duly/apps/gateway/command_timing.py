@@ -1,5 +1,5 @@
-"""The settings of ordered control, validated: a lamp ends in the state that its remote control asked for
-last.
+"""The timing of commands, validated: how old they may be, and how long they wait, are resent and are
+remembered.
 
 The law: per device and order key a sender's commands take effect in its order. Only a gap makes commands
 wait, for at most the window; a command that arrives later is superseded, and its sender is told. A command
@@ -20,7 +20,7 @@ from duly.core.units import DAY, MINUTE, MS, SECOND
 from duly.errors import Malformed
 
 
-class ControlPolicy(Struct, frozen=True):
+class CommandTiming(Struct, frozen=True):
     """How long commands wait, are resent, are answered and are remembered."""
 
     window: int = 300 * MS

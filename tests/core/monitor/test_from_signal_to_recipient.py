@@ -1,4 +1,4 @@
-"""The source document's list of checks (验证方式): a sentinel and a tower in one virtual time.
+"""From a signal to its recipients: a sentinel and a tower in one virtual time (验证方式: the list of checks).
 
 The same over real connections: tests/clients/test_sentinel.py and tests/apps/alerts; with kills:
 tests/clients/test_sentinel_kills.py and tests/end_to_end/test_alert_kills.py.
