@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from duly.apps.alerts.alert_backlog import RECOUNT_SECONDS, AlertBacklog
 from duly.apps.alerts.unnotified_alerts import LONG_TRIED
-from duly.core.fanout.plan import FanoutCounts
 from duly.identity.accounts import Role
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from tests.apps.alerts.conftest import Tower, event
@@ -58,7 +57,7 @@ async def test_what_has_changed_here_is_counted_at_once(tower: Tower, hook: Rece
 async def test_what_another_hub_has_changed_is_counted_now_and_then(hubs: list[Tower]) -> None:
     one, two = hubs
     clock = HandClock()
-    backlog = AlertBacklog(two.hub.alerts.operations, FanoutCounts(), lambda: 0, shared=True, now=clock.now)
+    backlog = AlertBacklog(two.hub.alerts.operations, two.hub.alerts._fanout, shared=True, now=clock.now)
     await backlog.refresh()
     assert backlog.dead_letters == 0
     await one.add(Role.SENTINEL, "gate")
@@ -77,7 +76,7 @@ async def test_what_another_hub_has_changed_is_counted_now_and_then(hubs: list[T
 async def test_a_ledger_that_nothing_has_changed_is_not_read(tower: Tower) -> None:
     clock, read = HandClock(), 0
     operations = tower.hub.alerts.operations
-    backlog = AlertBacklog(operations, FanoutCounts(), lambda: 0, shared=False, now=clock.now)
+    backlog = AlertBacklog(operations, tower.hub.alerts._fanout, shared=False, now=clock.now)
     newest_pages = operations.newest_pages
 
     def counting(limit: int) -> object:

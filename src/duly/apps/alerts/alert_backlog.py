@@ -18,7 +18,7 @@ from duly.apps.alerts.alert_queries import SEARCHED, AlertRecord, dead_letters
 from duly.apps.alerts.model import AlertState
 from duly.apps.alerts.operations import AlertOperations
 from duly.apps.alerts.unnotified_alerts import LONG_TRIED
-from duly.core.fanout.plan import FanoutCounts
+from duly.core.fanout.machine import Fanout
 from duly.core.lifecycle import State
 from duly.core.monitor.signals import Severity
 
@@ -62,20 +62,18 @@ def needs_of(alert: AlertRecord) -> AlertNeeds:
 
 class AlertBacklog:
     """Counts what needs a person, and what is under way. `shared` says whether other hubs use the ledger as
-    well; `own` how many deliveries are open at this hub."""
+    well; `fanout` has this hub's open deliveries."""
 
     def __init__(
         self,
         operations: AlertOperations,
-        counts: FanoutCounts,
-        own: Callable[[], int],
+        fanout: Fanout,
         *,
         shared: bool,
         now: Callable[[], float] = monotonic,
     ) -> None:
         self._operations = operations
-        self._counts = counts
-        self._own = own
+        self._fanout = fanout
         self._shared = shared
         self._now = now
         self._needs: dict[bytes, AlertNeeds] = {}
@@ -106,7 +104,7 @@ class AlertBacklog:
     @property
     def open_deliveries(self) -> int:
         """How many deliveries have not ended: at this hub now, at others when all were last counted."""
-        return self._own() + self._elsewhere
+        return len(self._fanout) + self._elsewhere
 
     def touch(self, key: bytes) -> None:
         """Note that what an alert needs may have changed."""
@@ -130,7 +128,7 @@ class AlertBacklog:
         self._needs.update(_needs(alerts))
 
     async def _count_all(self) -> None:
-        counts, began = self._counts, self._now()
+        counts, began = self._fanout.counts, self._now()
         seen = (counts.accepted, counts.attempts, counts.failed, counts.in_doubt, self._changes)
         if self._shared or seen != self._counted_at:
             self._touched.clear()
@@ -151,7 +149,7 @@ class AlertBacklog:
             if letters >= COUNTED:
                 break
         self._needs = needs
-        self._elsewhere = max(0, under_way - self._own()) if self._shared else 0
+        self._elsewhere = max(0, under_way - len(self._fanout)) if self._shared else 0
 
 
 def _needs(alerts: list[AlertRecord]) -> dict[bytes, AlertNeeds]:

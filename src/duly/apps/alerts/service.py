@@ -123,9 +123,7 @@ class AlertService:
         )
         self.engine = self._new_engine()
         own = TowerAlerts(self.engine, self.operations)
-        self.backlog = AlertBacklog(
-            self.operations, self._fanout.counts, lambda: len(self._fanout), shared=not ledger.sole
-        )
+        self.backlog = AlertBacklog(self.operations, self._fanout, shared=not ledger.sole)
         self.heartbeats = Heartbeats(ledger, self.profiles, own.report, own.take_back, known)
         self.held_back = HeldBackCounts(ledger)
         self._limited = LimitedAlerts(

@@ -41,6 +41,7 @@ export default [
   ["it says neither how old it is nor when it expires; add one of them", "它既没有说明产生时间，也没有说明到期时间；请至少给出一个"],
   ["{excess}; try again when some of them have ended", "{excess}；请等其中一些结束后再试"],
   ["{name} may send {n} {kind} a minute ({setting}_per_minute)", "{name} 每分钟最多发送 {n} 条 {kind}（{setting}_per_minute）"],
+  ["{name} may send {n} {kind} a day ({setting}_per_day)", "{name} 每天最多发送 {n} 条 {kind}（{setting}_per_day）"],
   ["it was not stored just now, or that is not known; send it again with the same id, which is safe", "刚才没有存储成功，或结果不明；请用相同标识重新发送，这是安全的"],
   ["a command that may wait needs exp, or an id that tells its age, like a seq_id", "可以等待的命令需要 exp，或能说明产生时间的标识，例如 seq_id"],
   ["there is no such conversation or person, or you may not do that there", "没有这个会话或这个人，或者您无权这样做"],
