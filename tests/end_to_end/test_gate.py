@@ -41,6 +41,16 @@ async def test_a_foreign_page_does_nothing_here(local: LocalHub, foreign: str) -
         assert refused.value.status == 403
 
 
+async def test_duly_why_shows_which_page_and_which_name_were_refused(local: LocalHub) -> None:
+    for _ in range(3):
+        await curl(f"{local.url}/v1/people", None, *origin(EVIL), body=PERSON)
+    await curl(f"{local.url}/v1/health", None, "-H", f"Host: evil.example:{port(local)}")
+    await local.hub.activity.settle()
+    reasons = {one.reason for one in await local.hub.ledger.refusals() if one.id == "page"}
+    assert any(f"a page of '{EVIL}' may not use this hub" in reason for reason in reasons)
+    assert any("does not answer to 'evil.example'" in reason for reason in reasons)
+
+
 async def test_what_a_foreign_page_may_get_it_may_not_read_but_for_the_client(local: LocalHub) -> None:
     said = await curl(f"{local.url}/v1/health", None, *origin(EVIL))
     assert said.status == 200
@@ -89,7 +99,7 @@ async def test_a_hub_on_this_machine_answers_to_no_name_of_a_stranger(local: Loc
 
 
 def test_beyond_this_machine_the_own_origin_is_the_host_that_was_asked() -> None:
-    gate = RequestGate([], None, lambda part: None)
+    gate = RequestGate([], None, lambda part: None, lambda reason: None)
     assert gate.knows("https://hub.example", "hub.example")
     assert gate.knows("https://hub.example:8443", "hub.example:8443")
     assert not gate.knows("https://evil.example", "hub.example")

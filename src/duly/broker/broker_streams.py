@@ -1,6 +1,7 @@
-"""Reads what the embedded broker keeps for offline clients: their sessions, and the tasks of devices.
+"""Reads what the embedded broker keeps: the sessions of offline clients, the tasks of devices, and retained
+messages.
 
-nats-server keeps both in streams, which the hub reads over its own connection (`duly.broker.callout`). The
+nats-server keeps them in streams, which the hub reads over its own connection (`duly.broker.callout`). The
 law: a task is deleted one by one, so that those beside it stay; a session is only read here, and ended by
 the broker itself, when a client connects under its id without a session.
 """
@@ -27,6 +28,8 @@ AT_ONCE: Final = 100
 _SESSIONS: Final = "$MQTT_sess"
 _MESSAGES: Final = "$MQTT_msgs"
 _STORED: Final = "$MQTT.msgs."
+_RETAINED: Final = "$MQTT_rmsgs"
+_RETAINED_STORED: Final = "$MQTT.rmsgs."
 
 Request: TypeAlias = Callable[[str, dict[str, object]], Awaitable[bytes]]
 """Asks the broker something under a subject, and returns the answer."""
@@ -40,8 +43,8 @@ class KeptSession(Struct, frozen=True):
     stored_at: int
 
 
-class KeptTask(Struct, frozen=True):
-    """A message on a device's topic that the device has not acknowledged yet."""
+class KeptMessage(Struct, frozen=True):
+    """A message that the broker keeps, since a client has not acknowledged it yet or it is retained."""
 
     number: int
     topic: str
@@ -110,19 +113,28 @@ class BrokerStreams:
         text = msgspec.json.decode(base64.b64decode(kept.data), type=_SessionText)
         return KeptSession(text.id, account, _time_of(kept.time))
 
-    async def tasks(self, account: str, topics: str) -> AsyncIterator[KeptTask]:
+    def tasks(self, account: str, topics: str) -> AsyncIterator[KeptMessage]:
         """The messages on topics, such as `nodes/+/pending`, oldest first."""
-        number, subject = 0, f"{_STORED}{subject_of(topics)}"
+        return self._messages(account, _MESSAGES, _STORED, topics, 0)
+
+    def retained(self, account: str, topics: str, after: int) -> AsyncIterator[KeptMessage]:
+        """The retained messages of topics that were stored after the one with this number, oldest first."""
+        return self._messages(account, _RETAINED, _RETAINED_STORED, topics, after)
+
+    async def _messages(
+        self, account: str, stream: str, prefix: str, topics: str, number: int
+    ) -> AsyncIterator[KeptMessage]:
+        subject = f"{prefix}{subject_of(topics)}"
         while True:
             wanted: dict[str, object] = {"seq": number + 1, "next_by_subj": subject}
-            kept = await self._message(account, _MESSAGES, wanted)
+            kept = await self._message(account, stream, wanted)
             if kept is None:
                 return
             number = kept.seq
-            topic = topic_of(kept.subject.removeprefix(_STORED))
-            yield KeptTask(number, topic, base64.b64decode(kept.data), _time_of(kept.time))
+            topic = topic_of(kept.subject.removeprefix(prefix))
+            yield KeptMessage(number, topic, base64.b64decode(kept.data), _time_of(kept.time))
 
-    async def delete(self, account: str, task: KeptTask) -> None:
+    async def delete(self, account: str, task: KeptMessage) -> None:
         """Delete a message, so that no client gets it any more."""
         wanted: dict[str, object] = {"seq": task.number, "no_erase": True}
         await self._request(f"{imported(account)}.STREAM.MSG.DELETE.{_MESSAGES}", wanted)

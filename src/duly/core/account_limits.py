@@ -70,7 +70,7 @@ class AccountLimit:
         self.kind = kind
         self.amount = amount
         """messages a minute, or a day; 0: no limit"""
-        self.verb, self.span = ("make", "day") if daily else ("send", "minute")
+        self._daily = daily
         self.refused = 0
         self.names: Counter[str] = Counter()
         """refused messages by account"""
@@ -91,11 +91,12 @@ class AccountLimit:
         refusal with `refuse`."""
         wait = self._take_sent(name, now)
         if wait:
-            return RateLimited(
-                f"{name} may {self.verb} {self.amount:,} {self.kind} a {self.span} "
-                f"({self.kind}_per_{self.span})",
-                wait,
+            reason = (
+                f"{name} may make {self.amount:,} {self.kind} a day ({self.kind}_per_day)"
+                if self._daily
+                else f"{name} may send {self.amount:,} {self.kind} a minute ({self.kind}_per_minute)"
             )
+            return RateLimited(reason, wait)
         wait = self._take_stored(name, now, 1 + (size >> UNIT_BITS))
         if wait:
             self._sent.give_back(name)

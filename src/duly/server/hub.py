@@ -145,7 +145,7 @@ class Hub:
         await self.metrics.load()
         self.notifier = await self._open_notifier()
         await self._start_applications(box)
-        await self.alerts.dead_letters.refresh()
+        await self.alerts.backlog.refresh()
         if not settings.no_mqtt:
             # Not every hub has MQTT devices: what only they need is loaded only then.
             from duly.server.mqtt_service import MqttService

@@ -9,12 +9,15 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
+from duly.core.acl import HUB
 from duly.core.trusted_proxies import TrustedProxies
-from duly.errors import Malformed
+from duly.errors import Malformed, NotAllowed
+from duly.runtime.refusal_tally import RefusalTally
 from duly.server import wire_documents
 from duly.settings import LOOPBACK, Settings
 from duly.transports import connections, websocket
@@ -63,7 +66,10 @@ class Listener:
         """Accept connections; `administer` answers the requests of the command line."""
         settings = self._settings
         names = frozenset({settings.listen}) if settings.listen in LOOPBACK else None
-        gate = RequestGate(settings.origins, names, hub.tasks.count)
+        pages = RefusalTally(hub.activity, hub.tasks)
+        refused = partial(pages.note, HUB, "page", NotAllowed.word)
+        self._closing.push_async_callback(pages.stop)
+        gate = RequestGate(settings.origins, names, hub.tasks.count, refused)
         post = messages.MessagesEndpoint(hub)
         server = await self._serve(self._application(hub, gate, post, administer))
         fast_path = FastPath(

@@ -72,7 +72,7 @@ class HubMetrics:
         telemetry.read("duly_waiting", lambda: sum(hub.gateway.unheld.by_device.values()))
         telemetry.read("duly_oldest_pending_seconds", self._oldest)
         telemetry.read("duly_reorder_held", lambda: hub.gateway.held)
-        telemetry.read("duly_dead_letters", lambda: hub.alerts.dead_letters.value)
+        telemetry.read("duly_dead_letters", lambda: hub.alerts.backlog.dead_letters)
         telemetry.read("duly_clock_skew_seconds", self.trail.skew)
         telemetry.read("duly_connections", self._connections)
         telemetry.read("duly_cluster_hubs", lambda: max(1, len(hub.gateway.remote.hubs)))
@@ -89,7 +89,7 @@ class HubMetrics:
             ("storing totals", STORE_SECONDS, self.totals.store),
             ("storing charts", CHART_SECONDS, self._charts.store),
             ("trimming the trail", TRIM_SECONDS, self.trail.trim),
-            ("count of dead letters", DEAD_SECONDS, hub.alerts.dead_letters.refresh),
+            ("count of what alerts need", DEAD_SECONDS, hub.alerts.backlog.refresh),
             ("count of waiting commands", WAITING_SECONDS, hub.gateway.unheld.refresh),
         ):
             hub.tasks.every(name, seconds, partial(_when_possible, work))

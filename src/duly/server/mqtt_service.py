@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from duly.apps.gateway.mqtt_devices import MqttDevices
 from duly.apps.gateway.service import GatewayService
-from duly.broker.acl_dialects import DEVICES
+from duly.broker.acl_dialects import DEVICES, NODES
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
 from duly.broker.users import HubUsers, end_session, own_session, record, second_session
@@ -36,6 +36,8 @@ from duly.transports.mqtt.link import MqttLink
 from duly.wire.task_ids import SECRET_SIZE, TaskIds
 
 SWEEP_SECONDS: Final = 5.0
+NODES_SECONDS: Final = 2.0
+"""How often the embedded broker is asked for new statuses of nodes."""
 ANSWER_WITHIN: Final = 5.0
 """Seconds within which the broker answers the hub; one that does not makes the hub unhealthy."""
 _TASKS: Final = "mqtt_tasks"
@@ -58,6 +60,8 @@ class MqttService:
         """what the embedded broker has refused since the start"""
         self.failed_logins = 0
         """how many of those were logins with a wrong token"""
+        self._node_status = 0
+        """the number of the newest status of a node that was read from the embedded broker"""
         self.on_problem: Callable[[], None] | None = None
         """called when the problem in `state` may have changed"""
 
@@ -88,6 +92,7 @@ class MqttService:
                 await link.connected()
             await self._clear(self.broker, address, accounts)
             self.broker.clients.callout.admit_all()
+            self._tasks.every("statuses of nodes", NODES_SECONDS, self._read_node_statuses)
         self._tasks.every("sweep of silent MQTT devices", SWEEP_SECONDS, devices.sweep)
 
     async def _clear(self, broker: EmbeddedBroker, address: BrokerAddress, accounts: Accounts) -> None:
@@ -103,6 +108,7 @@ class MqttService:
 
     def _broker_restarted(self, devices: MqttDevices) -> None:
         devices.presence.broker_restarted()
+        self._node_status = 0
         self._tasks.do("revoked tasks in the broker", self.take_back())
 
     def _outside(self) -> BrokerAddress:
@@ -214,6 +220,15 @@ class MqttService:
             async for task in kept.tasks(DEVICES, self.devices.tasks):
                 if not self.devices.may_have(task.topic, task.payload, task.stored_at):
                     await kept.delete(DEVICES, task)
+
+    async def _read_node_statuses(self) -> None:
+        """Read the statuses of nodes that the embedded broker has stored since the last time."""
+        assert self.broker is not None
+        (topics,) = self.devices.reports
+        with contextlib.suppress(DulyError, msgspec.DecodeError):  # it is done again when the broker is back
+            async for status in self.broker.clients.kept.retained(NODES, topics, self._node_status):
+                self._node_status = status.number
+                self.devices.node_reported(status.topic, status.payload, status.stored_at)
 
     def state(self) -> dict[str, object]:
         """Return the address of the broker, whether it is embedded, the MQTT version it speaks with the hub

@@ -95,7 +95,7 @@ async def dead(tower: Tower) -> list[str]:
 
 async def counted(tower: Tower) -> float:
     """Dead letters as `/metrics` and the page count them."""
-    await tower.hub.alerts.dead_letters.refresh()
+    await tower.hub.alerts.backlog.refresh()
     return tower.hub.metrics.telemetry.gauge("duly_dead_letters")[()]
 
 

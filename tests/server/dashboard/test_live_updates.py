@@ -105,8 +105,8 @@ async def test_a_dead_letter_is_shown_without_waiting_for_the_next_count_of_all(
     local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alerts = local.hub.alerts
-    await alerts.dead_letters.refresh()
-    monkeypatch.setattr(alerts.dead_letters, "_due", float("inf"))
+    await alerts.backlog.refresh()
+    monkeypatch.setattr(alerts.backlog, "_due", float("inf"))
     await local.add(Role.SENTINEL, "gate")
     (local.folder / "notifications" / "taken").mkdir(parents=True)  # no file can be written there
     await alerts.profiles.set("home", ProfileDraft(send=("file:taken",), tries=1))

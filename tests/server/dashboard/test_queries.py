@@ -152,11 +152,11 @@ async def test_a_list_of_many_rows_takes_as_many_queries_as_one_of_a_few(listed:
 
 async def test_what_became_of_many_alerts_is_counted_with_as_many_queries(listed: ListedHub) -> None:
     await listed.grow(MANY)
-    letters = listed.hub.alerts.dead_letters
+    backlog = listed.hub.alerts.backlog
     for touched in (FEW, MANY):
-        await letters.refresh()
+        await backlog.refresh()
         async for record in listed.hub.alerts.operations.newest(touched):
-            letters.touch(record.message.key)
-        names, _ = await queries_of(letters.refresh())
+            backlog.touch(record.message.key)
+        names, _ = await queries_of(backlog.refresh())
         assert len(names) <= MOST, names
-        assert letters.value >= touched
+        assert backlog.dead_letters >= touched

@@ -70,8 +70,6 @@ SOURCE = STATIC.parents[2]
 PAIR = re.compile(r'^  \["((?:[^"\\]|\\.)+)", "((?:[^"\\]|\\.)+)"\],$', re.MULTILINE)
 PLACE = re.compile(r"{\w+}")
 COMPOSED = {
-    "{} may send {} {} a minute ({}_per_minute)",  # the verb and the time are put together
-    "{} may make {} {} a day ({}_per_day)",
     "given up after {} attempts: {}",  # the number and its noun are put together
     "given up after 1 attempt: {}",
     "{}; the last attempt: {}",  # after either of two reasons

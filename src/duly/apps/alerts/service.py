@@ -27,10 +27,10 @@ from msgspec import structs
 
 from duly.apps.alerts.ack_links import AckLinks, open_ack_links
 from duly.apps.alerts.alert_attempts import AlertAttempts
+from duly.apps.alerts.alert_backlog import AlertBacklog
 from duly.apps.alerts.alert_changes import AlertChanges
 from duly.apps.alerts.alert_queries import CHANNEL, DEAD, STATUSES, show
 from duly.apps.alerts.configuration import AlertConfiguration
-from duly.apps.alerts.dead_letter_count import DeadLetterCount
 from duly.apps.alerts.heartbeats import Heartbeats, read_beat
 from duly.apps.alerts.held_back_counts import HeldBackCounts, HeldBackReport
 from duly.apps.alerts.limited_alerts import LimitedAlerts
@@ -123,7 +123,7 @@ class AlertService:
         )
         self.engine = self._new_engine()
         own = TowerAlerts(self.engine, self.operations)
-        self.dead_letters = DeadLetterCount(self.operations, self._fanout.counts, shared=not ledger.sole)
+        self.backlog = AlertBacklog(self.operations, self._fanout, shared=not ledger.sole)
         self.heartbeats = Heartbeats(ledger, self.profiles, own.report, own.take_back, known)
         self.held_back = HeldBackCounts(ledger)
         self._limited = LimitedAlerts(
@@ -350,13 +350,13 @@ class AlertService:
             self._trail.ended(key, state, answer.reason, told=told)
         self._replies.see_end(key, state, answer)
         if state in DEAD:
-            self.dead_letters.touch(key)
+            self.backlog.touch(key)
             self._spawn(self._unnotified.notify(key))
 
     def _missed(self, attempt: StartAttempt) -> None:
         """Note that an attempt did not surely arrive."""
         for item in attempt.items:
-            self.dead_letters.touch(item.message.key)
+            self.backlog.touch(item.message.key)
             if attempt.urgent:
                 self._spawn(self._unnotified.tried(item.message.key, item.attempt))
 
@@ -384,7 +384,7 @@ class AlertService:
         if not key:
             await self.configuration.refresh()
             return
-        self.dead_letters.touch(key)
+        self.backlog.touch(key)
         with contextlib.suppress(DulyError):
             alert = await self.operations.get(key)
             if alert is None:

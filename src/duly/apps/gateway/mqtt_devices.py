@@ -207,6 +207,14 @@ class MqttDevices:
             self._foreign.end(topic)
             raise NotAllowed(f"the hub did not subscribe to {topic}; unsubscribed")
 
+    def node_reported(self, topic: str, payload: bytes, at: int) -> None:
+        """Remember the status of a node that the embedded broker stored at this time. That broker delivers
+        no message of a node to the hub."""
+        username, _ = fd.parse_topic(self._prefix, topic)
+        accounts = self._accounts
+        if accounts.stored_role(username) is Role.NODE and at >= accounts.created_at(username):
+            self.reported.note_stored(username, payload, at)
+
     def _reports(self, name: str, role: Role | None) -> bool:
         """Return whether this account's status report matters; raises an error if it is not allowed."""
         if name == HUB or role is Role.NODE:
@@ -268,6 +276,8 @@ class MqttDevices:
 
     async def dismiss(self, name: str) -> None:
         """Forget a device whose account was removed; a new one of that name is offline until it connects."""
+        if self._accounts.stored_role(name) is None:
+            self.reported.forget(name)
         if self._accounts.stored_role(name) is not Role.DEVICE:
             self._kept.pop(name, None)
             self._dropped.take(name)

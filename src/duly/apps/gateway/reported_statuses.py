@@ -29,6 +29,15 @@ class ReportedStatuses:
         if len(payload) <= LONGEST:
             self._reports[name] = (payload, self._clock.now(), old)
 
+    def note_stored(self, name: str, payload: bytes, at: int) -> None:
+        """Remember a report that the broker stored at this time."""
+        if len(payload) <= LONGEST:
+            self._reports[name] = (payload, at, False)
+
+    def forget(self, name: str) -> None:
+        """Forget the report of an account that is removed."""
+        self._reports.pop(name, None)
+
     def of(self, name: str) -> dict[str, object]:
         """Return the last report of an account with its time in milliseconds; empty if there is none."""
         found = self._reports.get(name)

@@ -1,4 +1,8 @@
-"""The counters of the status page, each with the limits at which it turns yellow or red."""
+"""The counters of the status page, each with the limits at which it turns yellow or red.
+
+Totals are those of all hubs on the ledger and survive a restart. What needs a person now is counted in the
+ledger, so it is the same at every hub, and goes when a person has seen to it.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +65,13 @@ class AlertCounters:
 
     async def shown(self, silent: int) -> list[dict[str, object]]:
         """All counters with their levels; `silent` is the number of silent sentinels."""
-        values: dict[str, float] = dict(self._hub.alerts.state()) | await self._totals()
-        values["silent_sentinels"] = silent
+        backlog = self._hub.alerts.backlog
+        values = await self._totals() | {
+            "open_deliveries": backlog.open_deliveries,
+            "in_doubt": backlog.in_doubt,
+            "critical_untold": backlog.untold,
+            "silent_sentinels": silent,
+        }
         shown: list[dict[str, object]] = []
         for name, limits in LIMITS.items():
             value = values.get(name, 0.0)

@@ -72,7 +72,7 @@ class DeviceViews:
             "next": chosen[-1].name if more else None,
             "found": len(found),
             "total": len(everything),
-            "online": sum(self._online(one) for one in everything),
+            "online": sum(self.online(one) for one in everything),
             "types": sorted(COMMANDS),
         }
 
@@ -81,13 +81,14 @@ class DeviceViews:
             return False
         match only:
             case "online" | "offline":
-                return self._online(one) is (only == "online")
+                return self.online(one) is (only == "online")
             case "device" | "node":
                 return one.role.value == only
             case _:
                 return True
 
-    def _online(self, one: Account) -> bool:
+    def online(self, one: Account) -> bool:
+        """Return whether a device is online, or a node reports to be."""
         if one.role is Role.DEVICE:
             return self._hub.gateway.online(one.name)
         return bool(self._reported(one.name).get("online"))
@@ -119,8 +120,8 @@ class DeviceViews:
         return {
             "name": one.name,
             "role": one.role.value,
-            "online": self._online(one),
-            "stale": self._online(one) and self._is_stale(reported, heard),
+            "online": self.online(one),
+            "stale": self.online(one) and self._is_stale(reported, heard),
             "last_heard": heard,
             "version": reported.get("version") or "",
             "battery": reported.get("battery"),

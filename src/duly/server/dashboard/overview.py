@@ -19,6 +19,7 @@ from duly.identity.accounts import Role
 from duly.runtime.thresholds import judge
 from duly.runtime.time_series import ChartStep
 from duly.server import diagnostics
+from duly.server.dashboard.device_views import DeviceViews
 from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.transports.http.metrics import ClusterTotal
@@ -41,8 +42,9 @@ SPANS: Final = {"minutes": ChartStep.SECOND, "hours": ChartStep.MINUTE, "days": 
 class OverviewViews:
     """The overview of one hub."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, devices: DeviceViews) -> None:
         self._hub = hub
+        self._devices = devices
         self._health: dict[str, object] = {
             "ledger": {"problem": "no answer yet"},
             "notifier": None,
@@ -84,6 +86,7 @@ class OverviewViews:
                 "online": len(hub.gateway.presence()),
                 "total": sum(one.role is Role.DEVICE for one in accounts),
                 "nodes": sum(one.role is Role.NODE for one in accounts),
+                "nodes_online": sum(self._devices.online(one) for one in accounts if one.role is Role.NODE),
             },
             "health": await self._healthy(),
             "hubs": self._hubs(),

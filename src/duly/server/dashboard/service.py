@@ -90,8 +90,8 @@ class Dashboard:
         self.live = LiveUpdates(self.view, self._holds, hub.failed)
         self._files = StaticFiles()
         commands = PageCommands(hub)
-        overview, messages = OverviewViews(hub), MessageViews(hub, commands)
-        devices, alerts = DeviceViews(hub, commands), AlertViews(hub)
+        devices, messages = DeviceViews(hub, commands), MessageViews(hub, commands)
+        overview, alerts = OverviewViews(hub, devices), AlertViews(hub)
         self.views = {
             "overview": NamedView(VIEWER, overview.overview),
             "chart": NamedView(VIEWER, overview.chart),

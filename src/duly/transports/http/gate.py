@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from duly.errors import DulyError
+from duly.errors import DulyError, NotAllowed
 from duly.runtime.tasks import is_cancelled
 from duly.transports.connections import visitor_of
 from duly.transports.http import bodies
@@ -35,12 +35,18 @@ _Serve: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 class RequestGate:
     """Decides which requests are allowed. `origins` are pages of other origins that may use this hub; `names`
-    the host names it answers to, None for any. `count` counts a bug by the name of its part."""
+    the host names it answers to, None for any. `count` counts a bug by the name of its part; `refused` hears
+    why a page was refused."""
 
     def __init__(
-        self, origins: Iterable[str], names: frozenset[str] | None, count: Callable[[str], None]
+        self,
+        origins: Iterable[str],
+        names: frozenset[str] | None,
+        count: Callable[[str], None],
+        refused: Callable[[str], None],
     ) -> None:
         self._count = count
+        self._refused = refused
         self._origins = frozenset(origin.lower().rstrip("/") for origin in origins)
         also = frozenset(urlsplit(origin).hostname or "" for origin in self._origins)
         self._names = None if names is None else OWN_NAMES | names | also
@@ -74,18 +80,14 @@ class RequestGate:
         host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
         if not self.answers_to(host):
             name = host_name(host)[:100]
-            return error(
-                403, "not_allowed", f"this hub does not answer to {name!r}; start it with --origin to name it"
-            )
+            return self._refuse(f"this hub does not answer to {name!r}; start it with --origin to name it")
         if not _readable(request):
             return _last(error(400, "malformed", "a head of this request is not text that UTF-8 can carry"))
         upgrade = request.headers.get("Upgrade") is not None
         foreign = origin is not None and not self.knows(origin, host)
         if foreign and (upgrade or request.method not in _SAFE):
-            return error(
-                403, "not_allowed",
-                f"a page of {(origin or '')[:100]!r} may not use this hub; start it with --origin to let it",
-            )  # fmt: skip
+            page = (origin or "")[:100]
+            return self._refuse(f"a page of {page!r} may not use this hub; start it with --origin to let it")
         if request.method == "OPTIONS" and origin is not None:
             answer: web.StreamResponse = web.Response(status=204, headers=_PREFLIGHT)
         else:
@@ -94,6 +96,10 @@ class RequestGate:
             answer.headers["Access-Control-Allow-Origin"] = origin
             answer.headers["Vary"] = "Origin"
         return answer
+
+    def _refuse(self, reason: str) -> web.Response:
+        self._refused(reason)
+        return error(403, NotAllowed.word, reason)
 
     async def _served(self, request: web.Request, serve: _Serve) -> web.StreamResponse:
         try:

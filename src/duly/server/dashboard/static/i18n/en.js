@@ -55,7 +55,7 @@ export default {
   "total": "{n} in total",
   "since.start": "{n} overall",
   "oldest": "oldest {span}",
-  "nodes.count": "nodes: {n}",
+  "nodes.count": "nodes: {online} of {total} online",
   "hub.about": "{hub}, running for {span}",
   "nothing.yet": "Nothing has happened yet",
   "overview.hint": "Let a simulated lock connect, then command it under Devices:",

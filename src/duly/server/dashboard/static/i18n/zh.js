@@ -55,7 +55,7 @@ export default {
   "total": "共 {n}",
   "since.start": "总体 {n}",
   "oldest": "最久 {span}",
-  "nodes.count": "另有 {n} 个节点",
+  "nodes.count": "节点 {online}/{total} 在线",
   "hub.about": "{hub}，已运行 {span}",
   "nothing.yet": "还没有任何活动",
   "overview.hint": "让一把模拟的锁连接上来，然后在“设备”里控制它：",

@@ -59,7 +59,7 @@ export default function overview(page) {
     const pending = one(seen.metrics.duly_pending) + one(seen.metrics.duly_waiting);
     const oldest = one(seen.metrics.duly_oldest_pending_seconds);
     tiles.pending.set(number(pending), { about: pending ? t("oldest", { span: span(oldest) }) : "", level: pending && oldest > 300 ? "warning" : "" });
-    tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { n: number(seen.devices.nodes) }) : "" });
+    tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { online: number(seen.devices.nodes_online), total: number(seen.devices.nodes) }) : "" });
     const [c50, cu] = milliseconds(rate("commit_p50_ms"));
     tiles.commit.set(c50, { unit: cu, about: `p99 ${milliseconds(rate("commit_p99_ms")).join(" ")}` });
     attention.hidden = !seen.thresholds.length;
