@@ -43,12 +43,12 @@ def private_folder(path: Path) -> None:
 
 
 def close_to_others(paths: Iterable[Path]) -> None:
-    """Make files and folders private to their owner. Missing ones are skipped; one that belongs to another
-    user, and so cannot be changed, is logged."""
+    """Make files and folders private to their owner. Missing ones are skipped, and so are links, devices and
+    pipes, such as /dev/null; one that belongs to another user, and so cannot be changed, is logged."""
     for path in paths:
         try:
             mode = path.lstat().st_mode
-            if stat.S_ISLNK(mode) or not mode & 0o077:
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or not mode & 0o077:
                 continue
             path.chmod(stat.S_IMODE(mode) & 0o700)
         except FileNotFoundError:
