@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from pathlib import Path
@@ -136,6 +137,19 @@ async def test_a_damaged_backup_is_refused(folder: Path, tmp_path: Path) -> None
     with pytest.raises(LedgerDamaged):
         await restore(settings(tmp_path / "new"), file)
     assert not (tmp_path / "new" / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 60, 4_095])
+async def test_a_backup_whose_end_is_missing_is_refused(folder: Path, tmp_path: Path, cut: int) -> None:
+    """SQLite reads a page that is cut as if zeros followed, and no checksum is verified then."""
+    file = tmp_path / "b.db"
+    await back_up(settings(folder), file)
+    os.truncate(file, file.stat().st_size - cut)
+    with pytest.raises(LedgerDamaged, match="shorter than it was"):
+        await restore(settings(tmp_path / "new"), file)
+    assert not (tmp_path / "new" / "ledger.db").exists()
+    with pytest.raises(LedgerDamaged, match="shorter than it was"):
+        await check_invariants(settings(folder), url=file_url(file))
 
 
 async def test_a_backup_from_after_the_loss_is_refused(folder: Path, tmp_path: Path) -> None:
