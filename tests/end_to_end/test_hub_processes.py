@@ -71,7 +71,8 @@ class Scene:
 
     async def judge(self, *, unknown: int = 0) -> None:
         # Without hints everything takes a second or two, so there is less of it.
-        await judge(Hubs(self.cluster.hubs), [self.lock, self.lamp], self.remotes, unknown=unknown)
+        hubs, devices = Hubs(self.cluster.hubs), [self.lock, self.lamp]
+        await judge(hubs, [*devices], self.remotes, unknown=unknown, ledger=self.cluster.ledger)
 
 
 async def people(ledger_url: str) -> dict[str, str]:
