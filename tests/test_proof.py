@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from proof.__main__ import StepFailed, prove
 from proof.counts import total
 from proof.hostile import FRAMES, KINDS, attack
+from proof.leaks import held
 from proof.parts import COUNTED, FAULTS, FAULTS_OF, PYTHON, Part, Step, parts
 from proof.record import ROOT, PublishedRun
 
@@ -327,6 +328,20 @@ def test_a_decoder_that_remembers_a_bounded_number_does_not_leak(monkeypatch: py
     bounded = functools.lru_cache(4_096)(_remembers.__wrapped__)
     monkeypatch.setitem(KINDS, "bounded", (FRAMES, bounded))
     attack("bounded", 6_000, seed=0)
+
+
+class _Lazy:
+    """As Django's settings are, in a process that has imported them and uses none."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("not configured")
+
+
+def test_what_a_process_holds_is_counted_beside_objects_that_do_not_tell_their_class() -> None:
+    lazy = _Lazy()
+    assert held().blocks > 0
+    del lazy
 
 
 async def test_a_channel_that_keeps_its_connections_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
