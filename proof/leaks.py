@@ -40,7 +40,8 @@ def descriptors() -> int:
 def held() -> Held:
     """Return what this process holds, without what it may forget."""
     for cache in gc.get_objects():
-        if isinstance(cache, functools._lru_cache_wrapper) and cache.cache_info().maxsize is not None:
+        # Not isinstance: that asks the object for its class, and a lazy one of a library may raise.
+        if type(cache) is functools._lru_cache_wrapper and cache.cache_info().maxsize is not None:
             cache.cache_clear()
     gc.collect()
     resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

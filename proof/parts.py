@@ -175,6 +175,10 @@ def _hostile(*, short: bool) -> Iterator[Step]:
         for seed, first in enumerate(range(0, cases, HOSTILE_AT_ONCE)):
             many = str(min(HOSTILE_AT_ONCE, cases - first))
             yield Step(f"{kind}, {seed}", (sys.executable, "-m", "proof.hostile", kind, many, str(seed)))
+    files = 300 if short else 1_500
+    for seed in range(1 if short else 4):
+        command = (sys.executable, "-m", "proof.hostile_ledgers", str(files), str(seed))
+        yield Step(f"files of ledgers, {seed}", command)
     answers = 2_000 if short else 20_000
     for seed in range(1 if short else 10):
         command = (sys.executable, "-m", "proof.hostile_webhooks", str(answers), str(seed))

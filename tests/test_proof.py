@@ -20,11 +20,13 @@ from msgspec.structs import replace
 from proof.__main__ import StepFailed, prove
 from proof.counts import total
 from proof.hostile import FRAMES, KINDS, attack
+from proof.leaks import held
 from proof.parts import COUNTED, FAULTS, FAULTS_OF, PYTHON, Part, Step, parts
 from proof.record import ROOT, PublishedRun
 
 from duly.apps.alerts.channels import webhook
-from proof import document, hostile, hostile_webhooks, record
+from duly.storage.sqlite.file import LedgerFile
+from proof import document, hostile, hostile_ledgers, hostile_webhooks, record
 
 COUNT = "import proof.counts as c; c.count('cases', 3); c.count('cases', 4)"
 
@@ -148,7 +150,7 @@ def test_a_run_that_did_not_count_a_figure_is_not_named_beside_it(results: Path)
     later = run_of("hostile", "fd, 1", commit="bbb", hostile_input=9, watched_for_leaks=8)
     record.publish(every, [later])
     said = document.measured("en", record.results()["hostile"], "watched for leaks")
-    assert said == f"2026-11-20, `bbb`{document.GONE['en']}, 1 of 53 steps"
+    assert said == f"2026-11-20, `bbb`{document.GONE['en']}, 1 of 57 steps"
 
 
 def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:
@@ -239,6 +241,23 @@ async def test_hostile_answers_of_webhooks_end_in_ways_that_a_tower_knows(
     assert total(tmp_path / "counts") == {"hostile input": 64}
 
 
+async def test_damaged_files_of_ledgers_are_refused_or_read_as_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DULY_PROOF_COUNTS", str(tmp_path / "counts"))
+    await hostile_ledgers.attack(60, seed=0)
+    assert total(tmp_path / "counts") == {"hostile input": 60, "watched for leaks": 0}
+
+
+async def test_a_reader_that_takes_damaged_files_of_ledgers_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It does not measure them: SQLite reads a page that is cut as if zeros followed."""
+    monkeypatch.setattr(LedgerFile, "_inspect_length", lambda self, db: None)
+    with pytest.raises(AssertionError, match="reads as another"):
+        await hostile_ledgers.attack(400, seed=0)
+
+
 async def test_a_channel_with_another_error_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     async def careless(self: webhook.WebhookChannel, notification: object) -> None:
         raise ValueError("an answer that was not expected")
@@ -309,6 +328,20 @@ def test_a_decoder_that_remembers_a_bounded_number_does_not_leak(monkeypatch: py
     bounded = functools.lru_cache(4_096)(_remembers.__wrapped__)
     monkeypatch.setitem(KINDS, "bounded", (FRAMES, bounded))
     attack("bounded", 6_000, seed=0)
+
+
+class _Lazy:
+    """As Django's settings are, in a process that has imported them and uses none."""
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        raise RuntimeError("not configured")
+
+
+def test_what_a_process_holds_is_counted_beside_objects_that_do_not_tell_their_class() -> None:
+    lazy = _Lazy()
+    assert held().blocks > 0
+    del lazy
 
 
 async def test_a_channel_that_keeps_its_connections_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

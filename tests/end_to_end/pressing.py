@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Protocol
 
 import aiohttp
+import asyncpg
 
 from tests.end_to_end.processes import tracebacks
 from tests.end_to_end.raw import Closed, Ids, Json, join
@@ -255,11 +256,12 @@ async def judge(
     remotes: list[Remote],
     *,
     unknown: int = 0,
-    ledger: Path | None = None,
+    ledger: Path | str | None = None,
     ends: tuple[str, ...] = ENDS,
 ) -> None:
-    """`unknown`: of how many commands it may be so that nobody can tell. `ledger`: the hub's file, which has
-    to say the same; it is read without any code of duly's. `ends`: how commands may end."""
+    """`unknown`: of how many commands it may be so that nobody can tell. `ledger`: the hub's file, or the URL
+    of its PostgreSQL, which has to say the same; it is read without any code of duly's. `ends`: how commands
+    may end."""
     did = [key for device in devices for key in device.did]
     effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
@@ -303,19 +305,9 @@ async def judge(
 STATES = {10: "done", 11: "failed", 12: "expired", 13: "superseded", 14: "cancelled", 15: "unknown"}
 
 
-async def dump(ledger: Path) -> dict[tuple[str, str], list[str]]:
-    """What a hub's file says of every command: the states by the device and the id that its data names. The
-    tables are complete once the journal is empty."""
-    db = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
-    try:
-        async with asyncio.timeout(GUARD):
-            while db.execute("SELECT count(*) FROM journal").fetchone() != (0,):
-                await asyncio.sleep(0.05)
-        rows = db.execute(
-            "SELECT recipient, body, state FROM messages WHERE kind = 'lock_control'"
-        ).fetchall()
-    finally:
-        db.close()
+async def dump(ledger: Path | str) -> dict[tuple[str, str], list[str]]:
+    """What a hub's ledger says of every command: the states by the device and the id that its data names."""
+    rows = await (_rows_of_a_file(ledger) if isinstance(ledger, Path) else _rows_of_postgres(ledger))
     found: dict[tuple[str, str], list[str]] = {}
     for recipient, body, state in rows:
         said = re.search(rb'"n":\s*"([0-9_]+)"', body)
@@ -324,8 +316,31 @@ async def dump(ledger: Path) -> dict[tuple[str, str], list[str]]:
     return found
 
 
+async def _rows_of_a_file(ledger: Path) -> list[tuple[str, bytes, int]]:
+    """Its tables are complete once its journal is empty."""
+    db = sqlite3.connect(f"file:{ledger}?mode=ro", uri=True)
+    try:
+        async with asyncio.timeout(GUARD):
+            while db.execute("SELECT count(*) FROM journal").fetchone() != (0,):
+                await asyncio.sleep(0.05)
+        return db.execute(
+            "SELECT recipient, body, state FROM messages WHERE kind = 'lock_control'"
+        ).fetchall()
+    finally:
+        db.close()
+
+
+async def _rows_of_postgres(ledger: str) -> list[tuple[str, bytes, int]]:
+    db = await asyncpg.connect(ledger)
+    try:
+        rows = await db.fetch("SELECT recipient, body, state FROM duly_messages WHERE kind = 'lock_control'")
+        return [tuple(row) for row in rows]
+    finally:
+        await db.close()
+
+
 def compare(stored: dict[tuple[str, str], list[str]], remotes: list[Remote]) -> None:
-    """The file knows every command with the end that its sender has learned, and no other command."""
+    """The ledger knows every command with the end that its sender has learned, and no other command."""
     learned: dict[tuple[str, str], list[str]] = {}
     for remote in remotes:
         for seq_id, end in remote.ends.items():

@@ -92,7 +92,7 @@ class PatientRemote(Remote):
 
 @contextlib.asynccontextmanager
 async def under_load(
-    hub: HubProcess, folder: Path, *, ledger: Path | None = None, ways: Mapping[str, Address] | None = None
+    hub: HubProcess, folder: Path, *, ledger: Path | str, ways: Mapping[str, Address] | None = None
 ) -> AsyncIterator[Pressed]:
     """A hub that is started, under load while the block runs, and judged afterwards. `ways`: by which each
     client comes to it, if not directly."""
@@ -131,7 +131,8 @@ async def test_a_hub_that_stands_still_for_a_while(tmp_path: Path) -> None:
 
 async def test_a_database_that_stands_still_for_a_while(tmp_path: Path, postgres_server: Postgres) -> None:
     ledger = postgres_server.create_database()
-    async with under_load(HubProcess(tmp_path / "hub", ledger=ledger), tmp_path) as it:
+    hub = HubProcess(tmp_path / "hub", ledger=ledger)
+    async with under_load(hub, tmp_path, ledger=ledger) as it:
         for _ in range(ROUNDS):
             postgres_server.tell_all(signal.SIGSTOP)
             try:
@@ -305,7 +306,7 @@ async def test_a_network_cut_between_a_hub_and_its_database(
     hub.url = hub.url.replace("127.0.0.1", inside)
     hub.under = ["ip", "netns", "exec", network.name]
     try:
-        async with under_load(hub, tmp_path) as it:
+        async with under_load(hub, tmp_path, ledger=ledger) as it:
             for _ in range(ROUNDS):
                 network.cut(whole=False)
                 await it.until_unwell()

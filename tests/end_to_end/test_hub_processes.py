@@ -71,7 +71,8 @@ class Scene:
 
     async def judge(self, *, unknown: int = 0) -> None:
         # Without hints everything takes a second or two, so there is less of it.
-        await judge(Hubs(self.cluster.hubs), [self.lock, self.lamp], self.remotes, unknown=unknown)
+        hubs, ledger = Hubs(self.cluster.hubs), self.cluster.ledger
+        await judge(hubs, [self.lock, self.lamp], self.remotes, unknown=unknown, ledger=ledger)
 
 
 async def people(ledger_url: str) -> dict[str, str]:

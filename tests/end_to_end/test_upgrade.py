@@ -155,7 +155,7 @@ async def test_hubs_of_the_version_before_and_of_this_one_work_beside_each_other
             await load.more(SOME)
             await _replace(there, old[1], None)
             await load.more(SOME)
-        await judge(_Turns(there), [*devices], remotes)
+        await judge(_Turns(there), [*devices], remotes, ledger=ledger)
         assert all("Traceback" not in hub.errors for hub in old), [hub.errors for hub in old]
         assert not (await old[0].start()).startswith("ready"), "a hub of the version before was started again"
         assert "newer" in old[0].errors, old[0].errors

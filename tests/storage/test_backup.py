@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from msgspec.structs import replace
@@ -15,6 +17,7 @@ from duly.core.messages import Message, VerdictKind
 from duly.core.trusted_time import Floor
 from duly.core.units import DAY, FOREVER, HOUR, MINUTE, MS, YEAR
 from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, SecretKeyMissing
+from duly.server import ledger_backups
 from duly.server.ledger_backups import back_up, restore
 from duly.server.ledger_check import check_invariants
 from duly.settings import Settings
@@ -69,6 +72,17 @@ async def test_a_full_disk_leaves_nothing_behind(folder: Path, tmp_path: Path) -
         assert list(disk.iterdir()) == []
 
 
+async def test_a_restore_to_a_full_disk_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    async with await open_ledger(file_url(folder / "ledger.db"), clock=ManualClock()) as ledger:
+        for n in range(80):
+            await ledger.write(w.AppendEntry("large", secrets.token_bytes(100_000), n))
+    await back_up(settings(folder), tmp_path / "b.db")
+    with small_disk(tmp_path / "small") as disk:
+        with pytest.raises(LedgerUnavailable):
+            await restore(settings(disk / "not" / "there"), tmp_path / "b.db")
+        assert list(disk.iterdir()) == []
+
+
 async def test_a_restored_ledger_has_everything_but_what_may_run_twice(folder: Path, tmp_path: Path) -> None:
     file, new = tmp_path / "b.db", tmp_path / "new"
     await back_up(settings(folder), file)
@@ -104,6 +118,26 @@ async def test_a_key_that_is_included_is_put_in_its_place(folder: Path, tmp_path
     assert all(finding.holds for finding in report.invariants)
 
 
+async def test_the_key_is_in_place_before_the_ledger_has_its_name(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restore that dies between the two could not be repeated: there was a ledger already."""
+    file, new = tmp_path / "b.db", tmp_path / "new"
+    await back_up(settings(folder), file, with_key=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_backups, "write_private", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            await restore(settings(new), file)
+    assert not (new / "ledger.db").exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_backups, "restore_rows", Mock(side_effect=LedgerUnavailable("the disk is full")))
+        with pytest.raises(LedgerUnavailable):
+            await restore(settings(new), file)
+    assert not new.exists()
+    assert (await restore(settings(new), file)).key == ""
+    assert (new / FILE).read_bytes() == (folder / FILE).read_bytes()
+
+
 async def test_another_key_at_the_place_is_refused(folder: Path, tmp_path: Path) -> None:
     file, new = tmp_path / "b.db", tmp_path / "new"
     await back_up(settings(folder), file)
@@ -124,7 +158,7 @@ async def test_a_folder_with_a_ledger_is_refused(folder: Path, tmp_path: Path) -
 async def test_a_ledger_is_no_backup(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="duly backup"):
         await restore(settings(tmp_path / "new"), folder / "ledger.db")
-    assert list((tmp_path / "new").iterdir()) == []
+    assert not (tmp_path / "new").exists()
 
 
 async def test_a_damaged_backup_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -136,6 +170,19 @@ async def test_a_damaged_backup_is_refused(folder: Path, tmp_path: Path) -> None
     with pytest.raises(LedgerDamaged):
         await restore(settings(tmp_path / "new"), file)
     assert not (tmp_path / "new" / "ledger.db").exists()
+
+
+@pytest.mark.parametrize("cut", [1, 8, 60, 4_095])
+async def test_a_backup_whose_end_is_missing_is_refused(folder: Path, tmp_path: Path, cut: int) -> None:
+    """SQLite reads a page that is cut as if zeros followed, and no checksum is verified then."""
+    file = tmp_path / "b.db"
+    await back_up(settings(folder), file)
+    os.truncate(file, file.stat().st_size - cut)
+    with pytest.raises(LedgerDamaged, match="shorter than it was"):
+        await restore(settings(tmp_path / "new"), file)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(LedgerDamaged, match="shorter than it was"):
+        await check_invariants(settings(folder), url=file_url(file))
 
 
 async def test_a_backup_from_after_the_loss_is_refused(folder: Path, tmp_path: Path) -> None:

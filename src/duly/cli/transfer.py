@@ -10,7 +10,7 @@ import os
 import secrets
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Annotated
 
@@ -99,13 +99,14 @@ def import_(file: ExportFile = "-", *, at: StoreOptions, json: Json = False) -> 
 
 
 async def _import(settings: Settings, lines: IO[bytes], progress: Callable[[int], None]) -> CheckReport:
+    from duly.runtime.files import new_private_folder
     from duly.server.ledger_check import check_invariants
     from duly.storage.bulk_load import fill
     from duly.storage.copy import empty_ledger
     from duly.storage.export import ExportReader
 
     reader = ExportReader(lines)
-    with _new_folder(None if settings.ledger else Path(settings.data)):
+    with new_private_folder(None if settings.ledger else Path(settings.data)):
         async with empty_ledger(settings.ledger_url) as ledger:
             await fill(ledger, reader.rows, progress)
     if reader.secrets != "sealed":
@@ -137,9 +138,10 @@ def copy(
     Copies everything or nothing: rows and digests of every table are compared, and the copy is checked.
     Refuses a ledger that a hub uses, and a target that is not empty.
     """
+    from duly.runtime.files import new_private_folder
     from duly.storage.copy import copy_ledger
 
-    with _new_folder(_folder_of(target)), row_progress("rows") as counted:
+    with new_private_folder(_folder_of(target)), row_progress("rows") as counted:
         here, there = _url(source), _url(target)
         if here == there:
             raise CommandFailed(Exit.USAGE, "FROM and TO are the same ledger; name another target")
@@ -151,23 +153,6 @@ def copy(
     _end(report, "copied", json)
     if not json:
         note("copy secret.key as well: its secrets need it. Do not start a hub on the old ledger again")
-
-
-@contextmanager
-def _new_folder(path: Path | None) -> Iterator[None]:
-    """Create this data folder, and remove it again if nothing could be written into it."""
-    from duly.runtime.files import private_folder
-
-    missing = [] if path is None else [one for one in (path, *path.parents) if not one.exists()]
-    if path is not None:
-        private_folder(path)
-    try:
-        yield
-    except BaseException:
-        with suppress(OSError):  # something is in it
-            for folder in missing:
-                folder.rmdir()
-        raise
 
 
 def _folder_of(target: str) -> Path | None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -40,6 +41,21 @@ def private_folder(path: Path) -> None:
         path.mkdir(exist_ok=True, mode=PRIVATE_FOLDER)
     if not Path.cwd().is_relative_to(path.resolve()):
         close_to_others((path,))
+
+
+@contextmanager
+def new_private_folder(path: Path | None) -> Iterator[None]:
+    """Create a private folder if one is given, and remove it again if the block fails and leaves it empty."""
+    missing = [] if path is None else [one for one in (path, *path.parents) if not one.exists()]
+    if path is not None:
+        private_folder(path)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # something is in it
+            for folder in missing:
+                folder.rmdir()
+        raise
 
 
 def close_to_others(paths: Iterable[Path]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ from msgspec import Struct
 
 from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, SecretKeyMissing
 from duly.runtime.clock import SystemClock
-from duly.runtime.files import private_folder, write_private
+from duly.runtime.files import new_private_folder, private_folder, write_private
 from duly.server import runfile
 from duly.server.audit_chain import AuditChain
 from duly.server.diagnostics import margins
@@ -104,18 +105,17 @@ async def restore(
             )
         if about is not None:
             _refuse_other_key(settings, about)
-        if not settings.ledger:
-            private_folder(folder)
-        async with empty_ledger(settings.ledger_url) as ledger:
-            done = await restore_rows(backup, ledger, lost=lost, repeatable=REPEATABLE, progress=progress)
-            await AuditChain(ledger).add("local", "admin", "restore", path.name)
+        with new_private_folder(None if settings.ledger else folder), _placed(settings, about, key) as left:
+            async with empty_ledger(settings.ledger_url) as ledger:
+                done = await restore_rows(backup, ledger, lost=lost, repeatable=REPEATABLE, progress=progress)
+                await AuditChain(ledger).add("local", "admin", "restore", path.name)
     report = await check_invariants(settings)
     broken = [finding.name for finding in report.invariants if finding.holds is False]
     if broken:
         raise LedgerDamaged(
             f"the ledger is restored, and {', '.join(broken)} is broken in it; see 'duly check'"
         )
-    return RestoreReport(done.about, lost, done.unknown, done.open, _place_key(settings, done.about, key))
+    return RestoreReport(done.about, lost, done.unknown, done.open, left)
 
 
 def _refuse_in_use(folder: Path) -> None:
@@ -134,13 +134,22 @@ def _refuse_other_key(settings: Settings, about: BackupInfo) -> None:
         )
 
 
-def _place_key(settings: Settings, about: BackupInfo, key: bytes | None) -> str:
-    """Install the key that a backup includes; return what is left to do."""
+@contextmanager
+def _placed(settings: Settings, about: BackupInfo | None, key: bytes | None) -> Iterator[str]:
+    """Put the key that a backup includes in its place, and yield what is left to do. It is there before the
+    ledger has its name: a restore that is killed is then repeated, or needs nothing more. If the block fails,
+    the key is removed again."""
     path = _key_file(settings)
-    if not about.key or path.exists():
-        return ""
-    if key is not None:
-        private_folder(path.parent)
-        write_private(path, key)
-        return ""
-    return f"copy the secret key {about.key} to {path} before a hub is started"
+    if about is None or not about.key or path.exists():
+        yield ""
+        return
+    if key is None:
+        yield f"copy the secret key {about.key} to {path} before a hub is started"
+        return
+    private_folder(path.parent)
+    write_private(path, key)
+    try:
+        yield ""
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise

@@ -348,13 +348,16 @@ class LedgerFile:
                 db.close()
 
     def _inspect_length(self, db: apsw.Connection) -> None:
-        """Raise if the file is shorter than its header says and no log could hold the rest."""
-        if self._fd is not None and _size(self._wal) <= WAL_HEADER:
-            pages, size = int(db.pragma("page_count")), int(db.pragma("page_size"))
-            header = os.pread(self._fd, HEADER, 0)
-            named = int.from_bytes(header[28:32], "big")
-            if max(pages, named) * size > os.fstat(self._fd).st_size:
-                raise self._damaged("it is shorter than it was")
+        """Raise if the file is shorter than its header says and no log could hold the rest. SQLite reads a
+        page that is cut as if zeros followed, and then no checksum is verified."""
+        pages, size = int(db.pragma("page_count")), int(db.pragma("page_size"))
+        # The log is looked at afterwards: if it is empty now, all those pages are in the file.
+        if _size(self._wal) > WAL_HEADER or not self._is_note_current():
+            return
+        if self._fd is not None:
+            pages = max(pages, int.from_bytes(os.pread(self._fd, HEADER, 0)[28:32], "big"))
+        if pages * size > _size(self.path):
+            raise self._damaged("it is shorter than it was")
 
     def _inspect_wal(self, db: apsw.Connection) -> None:
         """Raise if the write-ahead log lacks frames that were flushed to it. SQLite treats a damaged log as a
