@@ -104,6 +104,23 @@ def test_without_a_hub_the_ledger_that_is_named_is_looked_at_and_left_alone(
     assert "0 messages remembered" in found["ledger"]["fact"]
 
 
+def test_without_a_hub_a_dead_redis_is_trouble(
+    cli: CommandLine, postgres_server: Postgres, own_redis: Redis
+) -> None:
+    cli.env["DULY_LEDGER"] = url_of(postgres_server)
+    cli.env["DULY_NOTIFIER"] = own_redis.url
+    found = findings(cli)
+    assert found["notifier"]["is"] == "ok", found["notifier"]
+    assert "heard after" in found["notifier"]["fact"]
+    own_redis.stop(signal.SIGKILL)
+    done = cli.duly("doctor")
+    assert done.returncode == 1
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("✗")]
+    assert "notifier" in line
+    assert "nothing is lost" in line
+    assert own_redis.url in line
+
+
 def test_a_ledger_that_does_not_answer_is_trouble(cli: CommandLine) -> None:
     done = cli.duly("doctor", "--ledger", "postgresql://duly:secret@127.0.0.1:1/x")
     assert done.returncode == 1

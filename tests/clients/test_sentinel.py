@@ -514,6 +514,20 @@ async def test_a_sentinel_that_stands_down_knows_that_the_tower_has_it(tower: Lo
         watch.stand_down()
 
 
+async def test_a_sentinel_that_has_stood_down_makes_no_profile_wait_for_it(tower: LocalHub) -> None:
+    await tower.hub.alerts.profiles.set("home", ProfileDraft(nobody=True, heartbeat=60.0))
+    heartbeats = tower.hub.alerts.heartbeats
+    async with sentinel(tower, msgspec.structs.replace(AT_ONCE, debounce=60.0)) as watch:
+        assert (await watch.trigger("fall", "door").sent).done
+        await watch.stand_down()
+        heartbeats._beaten.clear()
+        watch.trigger("fall", "door")
+        async with asyncio.timeout(GUARD):
+            while not tower.hub.alerts.held_back.counts["debounce"]:
+                await asyncio.sleep(0.02)
+        assert await tower.hub.ledger.bucket(PROMISES) == {}
+
+
 # ── storage ──────────────────────────────────────────────────────────────────────────────────────
 
 

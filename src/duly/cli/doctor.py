@@ -202,19 +202,20 @@ def _settings(settings: JsonObject) -> str:
     return "in force there: " + (", ".join(others) or "all as they are by default")
 
 
-def _notifier(found: _Findings, notifier: JsonObject | None, hubs: list[str]) -> None:
+def _notifier(found: _Findings, notifier: JsonObject | None, hubs: list[str] | None = None) -> None:
+    """Add whether the notifier works, and how many hubs a running one has found."""
     if notifier is None:
         return
-    others = f"{count(len(hubs), 'hub')} on this ledger"
+    others = "" if hubs is None else f"; {count(len(hubs), 'hub')} on this ledger"
     if notifier["problem"]:
         found.add(
             "notifier",
             f"{notifier['url']}: {notifier['problem']}; nothing is lost, but other hubs are up to seconds "
-            f"slower: start it, or give the hubs another --notifier; {others}",
+            f"slower: start it, or give the hubs another --notifier{others}",
             "bad",
         )
     else:
-        found.add("notifier", f"{notifier['url']}: heard after {notifier['ms']} ms; {others}")
+        found.add("notifier", f"{notifier['url']}: heard after {notifier['ms']} ms{others}")
 
 
 def _clock(found: _Findings, offset: float, way: float) -> None:
@@ -285,10 +286,25 @@ def _folder(found: _Findings, at: LedgerOptions, hub: HubClient | None) -> None:
         asyncio.run(_ledger(found, at))
     except DulyError as problem:
         found.add("ledger", str(problem), "warn" if isinstance(problem, LedgerInUse) else "bad")
+    if settings.notifier and settings.shared:
+        _notifier(found, asyncio.run(_try_notifier(settings)))
     try:
         _windows(found, margins(command_timing(settings)))
     except Malformed as problem:
         found.add("windows", str(problem), "bad")
+
+
+async def _try_notifier(settings: Settings) -> JsonObject | None:
+    """Return whether the notifier that hubs with these settings would use carries a hint."""
+    from duly.cluster.notifiers import open_notifier
+    from duly.server.diagnostics import check_notifier
+
+    notifier = open_notifier(settings.notifier, "doctor", settings.ledger_url)
+    await notifier.start()
+    try:
+        return await check_notifier(notifier, settings.notifier)
+    finally:
+        await notifier.stop()
 
 
 async def _ledger(found: _Findings, at: LedgerOptions) -> None:

@@ -97,7 +97,8 @@ class SentinelHeartbeat:
 
     async def _send_held_back(self) -> None:
         self._telling = None
-        self._send(None)
+        # To a profile that demands heartbeats, one without a promise is a sign of life: more are expected.
+        self._send(None if self._stood_down is None else 0)
 
     def _send(self, every: int | None, id_: str | None = None) -> None:
         """Send a heartbeat, and promise the next one within `every` milliseconds; 0 withdraws the promise,

@@ -23,6 +23,8 @@ from duly.runtime.tasks import Supervisor, cancel
 
 NOTE_BYTES: Final = 7_000
 """The most bytes of one note: PostgreSQL carries less than 8,000."""
+ECHO_AGAIN: Final = 0.25
+"""After how many seconds a hint that a notifier sends itself is sent again."""
 ECHO: Final = "echo"
 """The hint that a hub sends to itself to check whether the notifier works."""
 UNSENT: Final = 10_000
@@ -73,15 +75,17 @@ class Notifier(ABC):
             self.on_problem()
 
     async def check(self, within: float) -> float:
-        """Send a hint to this hub itself and return how many seconds that took. Raises `TimeoutError` if it
-        is lost."""
+        """Send a hint to this hub itself and return how many seconds that took. It is sent again until it is
+        heard, since a notifier may only be about to listen. Raises `TimeoutError` if none is heard."""
         loop = asyncio.get_running_loop()
-        name, began = secrets.token_hex(8), loop.time()
+        name = secrets.token_hex(8)
         heard = self._echoes[name] = loop.create_future()
         try:
             async with asyncio.timeout(within):
-                await self._send(_encode((self._me, [f"{ECHO}/{name}"])))
-                await heard
+                while not heard.done():
+                    began = loop.time()
+                    await self._send(_encode((self._me, [f"{ECHO}/{name}"])))
+                    await asyncio.wait([heard], timeout=ECHO_AGAIN)
         finally:
             del self._echoes[name]
         return loop.time() - began

@@ -151,6 +151,41 @@ async def test_a_profile_may_demand_signs_of_life_from_sentinels_that_promise_no
     assert told(hook)[1] == ("alert.event", "silent", "warning")
 
 
+UNPROMISED = pytest.mark.parametrize("more", [{}, {"every": None}], ids=["absent", "null"])
+
+
+@UNPROMISED
+async def test_a_heartbeat_without_a_promise_takes_none_back(
+    tower: Tower, hook: Receiver, more: dict[str, Any]
+) -> None:
+    await tower.post(beat())
+    assert (await tower.post({"type": "alert_heartbeat", "data": {"profile_id": "home"} | more}))[0] < 300
+    assert list(await tower.hub.ledger.bucket(PROMISES)) == ["gate/home"]
+    await hook.got(1)
+    assert told(hook) == [("alert.event", "silent", "critical")]
+
+
+@UNPROMISED
+async def test_a_heartbeat_without_a_promise_is_one_that_its_profile_demands(
+    tower: Tower, hook: Receiver, more: dict[str, Any]
+) -> None:
+    unpromised = {"type": "alert_heartbeat", "seq_id": "b", "data": {"profile_id": "home"} | more}
+
+    async def heard() -> list[int]:
+        return [_decode(body).heard for body in (await tower.hub.ledger.bucket(PROMISES)).values()]
+
+    await tower.post(unpromised)
+    assert await heard() == [], "this profile demands none"
+    await tower.profile("home", hook.url, heartbeat=1.0, grace=0.5)
+    await tower.post(unpromised)
+    (first,) = await heard()
+    async with asyncio.timeout(GUARD):
+        while await heard() == [first]:
+            await tower.post(unpromised)
+    await hook.got(1)
+    assert told(hook) == [("alert.event", "silent", "critical")]
+
+
 @pytest.mark.parametrize(
     "data", [{}, {"profile_id": "home", "every": -1}, {"profile_id": "home", "every": 5}]
 )

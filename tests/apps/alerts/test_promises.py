@@ -252,6 +252,19 @@ async def test_a_crash_between_the_end_and_the_fallback_loses_nothing(
     assert len(await tower.hub.ledger.refusals(10)) == 1, "once"
 
 
+async def test_where_the_default_profile_is_told_it_is_not_said_that_none_was(
+    tower: Tower, hook: Receiver
+) -> None:
+    await tower.profile("default", hook.url)
+    await tower.profile("home")
+    await tower.post(event(severity="critical"))
+    await hook.got(1)
+    await tower.until_state("event-1", "failed")
+    (refused,) = await tower.hub.ledger.refusals(10)
+    said = [refused.reason, (await tower.show("event-1"))["detail"]]
+    assert said == ["profile 'home' names no recipient; see 'duly profile set'"] * 2
+
+
 def _unless_it_follows(spawn: Callable[[Coroutine[Any, Any, None]], None]) -> Any:
     def some(work: Coroutine[Any, Any, None]) -> None:
         if getattr(work, "__qualname__", "") == "UnnotifiedAlerts.notify":

@@ -42,11 +42,11 @@ LONGEST: Final = 86_400_000
 
 class HeartbeatData(msgspec.Struct, frozen=True):
     """The `data` of a heartbeat: its profile, and the milliseconds within which the next one comes. 0
-    withdraws the promise, null changes nothing. `held` counts by reason what the sentinel has held back since
-    its start; `run` identifies that start."""
+    withdraws the promise; null, or nothing, neither promises nor withdraws. `held` counts by reason what the
+    sentinel has held back since its start; `run` identifies that start."""
 
     profile_id: str
-    every: int | None = 0
+    every: int | None = None
     run: str = ""
     held: dict[str, int] = {}
 
@@ -100,16 +100,18 @@ class Heartbeats:
     # ── storing heartbeats ───────────────────────────────────────────────────────────────────────
 
     async def beat(self, sentinel: str, beat: HeartbeatData) -> None:
-        """Store a heartbeat of a sentinel."""
+        """Store a heartbeat of a sentinel; one without a promise counts if its profile demands heartbeats."""
         name = f"{sentinel}/{beat.profile_id}"
-        if not beat.every:
+        if beat.every:
+            await self._keep(name, sentinel, beat.profile_id, beat.every * MS)
+        elif beat.every is not None:
             await self._remove_promise(name, sentinel)
-            return
-        await self._keep(name, sentinel, beat.profile_id, beat.every * MS)
+        elif self.owed(sentinel, beat.profile_id):
+            await self._keep(name, sentinel, beat.profile_id, None)
 
     def owed(self, sentinel: str, profile: str) -> bool:
-        """Return whether an alert of this sentinel is also stored as a heartbeat: its profile demands
-        heartbeats, and none was stored for a while."""
+        """Return whether an alert of this sentinel, or a heartbeat without a promise, is stored as a sign of
+        life: its profile demands heartbeats, and none was stored for a while."""
         found = self._profiles.get(profile)
         if found is None or not found.heartbeat:
             return False

@@ -69,7 +69,7 @@ class AlertPlanner:
             return DeliveryPlan(profile.plan(now, urgent=traits.urgent), traits=traits)
         if event.severity is not _CRITICAL:
             return _LISTED
-        reason = f"profile {event.profile_id!r} names no recipient, so none was told; see 'duly profile set'"
+        reason = f"profile {event.profile_id!r} names no recipient; see 'duly profile set'"
         return DeliveryPlan(end=(State.FAILED, Answer(2, b"", reason)))
 
     def silence_over(self, message: Message, event: AlertEvent, now: int) -> Silence | None:

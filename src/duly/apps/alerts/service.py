@@ -310,8 +310,7 @@ class AlertService:
             report = HeldBackReport(beat.run, beat.held)
             report.check()
             await self.held_back.report(who.name, report)
-        if beat.every is not None:
-            await self.heartbeats.beat(who.name, beat)
+        await self.heartbeats.beat(who.name, beat)
         if frame.seq_id is None:
             return False
         session.push(ServerAck(frame.seq_id, ServerCode.ACCEPTED))

@@ -1903,6 +1903,7 @@ class Sentinel extends Listeners {
   #timer = undefined;
   #silence = undefined;
   #telling = undefined;
+  #stoodDown = false;
   #beats = 0;
   #run = draw();
   #told = "{}";
@@ -2001,6 +2002,7 @@ class Sentinel extends Listeners {
       throw new Refused(1, "offline", "the tower cannot be reached; it expects the heartbeat until it is told");
     }
     this.#tell((monitor) => monitor.standDown());
+    this.#stoodDown = true;
     this.#beat(0);
   }
   get connected() {
@@ -2255,7 +2257,7 @@ class Sentinel extends Listeners {
     if (this.#told === JSON.stringify(this.#heldBack())) return;
     this.#telling = setTimeout(() => {
       this.#telling = undefined;
-      this.#beat(null);
+      this.#beat(this.#stoodDown ? 0 : null);
     }, HELD);
   }
   #beat(every) {

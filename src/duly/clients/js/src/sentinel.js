@@ -96,6 +96,8 @@ export class Sentinel extends Listeners {
   #silence = undefined;
   /** @type {any} */
   #telling = undefined;
+  /** whether the promise of a heartbeat was taken back */
+  #stoodDown = false;
   #beats = 0;
   #run = draw();
   #told = "{}";
@@ -225,6 +227,7 @@ export class Sentinel extends Listeners {
       throw new Refused(1, "offline", "the tower cannot be reached; it expects the heartbeat until it is told");
     }
     this.#tell((monitor) => monitor.standDown());
+    this.#stoodDown = true;
     this.#beat(0);
   }
 
@@ -540,7 +543,8 @@ export class Sentinel extends Listeners {
     if (this.#told === JSON.stringify(this.#heldBack())) return;
     this.#telling = setTimeout(() => {
       this.#telling = undefined;
-      this.#beat(null);
+      // To a profile that demands heartbeats, one without a promise is a sign of life: more are expected.
+      this.#beat(this.#stoodDown ? 0 : null);
     }, HELD);
   }
 

@@ -63,7 +63,7 @@ export default [
   ["sent to {label} instead", "已改发到 {label}"],
   ["silenced{by}; no recipient was told", "已静默{by}；没有通知任何人"],
   ["there is no profile {name}, so no recipient was told; see 'duly profile set'", "没有档案 {name}，因此没有通知任何人；见“duly profile set”"],
-  ["profile {name} names no recipient, so none was told; see 'duly profile set'", "档案 {name} 没有接收人，因此没有通知任何人；见“duly profile set”"],
+  ["profile {name} names no recipient; see 'duly profile set'", "档案 {name} 没有接收人；见“duly profile set”"],
   ["no recipient was told", "没有通知到任何人"],
   ["a person called it off before it went out", "发出之前被人取消"],
   ["the device was back before the countdown ended", "倒计时结束前设备已恢复"],
