@@ -333,7 +333,7 @@ def test_a_decoder_that_remembers_a_bounded_number_does_not_leak(monkeypatch: py
 class _Lazy:
     """As Django's settings are, in a process that has imported them and uses none."""
 
-    @property  # type: ignore[misc]
+    @property  # type: ignore[misc]  # a property, where a type declares a class
     def __class__(self) -> type:
         raise RuntimeError("not configured")
 

@@ -105,7 +105,9 @@ async def test_only_one_of_two_runs_a_task_and_the_other_takes_over_when_it_dies
         tasks = [await a.send(name, "work", n, expires=300) for n in range(40)]
         async with two(server.url(name), name, log, files[memory]) as processes:
             late = await taken_over(server, a, processes, tasks, memory)
-    assert runs(log) == Counter(task.id for task in late)
+    assert runs(log) == Counter(task.id for task in late), "".join(
+        f"\n── process {number} ──\n{''.join(process.said)}" for number, process in enumerate(processes, 1)
+    )
 
 
 async def taken_over(
