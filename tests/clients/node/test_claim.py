@@ -88,13 +88,15 @@ async def test_a_node_takes_nothing_before_the_broker_shows_its_status() -> None
         assert (began, node.situation) == ([1], "online")
 
 
-async def test_a_node_steps_back_from_a_process_that_comes_online_before_it_may_begin() -> None:
-    """A broker may go on with a connection for a while after it has given its client id to another."""
+@pytest.mark.parametrize("online", [b"true", b"false"], ids=["online", "its will"])
+async def test_a_node_steps_back_from_a_process_that_is_heard_before_it_may_begin(online: bytes) -> None:
+    """A broker may go on with a connection for a while after it has given its client id to another. A process
+    whose will is heard had the mailbox until then, and may have begun."""
     async with late_server() as server, working(server) as (node, began), asyncio.timeout(GUARD):
         await until(lambda: server.hidden)
         server.publish("nodes/B/pending", pending(1))
         before = node._mailbox.link.connections
-        server.publish("nodes/B/status", b'{"online":true,"session":"another.1"}')
+        server.publish("nodes/B/status", b'{"online":%b,"session":"another.1"}' % online)
         await until(lambda: node._mailbox.link.problem or node._mailbox.link.connections > before)
         server.show()
         assert began == []

@@ -199,10 +199,12 @@ class Mailbox:
         elif self._told:
             if old:
                 self.claim.noted(status)
-            if status.online and not self._sure:
+            if not self._sure:
+                # Also the will of a process that has just lost its connection: it may have begun before.
                 self.claim.doubt(status, old)
-                self._step_back()
-            elif not old and status.online is False and status.session != self.own_status.session:
+                if self._step_back():
+                    return
+            if not old and status.online is False and status.session != self.own_status.session:
                 self.report()  # an older session's will
         else:
             self.claim.doubt(status, old)
