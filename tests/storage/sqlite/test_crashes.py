@@ -98,7 +98,7 @@ class Crashes:
         self.states: list[list[object]] = []
         monkeypatch.setattr(flushes, "CHANGES_BEHIND", 12)
         monkeypatch.setattr(journal_format, "ENTRY_BYTES", 400)  # so that many flushes have several entries
-        monkeypatch.setattr(CachedRows, "rows_kept", 6)
+        monkeypatch.setattr(CachedRows, "rows_kept", seed % 7)
         add, write = SqliteWriter.add_to_journal, SqliteWriter.write_tables
 
         def add_to_journal(writer: SqliteWriter, bodies: Sequence[bytes]) -> None:
@@ -221,13 +221,10 @@ def take_what_was_forgotten_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def forget_what_the_tables_do_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    def half(known: dict[Any, Any], kept: object) -> list[Any]:
-        gone = list(known)[: (len(known) + 1) // 2]
-        for key in gone:
-            del known[key]
-        return gone
+    def oldest(known: dict[Any, Any], kept: object, count: int) -> dict[Any, Any]:
+        return {key: known.pop(key) for key in list(known)[:count]}
 
-    monkeypatch.setattr(cached_rows, "_forget_half", half)
+    monkeypatch.setattr(cached_rows, "_forget_oldest", oldest)
 
 
 def lose_changes_that_were_not_applied(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ the usual case. Keys of ids without a time are looked up together, for all messa
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Sequence, Sized
 from enum import Enum
 from itertools import chain, islice
 from typing import Final, TypeVar
@@ -39,6 +39,9 @@ ROWS_KEPT: Final = 20_000
 """How many rows of each kind are cached beyond those that must be: with BYTES_KEPT about 30 MB, regardless of
 the ledger's size."""
 BYTES_KEPT: Final = 16 << 20
+SHARE: Final = 16
+"""One in so many rows is dropped at a time, besides those that are too many: the event loop does nothing else
+meanwhile. With 2 instead of 16 the longest pause was three times as long."""
 TAIL: Final = 100
 """The least number of entries that are cached of a stream in use."""
 _LARGEST: Final = (1 << 63) - 1
@@ -132,7 +135,8 @@ class KnownRows:
     # ── forgetting ───────────────────────────────────────────────────────────────────────────────
 
     def forget(self) -> None:
-        """Drop cached rows that the tables hold unchanged, the oldest first, if there are too many."""
+        """Drop cached rows that the tables hold unchanged, the oldest of each kind of which there are too
+        many."""
         tables = (self.messages, self._deliveries, self._lasts, self._bodies, self._cursors, self._marks)
         most = self.rows_kept
         if self._bytes <= BYTES_KEPT and all(len(t) <= most for t in (*tables, self.items, self._gone)):
@@ -141,16 +145,24 @@ class KnownRows:
             return
         kept = self.changes.together()
         keys = {*kept.states, *kept.gone, *(names[0] for names in kept.deliveries)}
-        gone = _forget_half(self.messages, keys) + _forget_half(self._deliveries, keys)
+        count = len(self.messages)
+        gone = _forget_oldest(self.messages, keys, max(_surplus(self.messages, most), self._too_large()))
+        self._bytes -= self._bytes * len(gone) // max(count, 1)
+        gone += _forget_oldest(self._deliveries, keys, _surplus(self._deliveries, most))
         self._top = max(self._top, max(gone, default=b""))
-        self._bytes //= 2
         self._gone = dict.fromkeys(key for key in self._gone if key in kept.gone)
-        _forget_half(self._marks, kept.marks)
-        _forget_half(self.items, kept.items)
-        _forget_half(self._cursors, kept.cursors)
-        _forget_half(self._bodies, kept.bodies)
+        _forget_oldest(self._marks, kept.marks, _surplus(self._marks, most))
+        _forget_oldest(self.items, kept.items, _surplus(self.items, most))
+        _forget_oldest(self._cursors, kept.cursors, _surplus(self._cursors, most))
+        _forget_oldest(self._bodies, kept.bodies, _surplus(self._bodies, most))
         self._shorten_tails(kept)
-        _forget_half(self._lasts, {*kept.lasts, *self._tails})
+        _forget_oldest(self._lasts, {*kept.lasts, *self._tails}, _surplus(self._lasts, most))
+
+    def _too_large(self) -> int:
+        """Return how many messages, of average size, have to be dropped because of their bytes."""
+        if self._bytes <= BYTES_KEPT:
+            return 0
+        return len(self.messages) * (self._bytes - BYTES_KEPT + BYTES_KEPT // SHARE) // self._bytes
 
     def _shorten_tails(self, kept: TableChanges) -> None:
         """Keep the end of each stream, and the entries that the tables do not hold."""
@@ -258,7 +270,7 @@ class CachedRows(KnownRows):
 
     def withdraw(self, key: bytes) -> None:
         """Remove a message and its deliveries."""
-        del self.messages[key]
+        self._bytes -= len(self.messages.pop(key).row[9])
         self._deliveries[key] = {}
         self._gone[key] = None
         self.changes.flush.withdraw(key)
@@ -396,9 +408,15 @@ class CachedRows(KnownRows):
         self.changes.flush.refusals.append(rows.refusal_row(refusal))
 
 
-def _forget_half(known: dict[K, V], kept: Container[K]) -> list[K]:
-    """Drop the older half of these rows, except those in `kept`; return the dropped keys."""
-    gone = [key for key in islice(known, (len(known) + 1) // 2) if key not in kept]
+def _surplus(known: Sized, most: int) -> int:
+    """Return how many rows are too many; if any are, with a share more, so that this is rare."""
+    surplus = len(known) - most
+    return 0 if surplus <= 0 else surplus + most // SHARE
+
+
+def _forget_oldest(known: dict[K, V], kept: Container[K], count: int) -> list[K]:
+    """Drop this many of the oldest rows, except those in `kept`; return the dropped keys."""
+    gone = [key for key in islice(known, count) if key not in kept]
     for key in gone:
         del known[key]
     return gone

@@ -170,7 +170,7 @@ class InlineSession(SqliteSession):
 class _FewRows(CachedRows):
     """A row cache that is so small that rows are often dropped and read again."""
 
-    rows_kept = 6
+    rows_kept = 3
     tail = 2
 
 
