@@ -23,8 +23,8 @@ from typing import Any, Final, Protocol, Self, cast
 from msgspec import Struct
 
 from duly.core import horizon as horizons
+from duly.core.expiring_cache import ExpiringCache
 from duly.core.horizon import Horizon
-from duly.core.id_windows import TimeWindow
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
@@ -62,9 +62,9 @@ from duly.storage.records import (
 )
 
 __all__ = [
-    "HOT_IDS",
     "NEWEST",
     "OLDEST",
+    "RECENT_KEPT",
     "REFUSALS_KEPT",
     "AgedMessage",
     "Description",
@@ -79,8 +79,8 @@ __all__ = [
     "Transaction",
 ]
 
-HOT_IDS: Final = 20_000
-"""How many recent ids are cached: about 10 MB, regardless of the ledger's size."""
+RECENT_KEPT: Final = 20_000
+"""How many recent messages are cached: about 10 MB, regardless of the ledger's size."""
 
 
 REFUSALS_KEPT: Final = 10_000
@@ -122,10 +122,10 @@ class Ledger(LedgerQueries):
     confirm: int = CONFIRM
     """how long a clock that jumped ahead must stay ahead before it is trusted"""
 
-    def __init__(self, clock: Clock | None = None, *, hot: int = HOT_IDS) -> None:
+    def __init__(self, clock: Clock | None = None, *, recent: int = RECENT_KEPT) -> None:
         self.clock: Clock = clock or SystemClock()
         self.worker = f"{os.getpid()}-{secrets.token_hex(4)}"
-        self._hot: TimeWindow[_RecentMessage] = TimeWindow(hot)
+        self._recent: ExpiringCache[_RecentMessage] = ExpiringCache(recent)
         self._waiters = OutcomeWaiters()
         self._witness = TrustedClock(self.clock.now(), _steady(self.clock), self.confirm)
         self.on_read_error: Callable[[LedgerError], object] = _not_reported
@@ -169,7 +169,7 @@ class Ledger(LedgerQueries):
     def recall(self, message: Message, now: int) -> Verdict | None:
         """Return the verdict on a repeat if it is in memory. None does not mean that the message is new. A
         conflict also returns None: the store finds and records it."""
-        return repeat_of(message, self._hot.get(message.key, now))
+        return repeat_of(message, self._recent.get(message.key, now))
 
     async def write(self, *operations: Write) -> Results:
         """Commit one group: all of it or nothing."""
@@ -229,7 +229,7 @@ class Ledger(LedgerQueries):
         known = [record.message.key for record in await self.find_all(keys)]
         await self._drop(known)
         for key in known:
-            self._hot.drop(key)
+            self._recent.drop(key)
             self._waiters.wake(key)
         return len(known)
 
@@ -300,23 +300,23 @@ class Ledger(LedgerQueries):
                     if operation.ends:
                         self._moved(operation.key, State.DONE, numbered(values[at]))
                 elif type(operation) is Withdraw and values[at]:
-                    self._hot.drop(operation.key)
+                    self._recent.drop(operation.key)
 
     def _admitted(self, admit: Admit, verdict: Verdict) -> None:
         message = admit.message
         if verdict.kind is VerdictKind.FRESH:
             if self.sole:
-                self._hot.put(
+                self._recent.put(
                     message.key, _RecentMessage(message.fingerprint, admit.state, None), admit.until
                 )
         elif verdict.state is not None and not admit.sliding and (self.sole or _settled(verdict.state)):
             known = _RecentMessage(message.fingerprint, verdict.state, verdict.answer)
-            self._hot.put(message.key, known, admit.until)
+            self._recent.put(message.key, known, admit.until)
 
     def _moved(self, key: bytes, to: State, answer: Answer | None) -> None:
-        hot = self._hot.get(key, 0)
-        if hot is not None:
-            hot.state, hot.answer = to, answer
+        recent = self._recent.get(key, 0)
+        if recent is not None:
+            recent.state, recent.answer = to, answer
 
 
 _REPEATS: Final = {state: Verdict(VerdictKind.DUPLICATE, state) for state in State}

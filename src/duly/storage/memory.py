@@ -20,8 +20,8 @@ from duly.errors import ProgramError
 from duly.runtime.clock import Clock
 from duly.storage.interpreter import Interpreter, earliest
 from duly.storage.ledger import (
-    HOT_IDS,
     NEWEST,
+    RECENT_KEPT,
     REFUSALS_KEPT,
     AgedMessage,
     Description,
@@ -148,8 +148,10 @@ class Disk:
 class MemoryQueries(Ledger):
     """The queries of a ledger in memory: they read the rows on its `Disk`."""
 
-    def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
-        super().__init__(clock, hot=hot)
+    def __init__(
+        self, clock: Clock | None = None, *, disk: Disk | None = None, recent: int = RECENT_KEPT
+    ) -> None:
+        super().__init__(clock, recent=recent)
         self.disk = disk or Disk()
         self._witness.begin(self.disk.floor)
 
@@ -283,8 +285,10 @@ class MemoryQueries(Ledger):
 class MemoryLedger(MemoryQueries):
     """A ledger in memory, opened by `duly.open_ledger("memory:")`."""
 
-    def __init__(self, clock: Clock | None = None, *, disk: Disk | None = None, hot: int = HOT_IDS) -> None:
-        super().__init__(clock, disk=disk, hot=hot)
+    def __init__(
+        self, clock: Clock | None = None, *, disk: Disk | None = None, recent: int = RECENT_KEPT
+    ) -> None:
+        super().__init__(clock, disk=disk, recent=recent)
         self._interpreter = Interpreter(self.disk)
 
     async def commit(self, groups: Sequence[w.Group]) -> list[w.Results]:

@@ -24,7 +24,7 @@ from duly.storage import sql
 from duly.storage.awaited import AwaitedCalls
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import (
-    HOT_IDS,
+    RECENT_KEPT,
     Description,
     Record,
     Size,
@@ -75,8 +75,8 @@ class PostgresLedger(PolledLedger):
     dialect = "postgres"
     poll_seconds = 0.025
 
-    def __init__(self, url: str, clock: Clock | None, *, hot: int) -> None:
-        super().__init__(clock, hot=hot)
+    def __init__(self, url: str, clock: Clock | None) -> None:
+        super().__init__(clock, recent=RECENT_KEPT)
         self._url = url
         self._pool: Any = None
         self._cache = RowCache()
@@ -86,9 +86,9 @@ class PostgresLedger(PolledLedger):
         self._sessions = asyncio.Semaphore(SESSIONS)
 
     @classmethod
-    async def open(cls, url: str, clock: Clock | None = None, *, hot: int = HOT_IDS) -> PostgresLedger:
+    async def open(cls, url: str, clock: Clock | None = None) -> PostgresLedger:
         """Connect, and bring the schema up to date."""
-        ledger = cls(url, clock, hot=hot)
+        ledger = cls(url, clock)
         try:
             with translated_postgres():
                 # No idle connections are kept: the pool would log an error whenever the server is away. Reads

@@ -24,8 +24,8 @@ from duly.storage.sql.ledger_queries import SqlQueries
 class SqlLedger(SqlQueries):
     """Base of the ledgers that keep their rows in an SQL database."""
 
-    def __init__(self, clock: Clock | None, *, hot: int) -> None:
-        super().__init__(clock, hot=hot)
+    def __init__(self, clock: Clock | None, *, recent: int) -> None:
+        super().__init__(clock, recent=recent)
         self._group_commit = GroupCommit(self._start, self._learn)
 
     # ── what a dialect brings ────────────────────────────────────────────────────────────────────

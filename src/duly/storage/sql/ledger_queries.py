@@ -36,8 +36,8 @@ class SqlQueries(Ledger):
     dialect: ClassVar[str]
     """the folder of the queries and migrations"""
 
-    def __init__(self, clock: Clock | None, *, hot: int) -> None:
-        super().__init__(clock, hot=hot)
+    def __init__(self, clock: Clock | None, *, recent: int) -> None:
+        super().__init__(clock, recent=recent)
         self._queries = sql.queries(self.dialect)
 
     @abstractmethod

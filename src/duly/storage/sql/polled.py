@@ -22,8 +22,8 @@ class PolledLedger(SqlLedger):
     poll_seconds: ClassVar[float]
     """the pause between two polls"""
 
-    def __init__(self, clock: Clock | None, *, hot: int) -> None:
-        super().__init__(clock, hot=hot)
+    def __init__(self, clock: Clock | None, *, recent: int) -> None:
+        super().__init__(clock, recent=recent)
         self._closed = False
         self._tasks = Supervisor()
         self._poll_timer: asyncio.TimerHandle | None = None

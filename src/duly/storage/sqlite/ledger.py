@@ -31,7 +31,15 @@ from duly.errors import LedgerUnavailable, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
 from duly.storage.group_commit import CommitBatch
-from duly.storage.ledger import HOT_IDS, Record, StreamEntry, StreamPosition, Transaction, reading, repeat_of
+from duly.storage.ledger import (
+    RECENT_KEPT,
+    Record,
+    StreamEntry,
+    StreamPosition,
+    Transaction,
+    reading,
+    repeat_of,
+)
 from duly.storage.sql import rows
 from duly.storage.sql.ledger import SqlLedger
 from duly.storage.sqlite.cached_rows import UNREAD, Unread
@@ -51,8 +59,8 @@ class SqliteLedger(SqlLedger):
     dialect = "sqlite"
     session: type[SqliteSession] = SqliteSession
 
-    def __init__(self, path: Path, clock: Clock | None, *, hot: int, readonly: bool) -> None:
-        super().__init__(clock, hot=hot)
+    def __init__(self, path: Path, clock: Clock | None, *, recent: int, readonly: bool) -> None:
+        super().__init__(clock, recent=recent)
         self._file = LedgerFile(path)
         self.path = self._file.path
         self._readonly = readonly
@@ -67,11 +75,9 @@ class SqliteLedger(SqlLedger):
         self._overlay: JournalOverlay | None = None
 
     @classmethod
-    async def open(
-        cls, path: Path, clock: Clock | None = None, *, hot: int = HOT_IDS, readonly: bool = False
-    ) -> SqliteLedger:
+    async def open(cls, path: Path, clock: Clock | None = None, *, readonly: bool = False) -> SqliteLedger:
         """Open or create a file; a file that is not a sound ledger is not changed."""
-        ledger = cls(path, clock, hot=hot, readonly=readonly)
+        ledger = cls(path, clock, recent=RECENT_KEPT, readonly=readonly)
         opening = asyncio.get_running_loop().run_in_executor(ledger._reader, ledger._open)
         try:
             await asyncio.shield(opening)

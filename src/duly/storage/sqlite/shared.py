@@ -59,7 +59,7 @@ class SharedSqliteLedger(PolledLedger):
     poll_seconds = 0.01
 
     def __init__(self, path: Path, clock: Clock | None) -> None:
-        super().__init__(clock, hot=1)
+        super().__init__(clock, recent=1)
         self._file = SharedFile(path)
         self.path = self._file.path
         self._group_commit.locked = self.path

@@ -267,7 +267,7 @@ class JournalLedger(SqliteLedger):
         doubt: UnsettledFlushes,
     ) -> None:  # fmt: skip
         files.begin()
-        super().__init__(files.path, clock, hot=64, readonly=False)
+        super().__init__(files.path, clock, recent=64, readonly=False)
         self._file = SectorFile(files.path)
         self._reader = _AtOnce()  # type: ignore[assignment]  # an executor like any other
         self.worker = worker

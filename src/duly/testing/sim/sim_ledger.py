@@ -31,7 +31,7 @@ class SimLedger(MemoryLedger):
         crash: Callable[[], None],
         watch: Callable[[Disk, w.Write, w.Result], None],
     ) -> None:
-        super().__init__(clock, disk=disk, hot=64)
+        super().__init__(clock, disk=disk, recent=64)
         self.worker = worker
         self._fault = fault
         self._crash = crash
