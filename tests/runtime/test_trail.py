@@ -70,6 +70,17 @@ async def test_the_hops_of_a_message_come_in_order_with_reasons(ledger: MemoryLe
     assert [hop.time for hop in hops] == sorted(hop.time for hop in hops)
 
 
+async def test_several_hops_are_noted_at_once(ledger: MemoryLedger) -> None:
+    trail = Trail(ledger)
+    trail.note_all(b"conversation", [("delivered", 3, "ann"), ("read", 2, "bob")])
+    trail.note_all(b"another", [])
+    hops = await trail.of(b"conversation", 0)
+    assert [(hop.what, hop.attempt, hop.detail) for hop in hops] == [
+        ("delivered", 3, "ann"), ("read", 2, "bob"),
+    ]  # fmt: skip
+    assert await trail.of(b"another", 0) == []
+
+
 async def test_hops_are_in_the_log_with_their_kind_and_whether_a_sender_was_told(
     ledger: MemoryLedger, caplog: pytest.LogCaptureFixture
 ) -> None:

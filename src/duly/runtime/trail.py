@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -169,6 +169,15 @@ class Trail:
         """Note any other event of a message; also its outcome at another hub."""
         about = "" if told else UNTOLD
         self._noted[key] += (self._ledger.clock.now(), what, attempt, detail[:DETAIL_LIMIT], NOTED, about)
+
+    def note_all(self, key: bytes, hops: Iterable[tuple[str, int, str]]) -> None:
+        """Note several other events under one key: (what, attempt, detail)."""
+        now = self._ledger.clock.now()
+        values: list[object] = []
+        for what, attempt, detail in hops:
+            values += (now, what, attempt, detail[:DETAIL_LIMIT], NOTED, "")
+        if values:
+            self._noted[key] += tuple(values)
 
     def know(self, message: Message) -> None:
         """Take note of a message that ended before as `unknown`, and that is being settled."""

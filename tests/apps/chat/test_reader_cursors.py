@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from duly.apps.chat import conversations as c
@@ -23,9 +25,13 @@ class Readers:
         self.ledger = MemoryLedger(ManualClock(10**15))
         self.tasks = Supervisor()
         self.moved: list[tuple[str, int]] = []
-        self.cursors = ReaderCursors(
-            self.ledger, self.tasks, lambda conv, reader, n: self.moved.append((reader, n))
-        )
+        self.commits: list[str] = []
+        """the conversation of every call"""
+        self.cursors = ReaderCursors(self.ledger, self.tasks, self._moved)
+
+    def _moved(self, conv: str, readers: Sequence[tuple[str, int]]) -> None:
+        self.commits.append(conv)
+        self.moved += readers
 
     async def say(self, lines: int) -> None:
         for _ in range(lines):
@@ -43,6 +49,18 @@ async def test_only_the_newest_of_what_gathers_is_stored() -> None:
         readers.cursors.move(CONV, "bob", n)
     assert await readers.stored() == 3
     assert readers.moved == [("bob", 3)]
+
+
+async def test_the_readers_of_a_conversation_are_told_of_together() -> None:
+    readers = Readers()
+    await readers.say(3)
+    readers.cursors.move(CONV, "bob", 2)
+    readers.cursors.move(CONV, "r:bob", 1)
+    readers.cursors.move("#team", "bob", 0)
+    readers.cursors.move(CONV, "ann", 3)
+    await readers.stored()
+    assert readers.moved == [("bob", 2), ("r:bob", 1), ("ann", 3)]
+    assert readers.commits == [CONV]
 
 
 async def test_a_reader_who_does_not_acknowledge_is_noted_until_they_do() -> None:

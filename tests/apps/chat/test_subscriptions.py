@@ -52,7 +52,7 @@ class Room:
         self.subscriptions = Subscriptions(
             self.ledger,
             self.connections,
-            ReaderCursors(self.ledger, self.tasks, lambda conv, reader, n: None),
+            ReaderCursors(self.ledger, self.tasks, lambda conv, readers: None),
             self.tasks,
             now=self.clock.now,
             nudge=self._nudged,

@@ -46,14 +46,15 @@ class Broadcast:
             if subscriber.who.name != typing.from_:
                 subscriber.pass_on(typing)
 
-    def receipt(self, conv: str, reader: str, n: int) -> None:
-        """Tell the others in a conversation how far a reader has read."""
-        name = reader.removeprefix("r:")
-        subscribers = self._connections.in_conversation(conv)
-        if conv.startswith("~") or len(subscribers) > RECEIPTS_LIMIT:
+    def receipts(self, conv: str, readers: Iterable[tuple[str, int]]) -> None:
+        """Tell the others in a conversation how far readers have come."""
+        if conv.startswith("~") or self._connections.count(conv) > RECEIPTS_LIMIT:
             return
-        receipt = ReceiptFrame(name, conv, n, {"state": "read" if reader != name else "delivered"})
-        for subscriber in subscribers:
-            # the reader's own other devices are told as well
-            if subscriber.who.name != name or reader != name:
-                subscriber.pass_on(receipt)
+        subscribers = self._connections.in_conversation(conv)
+        for reader, n in readers:
+            name = reader.removeprefix("r:")
+            receipt = ReceiptFrame(name, conv, n, {"state": "read" if reader != name else "delivered"})
+            for subscriber in subscribers:
+                # the reader's own other devices are told as well
+                if subscriber.who.name != name or reader != name:
+                    subscriber.pass_on(receipt)

@@ -195,6 +195,10 @@ class Connections:
         """Return the connections that are in a conversation."""
         return list(self._by_conv.get(conv, ()))
 
+    def count(self, conv: str) -> int:
+        """Return how many connections are in a conversation."""
+        return len(self._by_conv.get(conv, ()))
+
     def subscriptions(self, conv: str) -> Collection[Subscription]:
         """Return the subscriptions to a conversation; the result changes as connections come and go."""
         return self._by_conv[conv].values() if conv in self._by_conv else ()

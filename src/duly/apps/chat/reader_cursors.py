@@ -6,7 +6,9 @@ reader; moves that could not be stored stay here until the ledger is back.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from duly.apps.chat import conversations as c
 from duly.apps.chat.receipts import AwaitedReceipt, note_waiting
@@ -15,11 +17,14 @@ from duly.errors import DulyError, LedgerError
 from duly.runtime.tasks import Supervisor
 from duly.storage.ledger import Ledger
 
+Moved: TypeAlias = Callable[[str, Sequence[tuple[str, int]]], None]
+"""Told of a conversation's readers whose new positions are stored, as (reader, position)."""
+
 
 class ReaderCursors:
-    """Writes the cursors of one hub's readers. `moved` is called when a new position is stored."""
+    """Writes the cursors of one hub's readers. `moved` is called once for each conversation of a commit."""
 
-    def __init__(self, ledger: Ledger, tasks: Supervisor, moved: Callable[[str, str, int], None]) -> None:
+    def __init__(self, ledger: Ledger, tasks: Supervisor, moved: Moved) -> None:
         self._ledger = ledger
         self._tasks = tasks
         self._moved = moved
@@ -60,7 +65,10 @@ class ReaderCursors:
                     self._moves = moves | self._moves
                     self._waits = waits | self._waits
                     return  # until the ledger is back
+                stored: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
                 for (conv, reader), n in zip(moves, results.of_each(cursors), strict=True):
-                    self._moved(conv, reader, n)
+                    stored[conv].append((reader, n))
+                for conv, readers in stored.items():
+                    self._moved(conv, readers)
         finally:
             self._saving = False

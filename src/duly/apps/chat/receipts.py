@@ -9,6 +9,7 @@ passed is ignored.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -145,13 +146,12 @@ async def hops(trail: Trail, record: Record) -> list[Hop]:
     return found
 
 
-def note_receipt(trail: Trail, conv: str, reader: str, n: int) -> None:
-    """Note that a reader has reached line `n`."""
-    kind, colon, name = reader.partition(":")
-    if not colon:
-        trail.note(trail_key(conv), DELIVERED, n, reader)
-    elif kind == "r":
-        trail.note(trail_key(conv), READ, n, name)
+def note_receipts(trail: Trail, conv: str, readers: Iterable[tuple[str, int]]) -> None:
+    """Note up to which line readers have come."""
+    hops = [
+        (READ, n, reader[2:]) if reader.startswith("r:") else (DELIVERED, n, reader) for reader, n in readers
+    ]
+    trail.note_all(trail_key(conv), hops)
 
 
 def note_again(trail: Trail, conv: str, name: str, attempt: int, acked: int) -> None:

@@ -11,7 +11,7 @@ the hint names the reader, and the ledger has the position.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextlib import suppress
 from typing import Final, Protocol
 
@@ -88,8 +88,8 @@ class ChatRemote(RemoteHubs, Protocol):
         """Hint that lines were stored in conversations, and that people are in more of them than before."""
         ...
 
-    def read(self, conv: str, reader: str) -> None:
-        """Hint that a reader has read further in a conversation."""
+    def read(self, conv: str, readers: Iterable[tuple[str, int]]) -> None:
+        """Hint that these readers have read further in a conversation."""
         ...
 
     def typing(self, frame: TypingFrame) -> None:
@@ -108,7 +108,7 @@ class SingleHubChat(NoRemoteHubs):
     def said(self, convs: tuple[str, ...], joins: tuple[str, ...]) -> None:
         """Do nothing: the chat serves its own connections."""
 
-    def read(self, conv: str, reader: str) -> None:
+    def read(self, conv: str, readers: Iterable[tuple[str, int]]) -> None:
         """Do nothing: the chat serves its own connections."""
 
     def typing(self, frame: TypingFrame) -> None:
@@ -133,7 +133,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
         subscriptions: Subscriptions,
         tasks: Supervisor,
         *,
-        reached: Callable[[str, str, int], None],
+        reached: Callable[[str, list[tuple[str, int]]], None],
         typed: Callable[[TypingFrame], None],
         present: Callable[[str, Raw], Awaitable[list[str]]],
     ) -> None:
@@ -160,9 +160,10 @@ class ChatRemoteHubs(PolledRemoteHubs):
         for name in joins:
             self._notifier.hint(PERSON, name)
 
-    def read(self, conv: str, reader: str) -> None:
-        """Hint that a reader has read further in a conversation."""
-        self._notifier.hint(READER, _encode((conv, reader)).decode())
+    def read(self, conv: str, readers: Iterable[tuple[str, int]]) -> None:
+        """Hint that these readers have read further in a conversation."""
+        for reader, _ in readers:
+            self._notifier.hint(READER, _encode((conv, reader)).decode())
 
     def typing(self, frame: TypingFrame) -> None:
         """Pass on that a person is typing, within the hint."""
@@ -195,7 +196,7 @@ class ChatRemoteHubs(PolledRemoteHubs):
     async def _learn_readers(self, wanted: list[tuple[str, str]]) -> None:
         positions = await self._ledger.standing([(c.stream(conv), reader) for conv, reader in wanted])
         for (conv, reader), position in zip(wanted, positions, strict=True):
-            self._reached(conv, reader, position.cursor or 0)
+            self._reached(conv, [(reader, position.cursor or 0)])
 
     def _heard_typing(self, what: str) -> None:
         with suppress(msgspec.DecodeError):

@@ -12,7 +12,7 @@ sent to connected people and not stored.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from typing import Final
 
 from msgspec import Raw, Struct
@@ -30,7 +30,7 @@ from duly.apps.chat.line_store import LineStore, RequestOrigin
 from duly.apps.chat.permissions import ChatPermissions
 from duly.apps.chat.queries import QUERIES, ChatQueries
 from duly.apps.chat.reader_cursors import ReaderCursors
-from duly.apps.chat.receipts import note_receipt
+from duly.apps.chat.receipts import note_receipts
 from duly.apps.chat.remote_hubs import ChatRemote, ChatRemoteHubs, SingleHubChat
 from duly.apps.chat.subscriptions import AGAIN, Subscriptions
 from duly.cluster.notifier import HintSender
@@ -124,7 +124,7 @@ class ChatService:
                 self.connections,
                 self.subscriptions,
                 self.tasks,
-                reached=self._broadcast.receipt,
+                reached=self._broadcast.receipts,
                 typed=self._broadcast.typing,
                 present=self._broadcast.presence,
             )
@@ -322,13 +322,14 @@ class ChatService:
         if read:
             self._cursors.move(conv, c.read_by(who.name), n)
 
-    def _moved(self, conv: str, reader: str, n: int) -> None:
-        """Tell the others that a reader has read further, once that is stored."""
-        if "/" in reader:
-            return
-        note_receipt(self._trail, conv, reader, n)
-        self._broadcast.receipt(conv, reader, n)
-        self.remote.read(conv, reader)
+    def _moved(self, conv: str, readers: Sequence[tuple[str, int]]) -> None:
+        """Tell the others that people have read further, once that is stored. The cursors of single devices
+        (`ann/phone`) concern no one else."""
+        people = [each for each in readers if "/" not in each[0]]
+        if people:
+            note_receipts(self._trail, conv, people)
+            self._broadcast.receipts(conv, people)
+            self.remote.read(conv, people)
 
     # ── effects ──────────────────────────────────────────────────────────────────────────────────
 
