@@ -20,7 +20,7 @@ from typing import Any, Final, Literal, TypedDict, Unpack
 from msgspec import Struct
 
 from duly.clients import media
-from duly.clients.base import OutboxClient, fail, settle
+from duly.clients.base import OutboxClient, fail, lowered, settle
 from duly.clients.local_ledger import MINTED
 from duly.clients.news_feed import NewsFeed
 from duly.clients.websocket_link import Access
@@ -32,6 +32,7 @@ from duly.core.steps import Answered, Arrived, Reachable, Received
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import DulyError, ProgramError, RateLimited, Refused, Stale, Stopped
 from duly.runtime.engine import Engine
+from duly.storage.restored_streams import GENERATION
 from duly.wire import frames
 from duly.wire.fields import load_fields, values_in
 from duly.wire.frames import Frame, FrameOrder, ServerCode
@@ -76,7 +77,9 @@ class Push(Struct, frozen=True):
 
 
 class Gap(Struct, frozen=True):
-    """Pushes after number `after` and before `first` are lost because the app was offline for too long."""
+    """Pushes after number `after` and before `first` are lost because the app was offline for too long. If
+    `first` is not above `after`, the hub was restored from a backup, and numbers pushes from there again.
+    """
 
     device: str
     after: int
@@ -324,13 +327,24 @@ class App(OutboxClient):
 
     def _up(self, welcome: Frame) -> None:
         super()._up(welcome)
-        for device, head in (welcome.cursors or {}).items():
-            self._cursors.setdefault(device, head)
+        self._continue_at(welcome.cursors or {})
         self.online = set(welcome.online or ())
         self._offer(Reachable(""))
         for key, command in self._unsettled.items():
             confirmed = command is not None and command.is_accepted
             self._link.send(command.message.body if command and confirmed else _question(names_in(key)[1]))
+
+    def _continue_at(self, told: Mapping[str, int]) -> None:
+        """Note where the hub continues. If it was restored from a backup, that is before what was seen."""
+        for device, head in lowered(self._cursors, told).items():
+            if head is None:
+                del self._cursors[device]
+                continue
+            self._tell(Gap(device, self._cursors[device], head + 1))
+            self._cursors[device] = head
+        if GENERATION in told:
+            self._cursors[GENERATION] = told[GENERATION]
+        self._cursors = {**told, **self._cursors}
 
     def _heard(self, frame: Frame) -> None:
         match frame.type:

@@ -22,7 +22,7 @@ from duly.clients.local_ledger import minted_ids, open_store
 from duly.clients.websocket_link import Access, WebSocketLink
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind
-from duly.core.operations import PutItem
+from duly.core.operations import DropItem, PutItem
 from duly.core.outbox import Outbox
 from duly.core.steps import Effect, Event, Reply, ReportOutcome, Transmit
 from duly.errors import DulyError, NotAuthenticated, ProgramError, Stopped
@@ -30,6 +30,7 @@ from duly.runtime.engine import Engine
 from duly.runtime.tasks import ENGINE_TRIES, Supervisor
 from duly.runtime.tracing import ClientTraces
 from duly.storage.ledger import Ledger
+from duly.storage.restored_streams import GENERATION
 from duly.wire.frames import Frame, with_traceparent
 
 CURSORS: Final = "cursors"
@@ -78,6 +79,22 @@ class BackgroundJobs:
     def do(self, work: Coroutine[object, None, None]) -> asyncio.Task[None] | None:
         """Start a job; returns None after the owner has stopped."""
         return self._tasks.do(self._name, work, expected=(DulyError,))
+
+
+def lowered(own: Mapping[str, int], told: Mapping[str, int]) -> dict[str, int | None]:
+    """Return which own cursors the hub lowers in a welcome, and to what: it was restored from a backup, and
+    gives later numbers out again. A stream that it does not name afterwards is forgotten (None).
+
+    >>> lowered({"lock": 9, "lamp": 4, "fan": 2}, {"lock": 7, "lamp": 4, "": 1})
+    {'lock': 7, 'fan': None}
+    """
+    new = told.get(GENERATION, 0) != own.get(GENERATION, 0)
+    changed: dict[str, int | None] = {}
+    for stream, n in own.items():
+        to = told.get(stream)
+        if stream != GENERATION and (new if to is None else to < n):
+            changed[stream] = to
+    return changed
 
 
 def settle(future: asyncio.Future[T], value: T) -> None:
@@ -154,6 +171,8 @@ class Client(Lifecycle):
         """the background jobs since the last start"""
         self._traces = ClientTraces()
         self._saving: asyncio.Task[None] | None = None
+        self._saved: set[str] = set()
+        """the streams whose read positions are stored"""
         self._running: AsyncExitStack | None = None
         """the started parts, in order"""
         self._begun = False
@@ -278,7 +297,9 @@ class Client(Lifecycle):
     # ── memory ───────────────────────────────────────────────────────────────────────────────────
 
     async def _load_cursors(self) -> dict[str, int]:
-        return {stream: int(n) for stream, n in (await self._ledger.bucket(CURSORS)).items()}
+        found = {stream: int(n) for stream, n in (await self._ledger.bucket(CURSORS)).items()}
+        self._saved = set(found)
+        return found
 
     def _save_cursors(self, cursors: Mapping[str, int]) -> None:
         """Store the read positions in the background, one write at a time. A position that is not stored
@@ -287,8 +308,13 @@ class Client(Lifecycle):
             self._saving = self.tasks.do("saving cursors", self._write_cursors(cursors))
 
     async def _write_cursors(self, cursors: Mapping[str, int]) -> None:
+        now, dropped = dict(cursors), self._saved - cursors.keys()
         try:
-            await self._ledger.write(*(PutItem(CURSORS, stream, b"%d" % n) for stream, n in cursors.items()))
+            await self._ledger.write(
+                *(PutItem(CURSORS, stream, b"%d" % n) for stream, n in now.items()),
+                *(DropItem(CURSORS, stream) for stream in dropped),
+            )
+            self._saved = set(now)
         except DulyError:
             return
         finally:

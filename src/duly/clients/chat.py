@@ -80,7 +80,8 @@ class Chat(OutboxClient, ChatRequests):
         self._unsure: dict[str, list[bytes]] = {}
         """lines that the local ledger may or may not have stored, by recipient"""
         self._asked: dict[str, tuple[bytes, asyncio.Future[Frame]]] = {}
-        self._news: NewsFeed[News] = NewsFeed()
+        self._news: NewsFeed[tuple[int, News]] = NewsFeed()
+        """news, each with the number of the hub's restores until it arrived"""
         self._at = ChatPositions(self._acknowledge, lambda: self._save_cursors(self._at.read_to))
         self._questions = 0
 
@@ -213,9 +214,9 @@ class Chat(OutboxClient, ChatRequests):
     async def news(self) -> AsyncIterator[News]:
         """Yield everything as it arrives: lines, receipts, typing, friends going online and offline; until
         the chat is stopped. A line is acknowledged when the next item is asked for."""
-        async for news in self._news.read():
+        async for restores, news in self._news.read():
             yield news
-            if isinstance(news, Line):
+            if isinstance(news, Line) and restores == self._at.restores:
                 self._at.read(news.conv, news.n)
 
     async def lines(self) -> AsyncIterator[Line]:
@@ -246,14 +247,17 @@ class Chat(OutboxClient, ChatRequests):
                 self._server_ack(frame.seq_id, frame)
             case "receipt" if frame.conv is not None and frame.n is not None:
                 state = frames.load(frame.data)["state"]
-                self._news.add(Receipt(frame.conv, frame.n, frame.from_ or "", state))
+                self._tell(Receipt(frame.conv, frame.n, frame.from_ or "", state))
             case "typing" if frame.conv is not None:
-                self._news.add(Typing(frame.conv, frame.from_ or ""))
+                self._tell(Typing(frame.conv, frame.from_ or ""))
             case "presence":
-                self._news.add(Presence(frame.from_ or "", frames.load(frame.data)))
+                self._tell(Presence(frame.from_ or "", frames.load(frame.data)))
             case _ if frame.conv is not None and frame.n is not None:
                 if self._at.arrived(frame.conv, frame.n):
-                    self._news.add(line_of(frame))
+                    self._tell(line_of(frame))
+
+    def _tell(self, news: News) -> None:
+        self._news.add((self._at.restores, news))
 
     def _server_ack(self, seq_id: str, frame: Frame) -> None:
         if seq_id in self._asked:

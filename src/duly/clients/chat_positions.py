@@ -11,6 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from duly.clients.base import lowered
+from duly.storage.restored_streams import GENERATION
+
 ACK_SECONDS: Final = 0.05
 ACK_LINES: Final = 200
 """The most lines without an acknowledgement; the hub stops after a thousand."""
@@ -32,6 +35,9 @@ class ChatPositions:
         self._pause: asyncio.TimerHandle | None = None
         """collects further lines until it ends"""
         self._unacknowledged = 0
+        self.restores = 0
+        """how often the hub was restored from a backup meanwhile; lines that arrived before have lost their
+        numbers"""
 
     def load(self, cursors: dict[str, int]) -> None:
         """Continue where an earlier run stopped."""
@@ -64,10 +70,23 @@ class ChatPositions:
             self.acknowledge()
 
     def reconnected(self, cursors: dict[str, int]) -> None:
-        """Note how far the hub knows each conversation to be read, on a new connection."""
+        """Note how far the hub knows each conversation to be read, on a new connection. If it was restored
+        from a backup, it gives later numbers out again."""
+        self._due, self._acknowledged = self._acknowledged | self._due, {}
+        lower = lowered(self.heard_to, cursors)
+        for conv, n in lower.items():
+            for positions in (self.heard_to, self.read_to, self._due):
+                if n is None:
+                    positions.pop(conv, None)
+                elif conv in positions:
+                    positions[conv] = min(n, positions[conv])
+        if GENERATION in cursors:
+            self.read_to[GENERATION] = cursors[GENERATION]
         for conv, n in cursors.items():
             self.heard_to[conv] = max(n, self.heard_to.get(conv, 0))
-        self._due, self._acknowledged = self._acknowledged | self._due, {}
+        if lower:
+            self.restores += 1
+            self._save()
         self.acknowledge()
 
     def acknowledge(self) -> None:

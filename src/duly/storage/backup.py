@@ -4,7 +4,8 @@ The laws. A backup is made from a snapshot, so it is consistent while hubs write
 gets its name. A restored ledger never runs a message a second time. It does not know which messages were
 accepted after the backup, so a message that was made before the loss and is not in the backup is stale
 (`Floor.restore`). A message that was open in the backup may have ended since, so it becomes `unknown`, unless
-the caller says that repeating it does no harm.
+the caller says that repeating it does no harm. It gives the numbers of lost stream entries out again, and
+notes what clients need to recognise that (`restored_streams`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from duly.storage import snapshot as tables
 from duly.storage.bulk_load import fill
 from duly.storage.ledger import Ledger
 from duly.storage.new_file import new_ledger_file
+from duly.storage.restored_streams import BUCKET as GENERATIONS
+from duly.storage.restored_streams import reader_of
 from duly.storage.snapshot import LedgerTable, Snapshot, StoredRow, Summaries, summarize
 from duly.storage.sql import rows
 
@@ -164,6 +167,7 @@ class _RestoredRows:
         self._lost = lost
         self._repeatable = repeatable
         self._now = now
+        self._generation = now // MS
         self.unknown: set[bytes] = set()
         self.kept_open: set[bytes] = set()
         self._marks: dict[str, tuple[int, int]] = {}
@@ -207,8 +211,18 @@ class _RestoredRows:
                     yield [self._message(row) for row in batch]
                 case "deliveries":
                     yield [self._delivery(row) for row in batch]
+                case "items":
+                    earlier = [int(name) for bucket, name, _ in batch if bucket == GENERATIONS]
+                    self._generation = max([self._generation, *(one + 1 for one in earlier)])
+                    yield batch
                 case _:
                     yield batch
+        if table is tables.ITEMS:
+            yield [(GENERATIONS, str(self._generation), b"")]
+        if table is tables.CURSORS:
+            reader = reader_of(self._generation)
+            async for batch in self._backup.rows(tables.STREAMS):
+                yield [(stream, reader, last) for stream, last in batch]
         if table is tables.MARKS and self._marks:
             yield [(mark, *at) for mark, at in self._marks.items()]
 

@@ -13,7 +13,7 @@ The memory here is only a cache. A hint that a conversation may have something n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from itertools import islice
 from typing import Final
 
@@ -31,6 +31,7 @@ from duly.errors import DulyError, LedgerError
 from duly.runtime.tasks import Supervisor
 from duly.runtime.trail import Trail
 from duly.storage.ledger import Ledger, StreamEntry
+from duly.storage.restored_streams import RestoredStreams
 from duly.wire.outgoing import LineFrame
 from duly.wire.session import Session
 
@@ -65,6 +66,7 @@ class Subscriptions:
     ) -> None:
         self._trail = Trail(ledger) if trail is None else trail
         self._ledger = ledger
+        self._restored = RestoredStreams(ledger)
         self._connections = connections
         self._cursors = cursors
         self._tasks = tasks
@@ -84,11 +86,14 @@ class Subscriptions:
         far as they fit into a frame: a client takes the first line of a conversation that it does not
         know."""
         name = subscriber.who.name
-        await self._load(subscriber, [*await self._ledger.bucket(c.convs(name)), c.notes(name)], cursors)
+        known = [*await self._ledger.bucket(c.convs(name)), c.notes(name)]
+        streams = {conv: c.stream(conv) for conv in known}
+        seen, generation = await self._restored.valid(cursors or {}, streams)
+        await self._load(subscriber, known, seen)
         fits = islice(subscriber.subscriptions.items(), WELCOMED)
-        return {conv: subscription.told for conv, subscription in fits}
+        return {conv: subscription.told for conv, subscription in fits} | generation
 
-    async def _load(self, subscriber: Subscriber, known: list[str], cursors: dict[str, int] | None) -> None:
+    async def _load(self, subscriber: Subscriber, known: list[str], seen: Mapping[str, int]) -> None:
         name, device = subscriber.who.name, subscriber.who.device
         readers = [name, c.begins_for(name)] + ([f"{name}/{device}"] if device else [])
         found = await self._ledger.standing([(c.stream(conv), r) for conv in known for r in readers])
@@ -96,8 +101,7 @@ class Subscriptions:
         for conv, (own, begins, *of_device) in zip(known, rows, strict=True):
             here = of_device[0].cursor if of_device else own.cursor
             told = here if here is not None else own.cursor or 0
-            if cursors is not None and conv in cursors:
-                told = cursors[conv]
+            told = seen.get(conv, told)
             if conv not in subscriber.subscriptions:
                 told = min(max(told, begins.cursor or 0, 0), own.last)
                 self._connections.subscribe(subscriber, conv, told, own.last, here or 0)
@@ -187,7 +191,7 @@ class Subscriptions:
         lines.)"""
         now = await self._ledger.bucket(c.convs(name))
         for subscriber in list(self._connections.of_person(name)):
-            await self._load(subscriber, sorted(now.keys() - subscriber.subscriptions.keys()), None)
+            await self._load(subscriber, sorted(now.keys() - subscriber.subscriptions.keys()), {})
             for subscription in list(subscriber.subscriptions.values()):
                 self._read_on(subscription)
 

@@ -20,6 +20,7 @@ from duly.errors import LedgerError
 from duly.identity.accounts import Accounts, Principal, Role
 from duly.runtime.engine import Engine
 from duly.storage.ledger import Ledger
+from duly.storage.restored_streams import RestoredStreams
 from duly.wire.outgoing import WelcomeFrame
 from duly.wire.session import Session
 
@@ -42,6 +43,7 @@ class GatewayConnections:
         shared_tokens: SharedTokens,
     ) -> None:
         self._ledger = ledger
+        self._restored = RestoredStreams(ledger)
         self._accounts = accounts
         self._engine = engine
         self._sessions = sessions
@@ -60,12 +62,15 @@ class GatewayConnections:
             await self._connect_device(session, who, heard=heard)
             return
         granted = sorted(self._accounts.granted(who.name))
-        lasts = await self._ledger.lasts([stream_of(device) for device in granted])
-        heads = {device: lasts.get(stream_of(device), 0) for device in granted}
-        session.push(self._welcome(who, heads, self._devices.online_of(who.name, self._remote.is_awaited)))
-        seen = cursors or {}
+        streams = {device: stream_of(device) for device in granted}
+        seen, generation = await self._restored.valid(cursors or {}, streams)
+        lasts = await self._ledger.lasts(list(streams.values()))
+        heads = {device: lasts.get(stream, 0) for device, stream in streams.items()}
+        told = {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()}
+        begins = heads | {d: told[d] for d in seen if told[d] < (cursors or {})[d]} | generation
+        session.push(self._welcome(who, begins, self._devices.online_of(who.name, self._remote.is_awaited)))
         self._sessions.add_app(who.name, session)
-        self._pushes.enter(session, {d: min(max(seen.get(d, head), 0), head) for d, head in heads.items()})
+        self._pushes.enter(session, told)
 
     async def _connect_device(self, session: Session, who: Principal, *, heard: bool) -> None:
         name, devices = who.name, self._sessions.devices

@@ -226,6 +226,11 @@ function hubs(urls) {
   return urls.split(",").map((url) => url.trim().replace(/\/+$/, ""));
 }
 const CLOCK_STEP = 2_000;
+const GENERATION = "";
+function forgotten(own, told = {}) {
+  if ((told[GENERATION] ?? 0) === (own[GENERATION] ?? 0)) return [];
+  return Object.keys(own).filter((stream) => stream !== GENERATION && told[stream] === undefined);
+}
 class Client extends Listeners {
   #link;
   #resumed = false;
@@ -682,10 +687,14 @@ class App extends Client {
   }
   _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
+    for (const device of forgotten(this.#cursors, frame.cursors)) {
+      delete this.#cursors[device];
+      this.#kept.forget(`seen:${device}`);
+    }
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
       if (!Number.isInteger(head)) continue;
       const seen = this.#cursors[device];
-      if (seen === undefined) this.#see(device, head);
+      if (seen === undefined || device === GENERATION) this.#see(device, head);
       else if (seen > head) {
         this._emit("gap", { device, after: seen, first: head + 1 });
         this.#see(device, head);
@@ -876,8 +885,13 @@ class Chat extends Client {
     return this.#at;
   }
   _catchUp(frame) {
-    for (const [conv, n] of Object.entries(frame.cursors ?? {})) {
-      if (n > (this.#at[conv] ?? -1)) this.#have(conv, n);
+    for (const conv of forgotten(this.#at, frame.cursors)) {
+      delete this.#at[conv];
+      this.#kept.forget(`at:${conv}`);
+    }
+    for (const [conv, n] of Object.entries(frame.cursors ?? {})) this.#have(conv, n);
+    for (const conv of Object.keys(this.#unacknowledged)) {
+      this.#unacknowledged[conv] = Math.min(this.#unacknowledged[conv], this.#at[conv] ?? 0);
     }
   }
   _sendAgain() {

@@ -14,7 +14,7 @@
  *     const { state, code, data } = await app.send("lock-1", "lock_control", { open: true });
  */
 
-import { Client } from "./client.js";
+import { Client, GENERATION, forgotten } from "./client.js";
 import { Refused } from "./errors.js";
 import { byCounter } from "./ids.js";
 import { Kept } from "./kept.js";
@@ -296,12 +296,16 @@ export class App extends Client {
   /** @param {any} frame */
   _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
+    for (const device of forgotten(this.#cursors, frame.cursors)) {
+      delete this.#cursors[device];
+      this.#kept.forget(`seen:${device}`);
+    }
     for (const [device, head] of Object.entries(frame.cursors ?? {})) {
       if (!Number.isInteger(head)) continue;
       const seen = this.#cursors[device];
-      if (seen === undefined) this.#see(device, head);
+      if (seen === undefined || device === GENERATION) this.#see(device, head);
       else if (seen > head) {
-        // The hub counts anew: it has lost what it had.
+        // The hub was restored from a backup, and gives later numbers out again.
         this._emit("gap", { device, after: seen, first: head + 1 });
         this.#see(device, head);
       }

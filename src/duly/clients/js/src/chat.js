@@ -1,6 +1,6 @@
 /** Chat: a person's side of the wire. */
 
-import { Client } from "./client.js";
+import { Client, forgotten } from "./client.js";
 import { Refused } from "./errors.js";
 import { byCounter } from "./ids.js";
 import { Kept } from "./kept.js";
@@ -210,8 +210,14 @@ export class Chat extends Client {
 
   /** @param {any} frame */
   _catchUp(frame) {
-    for (const [conv, n] of Object.entries(frame.cursors ?? {})) {
-      if (n > (this.#at[conv] ?? -1)) this.#have(conv, n);
+    for (const conv of forgotten(this.#at, frame.cursors)) {
+      delete this.#at[conv];
+      this.#kept.forget(`at:${conv}`);
+    }
+    // A lower number than ours: the hub was restored from a backup, and gives later numbers out again.
+    for (const [conv, n] of Object.entries(frame.cursors ?? {})) this.#have(conv, n);
+    for (const conv of Object.keys(this.#unacknowledged)) {
+      this.#unacknowledged[conv] = Math.min(this.#unacknowledged[conv], this.#at[conv] ?? 0);
     }
   }
 

@@ -6,6 +6,17 @@ import { Link } from "./link.js";
 
 const CLOCK_STEP = 2_000;
 
+/** The cursor that is no stream's: the hub's ledger, which a restore from a backup begins anew. It is kept and sent
+ * back like the others. */
+export const GENERATION = "";
+
+/** The streams that a hub which was restored from a backup does not name any more.
+ * @param {Record<string, number>} own @param {Record<string, number>} [told] the cursors of its welcome */
+export function forgotten(own, told = {}) {
+  if ((told[GENERATION] ?? 0) === (own[GENERATION] ?? 0)) return [];
+  return Object.keys(own).filter((stream) => stream !== GENERATION && told[stream] === undefined);
+}
+
 /**
  * What `App` and `Chat` share: the link to the hub, what is told to listeners, how it begins and how it ends.
  * What has an underscore is between this class and those two.

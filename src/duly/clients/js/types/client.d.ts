@@ -1,5 +1,11 @@
 /** What `App` and `Chat` share. */
 import { Listeners } from "./listeners.js";
+/** The cursor that is no stream's: the hub's ledger, which a restore from a backup begins anew. It is kept and sent
+ * back like the others. */
+export declare const GENERATION = "";
+/** The streams that a hub which was restored from a backup does not name any more.
+ * @param {Record<string, number>} own @param {Record<string, number>} [told] the cursors of its welcome */
+export declare function forgotten(own: Record<string, number>, told?: Record<string, number>): string[];
 /**
  * What `App` and `Chat` share: the link to the hub, what is told to listeners, how it begins and how it ends.
  * What has an underscore is between this class and those two.
