@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from math import inf
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from duly.clients.app import App, Gap, Push
@@ -40,6 +43,33 @@ async def test_a_command_is_done_and_its_answer_comes_back(local: LocalHub) -> N
         ack = await app.send("lock", "lock_control", {"open": True})
         assert (ack.done, ack.code, ack.data) == (True, 0, {"open": True})
         assert len(effects) == 1
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"9" * 5_000])
+async def test_a_number_beyond_all_floats_stops_no_app_and_no_device(local: LocalHub, number: bytes) -> None:
+    device = Device(local.url, local.tokens["lock"])
+    got: asyncio.Queue[object] = asyncio.Queue()
+
+    @device.on("lock_control")
+    async def lock_control(command: Command) -> bool:
+        await got.put(command.data)
+        return True
+
+    async with device, App(local.url, local.tokens["phone"]) as app, aiohttp.ClientSession() as http:
+        for who, frame in (
+            ("phone", b'{"type":"lock_control","seq_id":"%d_0","to":"lock","data":%b}'),
+            ("lock", b'{"type":"event_report","seq_id":"%d_0","data":%b}'),
+        ):
+            body = frame % (time.time_ns() // 1_000_000, number)
+            headers = {"Authorization": f"Bearer {local.tokens[who]}"}
+            async with http.post(f"{local.url}/v1/messages?wait=5", data=body, headers=headers) as answer:
+                assert answer.status in (200, 202), await answer.text()
+        assert await got.get() == inf
+        async for push in app.pushes():
+            if isinstance(push, Push) and push.type == "event_report":
+                assert push.data == inf
+                break
+        assert (await app.send("lock", "lock_control", 7)).done
 
 
 async def test_a_devices_failure_has_its_code_and_reason(local: LocalHub) -> None:

@@ -70,6 +70,7 @@ async def _do_in_ledger(verb: str, wanted: dict[str, str], at: LedgerOptions) ->
     from duly.apps.alerts.operations import AlertOperations
     from duly.apps.alerts.profiles import Profiles
     from duly.apps.alerts.verbs import administer
+    from duly.wire import any_json
 
     reads = verb in _READING
     async with await at.open(reads=reads) as book:
@@ -77,7 +78,7 @@ async def _do_in_ledger(verb: str, wanted: dict[str, str], at: LedgerOptions) ->
         profiles = Profiles(book, box=box)
         await profiles.refresh()
         result = await administer(AlertOperations(book, profiles), profiles, verb, wanted, LOCAL)
-        return msgspec.json.decode(msgspec.json.encode(result), type=JsonObject)
+        return any_json.read_object(msgspec.json.encode(result))
 
 
 def _me(by: str | None) -> str:

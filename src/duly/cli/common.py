@@ -189,11 +189,13 @@ class HubClient:
         """Return the JSON at a path; a body is sent with POST. Raises `HubUnreachable` or `CommandFailed`."""
         import msgspec
 
+        from duly.wire import any_json
+
         status, said = self._fetch(path, body)
         if status >= 400:
             raise _refusal(status, said)
         try:
-            return msgspec.json.decode(said, type=JsonObject)
+            return any_json.read_object(said)
         except msgspec.DecodeError as problem:
             raise HubUnreachable(self.url, problem) from None
 
@@ -201,9 +203,11 @@ class HubClient:
         """Post a frame, and return the hub's answer, even if it is a refusal."""
         import msgspec
 
+        from duly.wire import any_json
+
         status, said = self._fetch(path, frame)
         try:
-            return msgspec.json.decode(said, type=JsonObject)
+            return any_json.read_object(said)
         except msgspec.DecodeError:
             raise _refusal(status, said) from None
 

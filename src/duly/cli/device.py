@@ -102,7 +102,7 @@ class Effects:
 
     def read(self) -> list[tuple[str, str, str, object]]:
         """Return (id, sender, type, data) of every whole line."""
-        import msgspec
+        from duly.wire import any_json
 
         if self._path is None or not self._path.exists():
             return []
@@ -111,9 +111,7 @@ class Effects:
             parts = line.split(b" ", 4)
             if line.endswith(b"\n") and len(parts) == 5:
                 _, id_, sender, type_, data = parts
-                found.append(
-                    (unquote(id_.decode()), sender.decode(), type_.decode(), msgspec.json.decode(data))
-                )
+                found.append((unquote(id_.decode()), sender.decode(), type_.decode(), any_json.read(data)))
         return found
 
     def add(self, command: Command) -> None:

@@ -129,12 +129,13 @@ def _frame(
 
     from duly.core.ids import SeqId
     from duly.core.messages import Mode
+    from duly.wire import any_json
     from duly.wire.fields import NOTHING
     from duly.wire.frames import Frame, FrameOrder
 
     if body is not None:
         try:
-            msgspec.json.decode(body)
+            any_json.read(body)
         except msgspec.DecodeError as problem:
             raise CommandFailed(
                 Exit.USAGE,
@@ -208,8 +209,7 @@ class _Log:
             self._line("ack", f"ack         code {code}{what}, {tint(state)}{why}{answer}", frame)
 
     def _line(self, what: str, line: str, frame: Frame | None = None) -> None:
-        import msgspec
-
+        from duly.wire import any_json
         from duly.wire.frames import encode
 
         ms = round((time.monotonic() - self._began) * 1000, 1)
@@ -217,7 +217,7 @@ class _Log:
             since = "" if what == "sent" else f"+{took(ms)}"
             say(f"{clock(time.time() * 1000)}  {since:>9}  {line}")
             return
-        fields = {} if frame is None else msgspec.json.decode(encode(frame), type=JsonObject)
+        fields = {} if frame is None else any_json.read_object(encode(frame))
         print_json({"what": what, "after_ms": ms} | fields)
 
     def code(self) -> Exit:

@@ -142,12 +142,11 @@ class MqttDeviceLink:
         except SenderError:
             ack()
             return
-        value = task.payload.value
         frame = Frame(
             task.action,
             id_.seq_id,
             from_=id_.app,
-            data=frames.dump(value),
+            data=frames.raw(task.payload.json),
             exp=task.exp // MS if task.exp else None,
             order=frames.load_order(task.order),
             traceparent=task.traceparent or None,
@@ -171,9 +170,7 @@ class MqttDeviceLink:
         if said.type != "ack":
             if not self.connected:
                 return
-            push = msgspec.json.encode(
-                {"type": said.type, "data": frames.load(said.data), "seq_id": said.seq_id}
-            )
+            push = msgspec.json.encode({"type": said.type, "data": said.data or None, "seq_id": said.seq_id})
             self._link.post(self._topic(self.name, FdKind.STATUS), self._status(online=True, data=push))
             return
         command = (said.to or "", said.seq_id or "")

@@ -26,9 +26,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from duly.errors import Malformed
+from duly.wire import any_json
 from duly.wire.limits import check_depth
 
-_read_any: Final = msgspec.json.Decoder().decode
 _read_text: Final = msgspec.json.Decoder(str).decode
 _write: Final = msgspec.json.Encoder().encode
 _MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
@@ -67,13 +67,23 @@ class Content(Struct, frozen=True, gc=False):
             return None
         try:
             check_depth(self.data, "a value")
-            return _read_any(self.data)
+            return any_json.read(self.data)
         except (msgspec.DecodeError, RecursionError, ValueError):
             pass
         try:
             return self.data.decode()
         except UnicodeDecodeError:
             return self.data
+
+    @property
+    def json(self) -> bytes:
+        """Its JSON text, with every number as it was written; empty if there are no bytes."""
+        value = self.value
+        if value is None:
+            return b""
+        if isinstance(value, str | bytes):
+            return _write(value)
+        return msgspec.json.format(self.data, indent=-1)
 
 
 NOTHING: Final = Content()
@@ -112,7 +122,7 @@ def content_of(value: object, form: Form) -> Content:
 
 def _spells_json(text: bytes) -> bool:
     try:
-        _read_any(text or b'""')
+        any_json.read(text or b'""')
         return True
     except (msgspec.DecodeError, RecursionError, ValueError):
         return False
@@ -138,7 +148,7 @@ def write_content(content: Content, form: Form) -> bytes:
         if spelled[:1] not in (b'"', b"n", b""):
             try:
                 check_depth(spelled, "a value")
-                _read_any(spelled)
+                any_json.read(spelled)
                 return spelled
             except (msgspec.DecodeError, RecursionError, ValueError):
                 pass

@@ -13,6 +13,8 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from duly.wire import any_json
+
 Fields: TypeAlias = dict[str, Raw]
 """Fields by name, as raw JSON."""
 
@@ -68,7 +70,7 @@ def values_in(body: bytes) -> dict[str, Any]:
 
 def load_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
     """Return the values of fields by name."""
-    return {name: msgspec.json.decode(raw) for name, raw in fields.items()}
+    return {name: any_json.read(raw) for name, raw in fields.items()}
 
 
 _EMPTY: Final = Body()

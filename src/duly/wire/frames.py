@@ -27,7 +27,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, parts_of
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
-from duly.wire import limits, optional_fields
+from duly.wire import any_json, limits, optional_fields
 from duly.wire.fields import NOTHING, Fields, data_in, pack
 
 FRAME_LIMIT: Final = limits.SIZE_LIMIT
@@ -477,7 +477,7 @@ def raw(text: bytes) -> Raw:
 def load(data: Raw | bytes) -> Any:
     """Return the value of a frame's `data`, or of a body's."""
     text = data_in(data) if type(data) is bytes else data
-    return msgspec.json.decode(text) if text else None
+    return any_json.read(text) if text else None
 
 
 def dump(value: object) -> Raw:

@@ -20,6 +20,7 @@ from duly.core.fanout.plan import FanoutPolicy
 from duly.core.retry import RetryPolicy
 from duly.core.units import MS
 from duly.identity.accounts import Role
+from duly.wire import any_json
 from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.receivers import Mailbox, Receiver, mail_server, receiver
@@ -53,7 +54,7 @@ class Tower(LocalHub):
     async def do(self, verb: str, **wanted: str) -> Any:
         by = wanted.pop("by", "ann")  # who has authenticated
         said = await administer(self.hub.alerts.operations, self.hub.alerts.profiles, verb, wanted, by)
-        return msgspec.json.decode(msgspec.json.encode(said))
+        return any_json.read(msgspec.json.encode(said))
 
     async def show(self, event: str) -> Any:
         return await self.do("alert.show", event=event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -30,6 +31,25 @@ async def test_a_bad_webhook_receiver_gets_each_event_once(
     assert len(hook.requests) == len(words) + 1
     assert len({headers["webhook-id"] for headers, _ in hook.requests}) == 1, "the same key in every attempt"
     assert hook.events == ["event-1"]
+
+
+@pytest.mark.parametrize("field", ["device_meta", "location", "summary", "timestamp", "offset_ms"])
+@pytest.mark.parametrize("number", ["1e400", "9" * 400, "9" * 5_000])
+async def test_an_alert_is_told_whatever_number_is_in_it(
+    tower: Tower, hook: Receiver, field: str, number: str
+) -> None:
+    """As JSON for programs, and as text for people. The receiver is a program that fails by long integers."""
+    long = len(number) > 4_000
+    await tower.profile("home", *([] if long else [hook.url]), "console:")
+    value = number if field in ("timestamp", "offset_ms") else f'{{"speed":{number}}}'
+    sent = event(severity="critical")
+    sent["data"].pop(field, None)
+    text = json.dumps(sent).replace('"data": {', f'"data": {{"{field}": {value}, ')
+    status, said = await tower.post(text.encode())
+    assert (status, said["code"]) == (202, 0)
+    await tower.until_state("event-1", "done")
+    assert len(hook.requests) == (not long)
+    assert (await tower.show("event-1"))["deliveries"][0]["attempts"] == 1
 
 
 async def test_an_outage_of_a_channel_is_two_lines_in_the_log(

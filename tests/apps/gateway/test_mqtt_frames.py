@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from duly.apps.gateway.mqtt_frames import failure_of, push_in
+from duly.apps.gateway.mqtt_frames import data_of, failure_of, push_in
 from duly.errors import Malformed
 from duly.wire import fd
 from duly.wire.fd import Form
@@ -36,10 +36,32 @@ def status(**data: Any) -> fd.FdStatus:
 def test_a_push_is_told_in_the_data_of_a_status() -> None:
     push = push_in(status(type="log_report", data=[1], seq_id="7_1", more=2))
     assert push is not None
-    assert (push.kind, push.data, push.seq_id) == ("log_report", [1], "7_1")
+    assert (push.kind, bytes(push.data), push.seq_id) == ("log_report", b"[1]", "7_1")
     assert {name: bytes(value) for name, value in push.more.items()} == {"more": b"2"}
     assert push_in(status(door="open")) is None
     assert push_in(fd.FdStatus()) is None
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"9" * 5_000, b"18446744073709551616", b"-0.0", b"1.10"])
+def test_a_number_reaches_the_apps_as_it_was_written(number: bytes) -> None:
+    said = b'{"type":"log_report","data":{"x":%b},"own":%b}' % (number, number)
+    push = push_in(fd.FdStatus(data=fd.Content(said)))
+    assert push is not None
+    assert (bytes(push.data), bytes(push.more["own"])) == (b'{"x":%b}' % number, number)
+    assert data_of(fd.Content(b" [%b] " % number)) == b"[%b]" % number
+
+
+def test_what_a_device_completes_with_is_json() -> None:
+    done = {
+        b"": b"",
+        b"null": b"",
+        b'{"a": 1}': b'{"a":1}',
+        b"on": b'"on"',
+        b"\xff": b'"/w=="',
+        b"nan": b'"nan"',
+    }
+    assert {data: data_of(fd.Content(data)) for data in done} == done
+    assert data_of(fd.content_of("7", Form.JSON)) == b'"7"'
 
 
 @pytest.mark.parametrize("seq_id", [5, 1.5, True, [], {}])

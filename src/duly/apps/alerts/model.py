@@ -19,7 +19,7 @@ from duly.core.operations import DeliveryRef
 from duly.core.printable import printable
 from duly.core.units import MS
 from duly.errors import Malformed, TooLarge
-from duly.wire import optional_fields
+from duly.wire import any_json, optional_fields
 
 FIELD_LIMIT: Final = 64 * 1024
 """The most bytes of a location, of a summary, or of the information about a device."""
@@ -49,22 +49,27 @@ class AlertEvent(Struct, frozen=True, omit_defaults=True):
 
 
 _decode_strictly: Final = msgspec.json.Decoder(AlertEvent).decode
+_decode_fields: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_NULL: Final = Raw(b"null")
+_LATEST: Final = 253_370_764_800_000
+"""The last time (ms) that can be shown, and so the longest offset."""
 
 
 def _decode_event(body: bytes) -> AlertEvent:
     """Decode an alert. A time that is not a number of milliseconds is rounded or left out: it is no reason to
     refuse an alert."""
     try:
-        return _decode_strictly(body)
+        event = _decode_strictly(body)
+        if -_LATEST < (event.offset_ms or 0) < _LATEST:
+            return event
+        return structs.replace(event, offset_ms=None)
     except msgspec.ValidationError:
         body = optional_fields.without_nulls(body, AlertEvent)
-        fields = msgspec.json.decode(body)
-        if not isinstance(fields, dict):
-            raise
+        fields = _decode_fields(body)
         for name in ("timestamp", "offset_ms"):
-            value = fields.pop(name, None)
-            if isinstance(value, int | float) and not isinstance(value, bool):
-                fields[name] = round(value)
+            value = any_json.read(fields.pop(name, _NULL))
+            if isinstance(value, int | float) and not isinstance(value, bool) and -_LATEST < value < _LATEST:
+                fields[name] = Raw(b"%d" % round(value))
         return _decode_strictly(msgspec.json.encode(fields))
 
 
@@ -280,13 +285,19 @@ def text(message: Message, status: AlertStatus) -> str:
 
 def plain(raw: Raw) -> str:
     """A JSON value as a text for people."""
-    value = msgspec.json.decode(raw)
-    if isinstance(value, dict):
-        return ", ".join(f"{name} {_short(one)}" for name, one in value.items())
-    return _short(value)
+    try:
+        fields = _decode_fields(raw)
+    except msgspec.ValidationError:
+        return _short(raw)
+    return ", ".join(f"{name} {_short(one)}" for name, one in fields.items())
 
 
-def _short(value: object) -> str:
+def _short(raw: Raw) -> str:
+    """A value as text; a number that is out of range is shown as it was written."""
+    try:
+        value = msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        return msgspec.json.format(bytes(raw), indent=-1).decode()[:200]
     return (value if isinstance(value, str) else msgspec.json.encode(value).decode())[:200]
 
 

@@ -7,17 +7,20 @@ into its detail.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from duly.errors import Malformed
 from duly.wire import fd
 from duly.wire.fd import FdKind
-from duly.wire.fields import Fields
+from duly.wire.fields import NOTHING, Fields
 from duly.wire.frames import DeviceCode, Frame, ServerCode
 from duly.wire.outgoing import ServerAck
+
+_decode_fields: Final = msgspec.json.Decoder(Fields).decode
+_PUSH: Final = ("type", "data", "seq_id")
 
 
 class HeardMessage(Struct, frozen=True):
@@ -39,7 +42,7 @@ class MqttPush(NamedTuple):
     """A push of an MQTT device; one with an id is acknowledged."""
 
     kind: str
-    data: object
+    data: Raw
     seq_id: str | None
     more: Fields
     said: bytes = b""
@@ -50,10 +53,12 @@ def push_in(status: fd.FdStatus, said: bytes = b"") -> MqttPush | None:
     """Return the push in a status message, or None: a device has no separate topic for pushes."""
     match status.data.value if status.data.data else None:
         case {"type": str(kind), **rest}:
-            data, seq_id = rest.pop("data", None), rest.pop("seq_id", None)
+            seq_id = rest.get("seq_id")
             if seq_id is not None and not isinstance(seq_id, str):
                 raise Malformed(f"seq_id {str(seq_id)[:80]} of a push is not text; write it as a string")
-            more = {str(name): msgspec.Raw(msgspec.json.encode(value)) for name, value in rest.items()}
+            more = _decode_fields(status.data.json)
+            data = NOTHING if rest.get("data") is None else more["data"]
+            more = {name: raw for name, raw in more.items() if name not in _PUSH}
             return MqttPush(kind, data, seq_id, more, said)
         case _:
             return None
@@ -71,7 +76,7 @@ def answer_to_push(seq_id: str, said: ServerAck) -> tuple[FdKind, bytes]:
 
 def data_of(content: fd.Content) -> bytes:
     """Return a node's bytes as the JSON data of an ack."""
-    return b"" if content.value is None else msgspec.json.encode(content.value)
+    return content.json
 
 
 def failure_of(content: fd.Content) -> Frame:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Final, TypeAlias
 
+from msgspec import Raw
+
 from duly.apps.gateway.pushes import stream_of
 from duly.core.units import SECOND
 from duly.storage.ledger import Ledger
@@ -24,7 +26,7 @@ TAKEOVER: Final = 20 * SECOND
 ABOUT: Final = 3 * SECOND
 """How far the times may differ at which two hubs received the same push."""
 
-OverheardPush: TypeAlias = tuple[str, object, str | None, Fields]
+OverheardPush: TypeAlias = tuple[str, Raw, str | None, Fields]
 """Type, data, id and own fields of a push."""
 
 
@@ -33,9 +35,9 @@ class OverheardPushes:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._heard: dict[str, deque[tuple[int, str, object, str | None, Fields]]] = {}
+        self._heard: dict[str, deque[tuple[int, str, Raw, str | None, Fields]]] = {}
 
-    def keep(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> None:
+    def keep(self, device: str, kind: str, data: Raw, seq_id: str | None, more: Fields) -> None:
         """Keep a push in case the hub that holds its device has died."""
         now = self._ledger.clock.now()
         heard = self._heard.setdefault(device, deque(maxlen=OVERHEARD))
@@ -56,8 +58,9 @@ class OverheardPushes:
         stored = [(entry.at, frames.decode(entry.body)) for entry in entries]
         unstored: list[OverheardPush] = []
         for at, kind, data, seq_id, more in heard:
+            value = frames.load(data)
             for one in stored if seq_id is None else ():  # the ledger recognises an id anyway
-                if (one[1].type, frames.load(one[1].data)) == (kind, data) and abs(one[0] - at) < ABOUT:
+                if (one[1].type, frames.load(one[1].data)) == (kind, value) and abs(one[0] - at) < ABOUT:
                     stored.remove(one)
                     break
             else:

@@ -216,7 +216,7 @@ class PushService:
         return results.of(write)
 
     async def store_from_broker(
-        self, device: str, kind: str, data: object, id_: str | None, more: Fields, said: bytes, old: bool
+        self, device: str, kind: str, data: msgspec.Raw, id_: str | None, more: Fields, said: bytes, old: bool
     ) -> Verdict | None:
         """Store a push of a device behind a broker, and return the verdict to answer it with if it has an
         id."""
@@ -225,12 +225,12 @@ class PushService:
         try:
             self.check_type(kind)  # only now: a push that other ones wait for may be refused for good
             if id_ is not None:
-                verdict = await self.store_once(device, id_, kind, frames.dump(data), more)
+                verdict = await self.store_once(device, id_, kind, data, more)
                 return verdict
         finally:
             if counted and id_ is not None and (verdict is None or not verdict.fresh):
                 self._limit.give_back(device, len(said))
-        await self.store(device, kind, frames.dump(data), more, said, old)
+        await self.store(device, kind, data, more, said, old)
         return None
 
     def check_type(self, kind: str) -> None:

@@ -115,7 +115,7 @@ class GatewayRemote(RemoteHubs, Protocol):
         """Hint to the other hubs that a device has pushed something here."""
         ...
 
-    def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
+    def overhear(self, device: str, kind: str, data: Raw, seq_id: str | None, more: Fields) -> bool:
         """Keep a push of a device that is not held here; return False if only this hub can store it."""
         ...
 
@@ -226,7 +226,7 @@ class SingleHub(NoRemoteHubs):
     def pushed(self, device: str) -> None:
         """Do nothing: the gateway tells its own apps."""
 
-    def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
+    def overhear(self, device: str, kind: str, data: Raw, seq_id: str | None, more: Fields) -> bool:
         """Return False: only this hub can store a push."""
         return False
 
@@ -421,7 +421,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         """Hint that a device has pushed something here: other hubs have apps that listen to it."""
         self._notifier.hint(PUSH, device)
 
-    def overhear(self, device: str, kind: str, data: object, seq_id: str | None, more: Fields) -> bool:
+    def overhear(self, device: str, kind: str, data: Raw, seq_id: str | None, more: Fields) -> bool:
         """Keep a push of a device that another hub holds, in case that hub has died."""
         self._local.pushes.check_type(kind)
         self._overheard.keep(device, kind, data, seq_id, more)

@@ -25,6 +25,7 @@ from duly.server.dashboard.requests import text_of
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.storage.records import StreamEntry
 from duly.transports.http.query_options import number
+from duly.wire import any_json
 from duly.wire.frames import COMMANDS
 
 if TYPE_CHECKING:
@@ -145,8 +146,8 @@ class DeviceViews:
             if entry.at < born:
                 continue  # an earlier device of this name
             try:
-                data = msgspec.json.decode(entry.body).get("data")
-            except (msgspec.DecodeError, AttributeError):
+                data = any_json.read_object(entry.body).get("data")
+            except msgspec.DecodeError:
                 continue
             if isinstance(data, dict):
                 found |= {
@@ -186,21 +187,20 @@ class DeviceViews:
         shown: list[dict[str, object]] = []
         for entry in entries[::-1]:
             try:
-                frame = msgspec.json.decode(entry.body, type=dict[str, object])
+                frame = msgspec.json.decode(entry.body, type=dict[str, Raw])
             except msgspec.DecodeError:
                 continue
             if entry.at >= born:
-                text = msgspec.json.encode(frame.get("data")).decode()
-                shown.append(
-                    {"n": entry.n, "at": entry.at // MS, "type": frame.get("type"), "data": text[:1000]}
-                )
+                type_, data = (frame.get(name, Raw(b"null")) for name in ("type", "data"))
+                text = msgspec.json.format(bytes(data), indent=-1).decode()
+                shown.append({"n": entry.n, "at": entry.at // MS, "type": type_, "data": text[:1000]})
         return shown
 
     async def send(self, visitor: DashboardVisitor, wanted: dict[str, str]) -> dict[str, object]:
         """Send a command to a device."""
         text = text_of(wanted, "data", DATA_LIMIT).strip() or "{}"
         try:
-            msgspec.json.decode(text)
+            any_json.read(text)
         except (msgspec.DecodeError, ValueError, RecursionError) as problem:
             raise Malformed(f"the data is not JSON: {problem}") from None
         return await self._commands.send(
