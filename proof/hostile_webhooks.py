@@ -20,7 +20,6 @@ from typing import Final
 from duly.apps.alerts.channels import webhook
 from duly.apps.alerts.channels.channel import Notification
 from duly.apps.alerts.channels.webhook import WebhookChannel
-from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, NotSent
 from proof.counts import count
 from proof.hostile import spoil
@@ -112,7 +111,7 @@ async def attack(cases: int, seed: int) -> None:
     open_before = descriptors()
     receiver = HostileReceiver(f"webhooks {seed}")
     server = await receiver.start()
-    channel = WebhookChannel(receiver.url, "", DoubtPolicy.REPEAT, private=True)
+    channel = WebhookChannel(receiver.url, "", private=True)
     before = 0
     try:
         for first in range(0, cases, AT_ONCE):

@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from duly.core.ids import SeqId, SeqIds, Uuid7Ids, event_id, time_of, uuid7, uuid7_time
-from duly.errors import Malformed, ProgramError
+from duly.errors import Malformed
 
 NOW = 1_700_000_000_000_000
 
@@ -122,43 +122,6 @@ def test_a_restart_from_the_last_id_goes_on_as_if_nothing_had_happened(
         restarted.next(now)
     restarted = SeqIds(restarted.last)
     assert [restarted.next(now) for now in after] == [ids.next(now) for now in after]
-
-
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(0, 5), st.integers(0, 10**10)), max_size=20))
-def test_after_a_crash_no_reserved_id_is_ever_minted_again(runs: list[tuple[int, int, int]]) -> None:
-    """Each run reserves, persists the watermark, uses some of it, and crashes."""
-    persisted: SeqId | None = None
-    minted: list[SeqId] = []
-    for count, used, now in runs:
-        ids = SeqIds(persisted)
-        watermark = ids.reserve(count, now)
-        assert persisted is None or watermark > persisted
-        minted += [ids.next(now) for _ in range(min(count, used))]
-        assert ids.left == count - min(count, used)
-        assert all(id <= watermark for id in minted)
-        persisted = watermark
-    assert minted == sorted(set(minted))
-    assert [id.n for id in minted] == sorted({id.n for id in minted})
-
-
-def test_going_past_a_reservation_is_refused_and_a_new_one_goes_on_without_a_jump() -> None:
-    ids = SeqIds()
-    ids.reserve(2, NOW)
-    assert [ids.next(NOW).n, ids.next(NOW).n] == [0, 1]
-    with pytest.raises(ProgramError, match="reserve more"):
-        ids.next(NOW)
-    assert ids.reserve(2, NOW).n == 3
-    assert ids.next(NOW).n == 2
-
-
-def test_a_smaller_reservation_does_not_shorten_a_larger_one() -> None:
-    ids = SeqIds()
-    assert ids.reserve(10, NOW) == ids.reserve(1, NOW)
-
-
-def test_nothing_can_not_be_reserved() -> None:
-    with pytest.raises(ProgramError):
-        SeqIds().reserve(0, NOW)
 
 
 # -- UUIDv7 --------------------------------------------------------------------------------------------

@@ -171,7 +171,7 @@ def test_a_mended_floor_takes_what_is_new_and_leaves_stale_what_may_have_been_fo
     assert mended.refusal(now + DAY, now, now) is not None
     assert mended.refusal(now + DAY, 0, now) is not None, "what does not say when it was made may be old"
     assert mended.refusal(now + 2 * DAY + SECOND, 0, now) is None
-    assert mended.top == now + 2 * DAY
+    assert max(mended.until, mended.barrier) == now + 2 * DAY
 
 
 def test_who_is_refused_for_a_floor_in_the_future_is_not_advised_a_new_id_that_is_refused_as_well() -> None:

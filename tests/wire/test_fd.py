@@ -40,7 +40,7 @@ def test_the_seeds_answer() -> None:
     done = fd.decode_complete(b'{"msg_id":"msg001","value":"task completed successfully"}')
     assert done.value.data == b"task completed successfully"
     assert done.value.value == "task completed successfully"
-    assert done.form is Form.JSON
+    assert done.value.form is Form.JSON
 
 
 def test_what_go_writes() -> None:
@@ -152,7 +152,7 @@ def test_bytes_come_back(data: bytes, form: Form) -> None:
             assert base64.b64decode(back.value.data) == data, "no other way to write it"
         else:
             assert back.value.data in (data, data.strip(b" \t\r\n"))
-    assert back.form is (form if data else None)
+    assert back.value.form is (form if data else None)
 
 
 values = st.recursive(

@@ -39,7 +39,6 @@ class KeptSession(Struct, frozen=True):
     """A session that the broker keeps, and when it was last stored."""
 
     client_id: str
-    account: str
     stored_at: int
 
 
@@ -111,7 +110,7 @@ class BrokerStreams:
         if kept is None:
             return None
         text = msgspec.json.decode(base64.b64decode(kept.data), type=_SessionText)
-        return KeptSession(text.id, account, _time_of(kept.time))
+        return KeptSession(text.id, _time_of(kept.time))
 
     def tasks(self, account: str, topics: str) -> AsyncIterator[KeptMessage]:
         """The messages on topics, such as `nodes/+/pending`, oldest first."""

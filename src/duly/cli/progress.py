@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def row_progress(word: str, total: int | None = None) -> Iterator[Callable[[int], None]]:
+def row_progress(word: str) -> Iterator[Callable[[int], None]]:
     """Show how many rows were done, on stderr if that is a terminal; give the function that counts them."""
     if not sys.stderr.isatty():
         yield lambda rows: None
@@ -18,5 +18,5 @@ def row_progress(word: str, total: int | None = None) -> Iterator[Callable[[int]
 
     columns = (TextColumn(word), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(word, total=total)
+        task = progress.add_task(word, total=None)
         yield lambda rows: progress.advance(task, rows)

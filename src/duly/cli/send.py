@@ -166,7 +166,6 @@ class _Log:
         self._began = time.monotonic()
         self.said: Frame | None = None
         self.ended: Frame | None = None
-        self.seen: list[JsonObject] = []
 
     @property
     def accepted(self) -> bool:

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import Final
 
 from duly.core.units import MS
-from duly.errors import Malformed, ProgramError
+from duly.errors import Malformed
 
 _MS_LIMIT: Final = 1 << 48  # also the limit of a UUIDv7: the year 10889
 _N_LIMIT: Final = 1 << 63  # a signed 64-bit column
@@ -64,11 +64,7 @@ class SeqId:
 class SeqIds:
     """Generates the ids of one sender: ``ms`` never falls, ``n`` rises by one with every id and never resets.
 
-    There are two ways to survive a crash. Persist ``last`` with every id: the next run continues right after
-    it. Or ``reserve`` many ids at once and persist the watermark first, with one disk write for all of them:
-    after a crash the next run starts after the watermark, and ``n`` skips the reserved ids that were not
-    used. (If the clock was set back as well, ``ms`` may be lower than in the lost run; ``n`` never is.) After
-    an orderly stop, persist ``last`` to avoid the gap.
+    Store ``last`` with every id: the next run continues right after it.
 
     >>> ids = SeqIds()
     >>> str(ids.next(5_000)), str(ids.next(1_000))
@@ -77,43 +73,20 @@ class SeqIds:
     '9_2'
     """
 
-    __slots__ = ("_last", "_reserved")
+    __slots__ = ("_last",)
 
     def __init__(self, last: SeqId | None = None) -> None:
         self._last = last
-        self._reserved: int | None = None
 
     @property
     def last(self) -> SeqId | None:
         """The newest id handed out, or the one started from: persist it."""
         return self._last
 
-    @property
-    def left(self) -> int:
-        """The number of reserved ids that are left; 0 without a reservation."""
-        return 0 if self._reserved is None else self._reserved - self._n
-
     def next(self, now: int) -> SeqId:
-        """Return a new id. Raises an error past the end of a reservation, since a crash would repeat the
-        id."""
-        n = self._n + 1
-        if self._reserved is not None and n > self._reserved:
-            raise ProgramError("every reserved id is used: reserve more and persist the watermark first")
-        self._last = SeqId(self._ms(now), n)
+        """Return a new id."""
+        self._last = SeqId(self._ms(now), self._n + 1)
         return self._last
-
-    def reserve(self, count: int, now: int) -> SeqId:
-        """Return the watermark to persist *before* the next ``count`` ids are handed out.
-
-        >>> ids = SeqIds()
-        >>> str(ids.reserve(100, now=5_000)), str(ids.next(now=6_000))
-        ('5_99', '6_0')
-        """
-        if count < 1:
-            raise ProgramError(f"reserve at least one id, not {count}")
-        watermark = SeqId(self._ms(now), self._n + max(count, self.left))
-        self._reserved = watermark.n
-        return watermark
 
     @property
     def _n(self) -> int:

@@ -63,7 +63,6 @@ class RateLimits:
     """
 
     def __init__(self, rate: Rate, remembered: int = REMEMBERED) -> None:
-        self.rate = rate
         self._interval = rate.interval
         self._span = rate.span
         self._remembered = remembered

@@ -102,11 +102,6 @@ class Floor(Struct, frozen=True):
         return self.restored > 0 and made <= self.restored and until <= self.restored + span
 
     @property
-    def top(self) -> int:
-        """The time above which no id was ever forgotten."""
-        return max(self.until, self.barrier)
-
-    @property
     def young(self) -> bool:
         """Whether no clock is trusted yet: a new ledger counts trusted time from zero.
 

@@ -12,10 +12,10 @@ from duly.apps.alerts.heartbeats import presence
 from duly.errors import DulyError, NotAllowed
 from duly.identity.accounts import Principal, Role, administer
 from duly.runtime.thresholds import judge
-from duly.server import diagnostics, retention
+from duly.server import diagnostics
 from duly.server.audited_verbs import audited
 from duly.server.dashboard import verbs as dashboard_verbs
-from duly.server.policies import command_timing, deliveries_kept
+from duly.server.policies import command_timing
 from duly.server.verb_arguments import read_arguments
 from duly.transports.http import bodies, messages
 
@@ -66,9 +66,7 @@ class Admin:
                 found = await diagnostics.examine(hub.settings, timing, hub.ledger, hub.notifier)
                 return hub.health.state() | judged | found
             case "prune" if "dry" in wanted:
-                return await retention.would_prune(
-                    hub.ledger, hub.maintenance.archive, deliveries_kept(hub.settings)
-                )
+                return await hub.maintenance.would_prune()
             case "prune":
                 return await hub.maintenance.prune()
             case _ if verb.startswith(("dashboard.", "audit.")):

@@ -101,11 +101,6 @@ class FdComplete(Struct, frozen=True, gc=False):
     kid: str = ""
     old_names: bool = False
 
-    @property
-    def form(self) -> Form | None:
-        """The form of the value; None if the value does not show it."""
-        return self.value.form
-
 
 class FdFailed(Struct, frozen=True, gc=False):
     """The task has failed."""
@@ -115,11 +110,6 @@ class FdFailed(Struct, frozen=True, gc=False):
     sig: str = ""
     kid: str = ""
     old_names: bool = False
-
-    @property
-    def form(self) -> Form | None:
-        """The form of the error; None if the error does not show it."""
-        return self.error.form
 
 
 class FdStatus(Struct, frozen=True):

@@ -109,7 +109,6 @@ class AlertService:
         limits: AccountLimits | None = None,
     ) -> None:
         self._ledger = ledger
-        self._activity = activity
         self._trail = Trail(ledger) if trail is None else trail
         self._replies = AlertReplies(self._trail, activity, ledger)
         self.profiles = Profiles(ledger, private=private, box=box)

@@ -50,11 +50,6 @@ class StaticFiles:
                     tag = f'"{sha256(body).hexdigest()[:20]}"'
                     self._files[lead + entry.name] = StaticFile(body, kind, tag)
 
-    @property
-    def names(self) -> list[str]:
-        """The paths of all files."""
-        return sorted(self._files)
-
     async def shell(self, _: web.Request) -> web.Response:
         """Answer with the HTML of the page, which is the same for all its addresses."""
         shell = self._files["index.html"]

@@ -77,7 +77,6 @@ class PostgresLedger(PolledLedger):
 
     def __init__(self, url: str, clock: Clock | None) -> None:
         super().__init__(clock, recent=RECENT_KEPT)
-        self._url = url
         self._pool: Any = None
         self._cache = RowCache()
         self._watch = StatementWatch(url)

@@ -151,7 +151,6 @@ class ReceiverRun:
         self._marks: dict[str, int] = {}
         """how many answers a command had when it was last delivered"""
         self._delivered: dict[str, int] = {}
-        self._lanes: dict[str, int] = {}
         self._others = 0
         """commands beside the script's own that have run"""
         self._began = 0

@@ -102,22 +102,21 @@ def declared(url: str) -> DoubtPolicy:
 def open_channel(url: str, secret: str = "", *, folder: Path | None = None, private: bool = False) -> Channel:
     """Open the channel of an address; `folder` is the data folder, without which no file is written."""
     parts = _split(url)
-    doubt = declared(url)
     if parts.scheme in WEBHOOK:
         from duly.apps.alerts.channels.webhook import WebhookChannel
 
-        return WebhookChannel(url, secret, doubt, private=private)
+        return WebhookChannel(url, secret, private=private)
     if parts.scheme in MAIL:
         from duly.apps.alerts.channels.mail import MailChannel
 
-        return MailChannel(parts, doubt, private=private)
+        return MailChannel(parts, private=private)
     if parts.scheme in LOCAL:
         from duly.apps.alerts.channels.local import ConsoleChannel, FileChannel
 
-        return FileChannel(folder, parts.path, doubt) if parts.scheme == "file" else ConsoleChannel(doubt)
+        return FileChannel(folder, parts.path) if parts.scheme == "file" else ConsoleChannel()
     from duly.apps.alerts.channels.apprise_services import AppriseChannel
 
-    return AppriseChannel(url, doubt, private=private)
+    return AppriseChannel(url, private=private)
 
 
 def _split(url: str) -> SplitResult:

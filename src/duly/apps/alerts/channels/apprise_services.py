@@ -27,7 +27,6 @@ from duly.apps.alerts.channels.address_guard import (
     public_only,
 )
 from duly.apps.alerts.channels.channel import Channel, Notification
-from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.extras import needed_for
 
@@ -88,10 +87,9 @@ def _open_service(url: str) -> AppriseService | None:
 class AppriseChannel(Channel):
     """Sends to one address of an Apprise service."""
 
-    def __init__(self, url: str, doubt: DoubtPolicy, *, private: bool = False) -> None:
+    def __init__(self, url: str, *, private: bool = False) -> None:
         apprise = _apprise()
         self._private = private
-        self.doubt = doubt
         self._kinds = apprise.NotifyType
         self._service = _open_service(url)
 

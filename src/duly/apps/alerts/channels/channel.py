@@ -1,9 +1,9 @@
 """The protocol of channels, which notify a person or a program outside.
 
 A channel reports exactly how an attempt went: `send` returns if the recipient has accepted the notification,
-raises `NotSent` or `Declined` if it certainly has not, and `InDoubt` if that is not known. A channel declares
-what to do in doubt (`DoubtPolicy`). It never shows or logs its address, which may hold a password: only its
-`label` is shown.
+raises `NotSent` or `Declined` if it certainly has not, and `InDoubt` if that is not known. What follows an
+attempt in doubt is declared by the address (`duly.apps.alerts.channels.declared`). A channel never shows or
+logs its address, which may hold a password: only its label is shown.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from msgspec import Struct
-
-from duly.core.fanout.plan import DoubtPolicy
 
 
 class Notification(Struct, frozen=True):
@@ -30,8 +28,6 @@ class Notification(Struct, frozen=True):
 
 class Channel(Protocol):
     """Sends notifications to one address."""
-
-    doubt: DoubtPolicy
 
     async def send(self, notification: Notification) -> None:
         """Send a notification; raises a `ChannelError` that says whether it may have arrived."""

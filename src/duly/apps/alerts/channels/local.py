@@ -18,7 +18,6 @@ from typing import Final
 import msgspec
 
 from duly.apps.alerts.channels.channel import Channel, Notification
-from duly.core.fanout.plan import DoubtPolicy
 from duly.core.printable import printable, printable_json, printable_lines
 from duly.errors import Declined, Malformed, NotSent
 from duly.runtime.files import PRIVATE_FILE, PRIVATE_FOLDER
@@ -55,9 +54,6 @@ def check_file_name(name: str) -> None:
 class ConsoleChannel(Channel):
     """Prints notifications on the standard output of the hub."""
 
-    def __init__(self, doubt: DoubtPolicy) -> None:
-        self.doubt = doubt
-
     async def send(self, notification: Notification) -> None:
         """Print the notification. Most of its text comes from the sentinel, which may be hostile."""
         sys.stdout.write(f"{printable(notification.title)}\n{printable_lines(notification.text)}\n")
@@ -70,11 +66,10 @@ class ConsoleChannel(Channel):
 class FileChannel(Channel):
     """Appends to a file in the folder `notifications` of a data folder."""
 
-    def __init__(self, folder: Path | None, name: str, doubt: DoubtPolicy) -> None:
+    def __init__(self, folder: Path | None, name: str) -> None:
         check_file_name(name)
         if folder is None:
             raise Declined("this hub has no data folder, so it cannot write files; use another channel")
-        self.doubt = doubt
         self._folder = folder / FOLDER
         self._name = name
 

@@ -22,7 +22,6 @@ from msgspec import Struct
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, public_only
 from duly.apps.alerts.channels.channel import Channel, Notification
-from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
@@ -70,8 +69,7 @@ class MailAddress(Struct, frozen=True):
 class MailChannel(Channel):
     """Sends to one or several mailboxes, which get the same mail."""
 
-    def __init__(self, parts: SplitResult, doubt: DoubtPolicy, *, private: bool = False) -> None:
-        self.doubt = doubt
+    def __init__(self, parts: SplitResult, *, private: bool = False) -> None:
         self._private = private
         self._box = MailAddress.parse(parts)
 

@@ -26,7 +26,6 @@ import msgspec
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, check_address, check_written
 from duly.apps.alerts.channels.channel import Channel, Notification
-from duly.core.fanout.plan import DoubtPolicy
 from duly.core.units import HOUR, seconds
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.wire.cloud_events import OutgoingEvent, binary, structured
@@ -120,9 +119,8 @@ _FORMS: Final[dict[str, Callable[[Notification], tuple[bytes, dict[str, str]]]]]
 class WebhookChannel(Channel):
     """Sends to one webhook in the form given by its address."""
 
-    def __init__(self, url: str, secret: str, doubt: DoubtPolicy, *, private: bool) -> None:
+    def __init__(self, url: str, secret: str, *, private: bool) -> None:
         check_host(urlsplit(url), private=private)
-        self.doubt = doubt
         form, _, plain = url.partition("+")
         self._render = _FORMS.get(form, _plain)
         self._url = url if self._render is _plain else plain
