@@ -51,7 +51,6 @@ class MqttDeviceLink:
         heard: Callable[[Frame, Callable[[], None]], None],
         now: Callable[[], int],
         name: str = "",
-        prefix: str = fd.PREFIX,
         keys: Keyring | None = None,
     ) -> None:
         address = BrokerAddress.parse(url)
@@ -59,17 +58,16 @@ class MqttDeviceLink:
         self._up = up
         self._heard = heard
         self._now = now
-        self._prefix = prefix
         self._session = ""
         self.tasks = Supervisor()
         self._beating: SupervisedTask | None = None
-        self._signatures = None if keys is None else FdSignatures(keys, prefix=prefix)
+        self._signatures = None if keys is None else FdSignatures(keys)
         self._tasks: OrderedDict[tuple[str, str], tuple[str, str]] = OrderedDict()
         """the sender and msg_id of each unanswered command; after a restart the hub sends them again"""
         self._link = MqttLink(
             address,
             self._arrived,
-            subscriptions=[fd.topic_of(prefix, self.name, kind) for kind in SUBSCRIBED],
+            subscriptions=[fd.topic_of(fd.PREFIX, self.name, kind) for kind in SUBSCRIBED],
             will=self._will,
             on_connect=self._connected,
             on_disconnect=lambda _: self._stop_beating(),
@@ -129,7 +127,7 @@ class MqttDeviceLink:
 
     def _arrived(self, topic: str, payload: bytes, old: bool, ack: Callable[[], None]) -> None:
         try:
-            _, kind = fd.parse_topic(self._prefix, topic)
+            _, kind = fd.parse_topic(fd.PREFIX, topic)
             if kind is not FdKind.PENDING:
                 ack()
                 self._heard(_push_ack(kind, payload), ack)
@@ -204,7 +202,7 @@ class MqttDeviceLink:
                 return signatures.sign(answer, to)
 
     def _topic(self, username: str, kind: FdKind) -> str:
-        return fd.topic_of(self._prefix, username, kind)
+        return fd.topic_of(fd.PREFIX, username, kind)
 
     def _status(self, *, online: bool, data: bytes = b"") -> bytes:
         status = fd.FdStatus(

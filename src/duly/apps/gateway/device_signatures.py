@@ -15,9 +15,8 @@ from duly.wire.fd_signatures import FdSignatures
 class DeviceSignatures:
     """The keys of the devices and the verifier for each."""
 
-    def __init__(self, accounts: Accounts, prefix: str) -> None:
+    def __init__(self, accounts: Accounts) -> None:
         self._accounts = accounts
-        self._prefix = prefix
         self._checks: dict[tuple[str, str], FdSignatures] = {}
 
     def check(self, message: fd.Fd, device: str) -> None:
@@ -28,7 +27,7 @@ class DeviceSignatures:
         signatures = self._checks.get((device, key))
         if signatures is None:
             ring = Keyring(HUB).trust(device, read_stored_key(key))
-            signatures = self._checks[device, key] = FdSignatures(ring, prefix=self._prefix, required=True)
+            signatures = self._checks[device, key] = FdSignatures(ring, required=True)
         signatures.check(message, by=device)
 
     def required(self, device: str) -> bool:

@@ -55,7 +55,6 @@ class MqttDevice(UncongestedSession):
         self,
         name: str,
         link: DeviceLink,
-        prefix: str,
         session: str,
         ids: TaskIds,
         refusals: RefusalTally,
@@ -69,8 +68,7 @@ class MqttDevice(UncongestedSession):
         self.session = session
         """the id of this connection, as given by the device"""
         self._link = link
-        self._prefix = prefix
-        self._answers = fd.topic_of(prefix, HUB, FdKind.COMPLETE)
+        self._answers = fd.topic_of(fd.PREFIX, HUB, FdKind.COMPLETE)
         self._clock = clock
 
     def push(self, frame: OutgoingFrame) -> None:
@@ -89,7 +87,7 @@ class MqttDevice(UncongestedSession):
             order=frames.dump_order(command.order),
             traceparent=command.traceparent or "",
         )
-        topic = fd.topic_of(self._prefix, self.name, FdKind.PENDING)
+        topic = fd.topic_of(fd.PREFIX, self.name, FdKind.PENDING)
         try:
             # Without a connection it is lost here; the outbox repeats it.
             self._link.post(

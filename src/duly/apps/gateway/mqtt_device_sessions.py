@@ -31,15 +31,13 @@ class MqttDeviceSessions:
         presence: MqttPresence,
         ids: TaskIds,
         refusals: RefusalTally,
-        prefix: str,
     ) -> None:
         self._gateway = gateway
         self._presence = presence
         self._ids = ids
         self._refusals = refusals
-        self._prefix = prefix
         self.link: DeviceLink | None = None
-        self.pushes = MqttPushes(gateway.pushes, prefix, lambda: self.link)
+        self.pushes = MqttPushes(gateway.pushes, lambda: self.link)
         self._given: Counter[str] = Counter()
         self._devices: dict[str, MqttDevice] = {}
         self._claiming = asyncio.Lock()
@@ -83,9 +81,7 @@ class MqttDeviceSessions:
         """Begin a session of a device, which replaces its earlier one."""
         assert self.link is not None
         clock = self._gateway.ledger.clock
-        device = MqttDevice(
-            name, self.link, self._prefix, session, self._ids, self._refusals, self._give, clock
-        )
+        device = MqttDevice(name, self.link, session, self._ids, self._refusals, self._give, clock)
         self._devices[name] = device
         await self._gateway.connected(device, Principal(name, Role.DEVICE), heard=False)
 

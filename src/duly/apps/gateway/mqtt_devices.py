@@ -108,21 +108,19 @@ class MqttDevices:
         ids: TaskIds,
         tasks: Supervisor | None = None,
         *,
-        prefix: str = fd.PREFIX,
         on_rush: Callable[[], None] | None = None,
     ) -> None:
         self._gateway = gateway
         self._accounts = accounts
-        self._prefix = prefix
         self._rush = _Rush(on_rush or (lambda: None))
         self._tasks = tasks or Supervisor()
         self.refusals = RefusalTally(activity, self._tasks)
         self._reader: FairReader[HeardMessage] = FairReader(self._handle, self._failed, RECOVERY, self._tasks)
         self.presence = MqttPresence()
-        self.sessions = MqttDeviceSessions(gateway, self.presence, ids, self.refusals, prefix)
+        self.sessions = MqttDeviceSessions(gateway, self.presence, ids, self.refusals)
         self._absences = MqttAbsences(gateway.ledger, accounts.created_at)
         self.reported = ReportedStatuses(gateway.ledger.clock)
-        self._signatures = DeviceSignatures(accounts, prefix)
+        self._signatures = DeviceSignatures(accounts)
         self._task_answers = MqttAnswers(
             gateway, ids, self._signatures, self._reader, self._heard, self.sessions.is_at_another_hub
         )
@@ -140,17 +138,17 @@ class MqttDevices:
     @property
     def answers(self) -> list[str]:
         """The topics of answers, which the session that sends tasks subscribes to."""
-        return [fd.topic_of(self._prefix, HUB, kind) for kind in (FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED)]
+        return [fd.topic_of(fd.PREFIX, HUB, kind) for kind in (FdKind.ACK, FdKind.COMPLETE, FdKind.FAILED)]
 
     @property
     def reports(self) -> list[str]:
         """The topics of statuses, which the other session subscribes to."""
-        return [f"{self._prefix}/+/{FdKind.STATUS.value}"]
+        return [f"{fd.PREFIX}/+/{FdKind.STATUS.value}"]
 
     @property
     def tasks(self) -> str:
         """The topics that tasks are sent to."""
-        return f"{self._prefix}/+/{FdKind.PENDING.value}"
+        return f"{fd.PREFIX}/+/{FdKind.PENDING.value}"
 
     async def start(self) -> None:
         """Read which devices were offline when the hub last stopped, before any message arrives."""
@@ -183,7 +181,7 @@ class MqttDevices:
     def _sort(self, topic: str, payload: bytes, old: bool, again: bool, ack: Callable[[], None]) -> None:
         """Find the sender cheaply: any client can send anything, at the full rate of the broker."""
         try:
-            username, kind = fd.parse_topic(self._prefix, topic)
+            username, kind = fd.parse_topic(fd.PREFIX, topic)
         except SenderError:
             self._foreign.end(topic)
             raise
@@ -210,7 +208,7 @@ class MqttDevices:
     def node_reported(self, topic: str, payload: bytes, at: int) -> None:
         """Remember the status of a node that the embedded broker stored at this time. That broker delivers
         no message of a node to the hub."""
-        username, _ = fd.parse_topic(self._prefix, topic)
+        username, _ = fd.parse_topic(fd.PREFIX, topic)
         accounts = self._accounts
         if accounts.stored_role(username) is Role.NODE and at >= accounts.created_at(username):
             self.reported.note_stored(username, payload, at)
@@ -237,7 +235,7 @@ class MqttDevices:
 
     async def _handle(self, heard: HeardMessage) -> None:
         if heard.kind is FdKind.STATUS:
-            username, _ = fd.parse_topic(self._prefix, heard.topic)
+            username, _ = fd.parse_topic(fd.PREFIX, heard.topic)
             if heard.dropped and not self._gateway.remote.is_at_another_hub(username):
                 await self._gateway.pushes.note_dropped(username, heard.dropped)
             await self._status(username, heard)
@@ -267,7 +265,7 @@ class MqttDevices:
     def may_have(self, topic: str, payload: bytes, sent_at: int) -> bool:
         """Return whether a task that the broker has kept since this time may still be given to its device."""
         try:
-            device, _ = fd.parse_topic(self._prefix, topic)
+            device, _ = fd.parse_topic(fd.PREFIX, topic)
             app = read_task_id(answered_id(payload)).app
         except SenderError:
             return True  # not a task of ours

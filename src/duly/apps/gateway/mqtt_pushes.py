@@ -20,9 +20,8 @@ from duly.wire.outgoing import ServerAck
 class MqttPushes:
     """The pushes of all MQTT devices of a hub; `link` returns the link to answer on."""
 
-    def __init__(self, pushes: PushService, prefix: str, link: Callable[[], DeviceLink | None]) -> None:
+    def __init__(self, pushes: PushService, link: Callable[[], DeviceLink | None]) -> None:
         self._pushes = pushes
-        self._prefix = prefix
         self._link = link
 
     async def store(self, name: str, push: MqttPush, again: bool = False) -> None:
@@ -48,4 +47,4 @@ class MqttPushes:
             return
         with suppress(DulyError):  # the device sends it again
             kind, text = answer_to_push(seq_id, said)
-            link.post(fd.topic_of(self._prefix, name, kind), text)
+            link.post(fd.topic_of(fd.PREFIX, name, kind), text)
