@@ -20,7 +20,6 @@ from duly.cli.common import (
     Exit,
     HubClient,
     HubUnreachable,
-    JsonObject,
     clock,
     note,
     print_json,
