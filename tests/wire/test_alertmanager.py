@@ -63,7 +63,8 @@ def webhook(**alert: Any) -> bytes:
 
 
 def read_webhook(body: bytes) -> list[FiringAlert]:
-    return [read_alert(part) for part in split_webhook(body)]
+    parts = split_webhook(body)
+    return [read_alert(part, f"alert {n} of {len(parts)}") for n, part in enumerate(parts, 1)]
 
 
 def event(body: bytes, now: int = AT * MS) -> dict[str, Any]:
@@ -155,3 +156,9 @@ def test_grafana_may_leave_annotations_and_values_empty() -> None:
 def test_what_is_no_webhook_is_malformed(body: bytes) -> None:
     with pytest.raises(Malformed, match=r"webhook"):
         read_webhook(body)
+
+
+def test_the_alert_of_a_webhook_that_is_wrong_is_named() -> None:
+    alerts = [json.loads(webhook(**wrong))["alerts"][0] for wrong in ({}, {"startsAt": "yesterday"})]
+    with pytest.raises(Malformed, match=r"alert 2 of 2: .*startsAt.*no alert of it was stored"):
+        read_webhook(json.dumps({"alerts": alerts}).encode())

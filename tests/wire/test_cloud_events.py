@@ -121,6 +121,22 @@ def test_what_is_no_event_is_malformed(body: bytes, form: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "wrong",
+    [
+        {"specversion": "0.3"},
+        {"source": ""},
+        {"time": "yesterday"},
+        {"id": 7},
+        {"data": json.loads("[" * 40 + "]" * 40)},
+    ],
+)
+def test_the_event_of_a_batch_that_is_wrong_is_named(wrong: dict[str, Any]) -> None:
+    batch = json.dumps([EVENT, EVENT | wrong, EVENT]).encode()
+    with pytest.raises(Malformed, match=r"^event 2 of 3 .*"):
+        read_events({"content-type": BATCH}, batch)
+
+
+@pytest.mark.parametrize(
     ("form", "body"),
     [("application/octet-stream", b"\x00"), ("application/json", b"{"), ("text/plain", b"\xff")],
 )

@@ -98,18 +98,18 @@ def split_webhook(body: bytes) -> list[Raw]:
         raise _malformed(problem) from None
 
 
-def read_alert(part: Raw) -> FiringAlert:
-    """Decode one alert of a webhook; raises `Malformed` if it is invalid."""
-    limits.check_depth(bytes(part), "an alert of a webhook")
+def read_alert(part: Raw, which: str) -> FiringAlert:
+    """Decode one alert of a webhook; raises `Malformed` with `which` alert it is if it is invalid."""
+    limits.check_depth(bytes(part), f"{which} of the webhook")
     try:
         return optional_fields.decode(part, FiringAlert)
     except (msgspec.DecodeError, ValueError) as problem:
-        raise _malformed(problem) from None
+        raise _malformed(problem, f"{which}: ") from None
 
 
-def _malformed(problem: Exception) -> Malformed:
+def _malformed(problem: Exception, which: str = "") -> Malformed:
     return Malformed(
-        f"this is not a webhook of Alertmanager or Grafana: {problem}; "
+        f"this is not a webhook of Alertmanager or Grafana: {which}{problem}; no alert of it was stored; "
         "leave the custom payload of Grafana empty"
     )
 

@@ -66,18 +66,31 @@ def read_events(headers: Mapping[str, str], body: bytes) -> list[CloudEvent] | C
     """Return the event in a request, or the events of a batch; raises `Malformed` if it is invalid. Header
     names are lower case."""
     form = media_type(headers.get("content-type", ""))
-    parts = decode_batch(body, "events") if form == BATCH else None
+    if form == BATCH:
+        parts = decode_batch(body, "events")
+        if parts is None:
+            raise Malformed(f"a batch of events of CloudEvents {VERSION} is an array")
+        return [_structured(part, f"event {n} of {len(parts)}") for n, part in enumerate(parts, 1)]
+    if form == STRUCTURED:
+        return _structured(body)
     limits.check_depth(body, "an event")
     try:
-        if form == BATCH:
-            if parts is None:
-                raise ValueError("a batch is an array")
-            return [_checked(optional_fields.decode(part, CloudEvent)) for part in parts]
-        return _checked(
-            optional_fields.decode(body, CloudEvent) if form == STRUCTURED else _binary(headers, body)
-        )
-    except (msgspec.DecodeError, msgspec.ValidationError, ValueError) as problem:
-        raise Malformed(f"this is not an event of CloudEvents {VERSION}: {problem}") from None
+        return _checked(_binary(headers, body))
+    except (msgspec.DecodeError, ValueError) as problem:
+        raise _malformed("this", problem) from None
+
+
+def _structured(text: bytes, which: str = "this") -> CloudEvent:
+    limits.check_depth(text, "an event" if which == "this" else which)
+    try:
+        return _checked(optional_fields.decode(text, CloudEvent))
+    except (msgspec.DecodeError, ValueError) as problem:
+        raise _malformed(which, problem) from None
+
+
+def _malformed(which: str, problem: Exception) -> Malformed:
+    none = "" if which == "this" else "; no event of the batch was stored"
+    return Malformed(f"{which} is not an event of CloudEvents {VERSION}: {problem}{none}")
 
 
 def _binary(headers: Mapping[str, str], body: bytes) -> CloudEvent:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable
 from typing import Final, TypeVar
 
 from aiohttp import web
@@ -67,7 +67,10 @@ class AlertWebhooks:
                     "'duly add sentinel NAME'"
                 )
             parts = split_webhook(await bodies.read(request))
-            alerts = [read_alert(part) async for part in _in_turns(parts)]
+            alerts = [
+                read_alert(part, f"alert {n} of {len(parts)}")
+                async for n, part in _in_turns(enumerate(parts, 1))
+            ]
             profile = request.query.get("profile") or DEFAULT_PROFILE
             return await self._take(who, alerts, profile)
         except DulyError as trouble:
@@ -105,7 +108,7 @@ class AlertWebhooks:
         return messages.as_json(WebhookReport(**counts, refused=refused), 400 if refused else 200)
 
 
-async def _in_turns(items: Sequence[T]) -> AsyncIterator[T]:
+async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
     """Yield the items of a webhook, with turns of other tasks between them."""
     for number, item in enumerate(items, 1):
         yield item
