@@ -35,6 +35,7 @@ from duly.storage.ledger import (
     Transaction,
 )
 from duly.storage.message_filter import MessageFilter
+from duly.storage.records import TIMED
 
 
 class Disk:
@@ -171,6 +172,14 @@ class MemoryQueries(Ledger):
         ]
         found.sort(key=lambda pair: pair[0], reverse=True)
         return [record for _, record in found[:limit]]
+
+    async def _untimed_between(
+        self, end: bytes, top: bytes, wanted: MessageFilter, limit: int
+    ) -> list[Record]:
+        untimed = (record for key, record in self.disk.messages.items() if key < TIMED)
+        found = [record for record in untimed if end <= record.place < top and wanted.fits(record)]
+        found.sort(key=lambda record: record.place, reverse=True)
+        return found[:limit]
 
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
         """Return listed messages of a kind, the newest first."""

@@ -17,7 +17,7 @@ from duly.core.units import MS
 from duly.errors import Malformed
 from duly.storage.item_queries import ItemQueries
 from duly.storage.message_filter import ANY_MESSAGE, OPEN_STATES, MessageFilter
-from duly.storage.records import NEWEST, AgedMessage, Description, Page, Record, Refusal, Size
+from duly.storage.records import NEWEST, TIMED, AgedMessage, Description, Page, Record, Refusal, Size
 from duly.storage.stream_queries import StreamQueries
 
 WITH_ID_LOOKED_AT: Final = 200_000
@@ -25,6 +25,9 @@ WITH_ID_LOOKED_AT: Final = 200_000
 
 WITH_ID_MOST: Final = 1_000
 """The most messages with the same id, each of another sender, that a search returns."""
+
+UNTIMED_SORTED: Final = 100_000
+"""The most messages with ids without a time that are listed by their acceptance: there is no index for it."""
 
 LOOKED_AT: Final = 10_000
 """The most messages that one filtered page examines: listing messages must not block the hub."""
@@ -87,6 +90,30 @@ class LedgerQueries(StreamQueries, ItemQueries):
         found = await self._between(end or b"", top, wanted, limit)
         return Page(found, found[-1].message.key if len(found) == limit else end)
 
+    async def newest(
+        self,
+        *,
+        wanted: MessageFilter = ANY_MESSAGE,
+        before: bytes | None = None,
+        limit: int = 100,
+        look_at: int | None = None,
+    ) -> Page:
+        """Return a page of `messages` for a person to read: those whose ids have no time are listed by when
+        they were accepted, among the others. `before` is a `Record.place`, or the `next` of a page.
+
+        A ledger with more than `UNTIMED_SORTED` such messages lists them last, as `messages` does.
+        """
+        top = _BEYOND if before is None else before
+        if top < TIMED or await self._key_below(TIMED, UNTIMED_SORTED + 1) is not None:
+            return await self.messages(wanted=wanted, before=before, limit=limit, look_at=look_at)
+        end = await self._key_below(top, look_at or LOOKED_AT) if wanted != ANY_MESSAGE else None
+        if end is not None and end < TIMED:
+            end = None  # all others were examined
+        found = await self._between(end or TIMED, top, wanted, limit)
+        found += await self._untimed_between(end or bytes(6), top, wanted, limit)
+        found = sorted(found, key=lambda record: record.place, reverse=True)[:limit]
+        return Page(found, found[-1].place if len(found) == limit else end)
+
     @abstractmethod
     async def _key_below(self, top: bytes, count: int) -> bytes | None:
         """Return the `count`-th key below `top`, or None if there are fewer."""
@@ -94,6 +121,13 @@ class LedgerQueries(StreamQueries, ItemQueries):
     @abstractmethod
     async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
         """Return messages that match the filter, with end <= key < top, highest key first."""
+
+    @abstractmethod
+    async def _untimed_between(
+        self, end: bytes, top: bytes, wanted: MessageFilter, limit: int
+    ) -> list[Record]:
+        """Return messages whose ids have no time that match the filter, with end <= `Record.place` < top,
+        highest place first."""
 
     @abstractmethod
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:

@@ -9,13 +9,16 @@ from msgspec import Struct
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message
 from duly.core.operations import Delivery
-from duly.core.units import FOREVER
+from duly.core.units import FOREVER, MS
 
 NEWEST: Final = (FOREVER, b"")
 """Above every listed message."""
 
 OLDEST: Final = (0, b"")
 """Below every listed message."""
+
+TIMED: Final = (1).to_bytes(6, "big")
+"""Above the keys of all ids without a time, and not above any other key."""
 
 
 class Record(Struct, frozen=True):
@@ -32,6 +35,13 @@ class Record(Struct, frozen=True):
     def fingerprint(self) -> bytes:
         """The fingerprint of the message."""
         return self.message.fingerprint
+
+    @property
+    def place(self) -> bytes:
+        """Its place in `Ledger.newest`: its key, which begins with the time in its id; if the id has no time,
+        with the time of its acceptance instead."""
+        key = self.message.key
+        return key if key >= TIMED else (self.accepted_at // MS).to_bytes(6, "big") + key[6:]
 
 
 class Page(Struct, frozen=True):

@@ -152,12 +152,12 @@ class MessageViews:
         found: list[Record] = []
         over = monotonic() + SEARCH_SECONDS
         while True:
-            page = await self._hub.ledger.messages(
+            page = await self._hub.ledger.newest(
                 wanted=wanted, before=place, limit=limit + 1 - len(found), look_at=STRETCH
             )
             found += page.records
             if len(found) > limit:
-                return found[:limit], found[limit - 1].message.key
+                return found[:limit], found[limit - 1].place
             place = page.next
             if place is None or monotonic() > over:
                 return found, place

@@ -62,10 +62,14 @@ class SqlQueries(Ledger):
         return found[0][0] if found else None
 
     async def _between(self, end: bytes, top: bytes, wanted: MessageFilter, limit: int) -> list[Record]:
-        found = await self._read(
-            "between", end, top, wanted.lead, wanted.tail, wanted.recipient, wanted.kind, wanted.state_bits,
-            wanted.since, wanted.until, limit,
-        )  # fmt: skip
+        found = await self._read("between", end, top, *_conditions(wanted), limit)
+        return [rows.record_of(row) for row in found]
+
+    async def _untimed_between(
+        self, end: bytes, top: bytes, wanted: MessageFilter, limit: int
+    ) -> list[Record]:
+        bounds = (*_untimed_place(end), *_untimed_place(top))
+        found = await self._read("untimed_between", *bounds, *_conditions(wanted), limit)
         return [rows.record_of(row) for row in found]
 
     async def of_kind(self, kind: str, before: tuple[int, bytes] = NEWEST, limit: int = 100) -> list[Record]:
@@ -163,3 +167,15 @@ class SqlQueries(Ledger):
     ) -> list[AgedMessage]:
         """Return listed messages of a kind, the oldest first, with their deliveries that have ended."""
         return rows.aged_of(await self._read("aged", kind, *after, until, limit))
+
+
+def _untimed_place(place: bytes) -> tuple[int, bytes]:
+    """Return a place in the list as the time of acceptance (ms) and the key of an id without a time."""
+    return int.from_bytes(place[:6], "big"), bytes(6) + place[6:]
+
+
+def _conditions(wanted: MessageFilter) -> tuple[object, ...]:
+    """Return a filter as the arguments of a query."""
+    return (
+        wanted.lead, wanted.tail, wanted.recipient, wanted.kind, wanted.state_bits, wanted.since, wanted.until
+    )  # fmt: skip

@@ -34,6 +34,7 @@ from duly.identity.accounts import Principal, Role
 from duly.runtime.activity_log import ActivityLog
 from duly.runtime.logs import RateLimitedLog
 from duly.storage.ledger import REFUSALS_KEPT, Ledger, Record, Refusal
+from duly.storage.message_filter import OPEN_STATES, MessageFilter
 from duly.transports.connections import address_of, visitor_of
 from duly.transports.http import bodies
 from duly.transports.http.fast_path import LATER, FastAnswer, FastReply
@@ -347,13 +348,12 @@ class MessagesEndpoint:
         long search without a result, the caller has to continue."""
         born = self._server.sees_from(who)
         found: list[Record] = []
+        wanted = MessageFilter(scope, states=OPEN_STATES if open_only else frozenset())
         for _ in range(LOOKS):
-            page = await self._server.ledger.messages(
-                scope=scope, open_only=open_only, before=place, limit=limit + 1 - len(found)
-            )
+            page = await self._server.ledger.newest(wanted=wanted, before=place, limit=limit + 1 - len(found))
             found += [record for record in page.records if record.accepted_at >= born]
             if len(found) > limit:
-                return found[:limit], found[limit - 1].message.key
+                return found[:limit], found[limit - 1].place
             if page.next is None:
                 return found, None
             place = page.next

@@ -123,8 +123,8 @@ OPENAPI: Final[dict[str, object]] = {
                 "responses": _said_of_frames(200, 202, 400, 401, 403, 409, 413, 422, 429, 503),
             },
             "get": {
-                "summary": "Messages, newest first by the time in their ids, those without a time last, by "
-                "page; or those with one id",
+                "summary": "Messages, newest first by the time in their ids or, if these have none, of their "
+                "acceptance, by page; or those with one id",
                 "parameters": [
                     {"name": name, "in": "query", "schema": {"type": kind}}
                     for name, kind in (("limit", "integer"), ("before", "string"), ("id", "string"))

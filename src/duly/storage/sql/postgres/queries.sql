@@ -85,6 +85,20 @@ WHERE key >= $1 AND key < $2
     AND accepted_at >= $8 AND accepted_at < $9
 ORDER BY key DESC LIMIT $10;
 
+-- name: untimed_between
+-- Messages whose ids have no time, by when they were accepted.
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM duly_messages
+WHERE key < '\x000000000001'::bytea
+    AND (accepted_at / 1000, key) >= ($1::bigint, $2::bytea)
+    AND (accepted_at / 1000, key) < ($3::bigint, $4::bytea)
+    AND ($5::bytea IS NULL OR substring(key FROM 7 FOR length($5::bytea)) = $5::bytea)
+    AND ($6::bytea IS NULL OR substring(key FROM length(key) - length($6::bytea) + 1) = $6::bytea)
+    AND ($7::text IS NULL OR recipient = $7::text) AND ($8::text IS NULL OR kind = $8::text)
+    AND ($9::integer = 0 OR ($9::integer >> state) & 1 = 1)
+    AND accepted_at >= $10 AND accepted_at < $11
+ORDER BY accepted_at / 1000 DESC, key DESC LIMIT $12;
+
 -- name: of_kind
 -- Listed messages of a kind, the newest first.
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at

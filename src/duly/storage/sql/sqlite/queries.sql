@@ -127,6 +127,17 @@ WHERE key >= ?1 AND key < ?2
     AND accepted_at >= ?8 AND accepted_at < ?9
 ORDER BY key DESC LIMIT ?10;
 
+-- name: untimed_between
+-- Messages whose ids have no time, by when they were accepted.
+SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
+FROM messages
+WHERE key < x'000000000001'
+    AND (accepted_at / 1000, key) >= (?1, ?2) AND (accepted_at / 1000, key) < (?3, ?4)
+    AND (?5 IS NULL OR substr(key, 7, length(?5)) = ?5) AND (?6 IS NULL OR substr(key, -length(?6)) = ?6)
+    AND (?7 IS NULL OR recipient = ?7) AND (?8 IS NULL OR kind = ?8) AND (?9 = 0 OR (?9 >> state) & 1)
+    AND accepted_at >= ?10 AND accepted_at < ?11
+ORDER BY accepted_at / 1000 DESC, key DESC LIMIT ?12;
+
 -- name: of_kind
 -- Listed messages of a kind, the newest first.
 SELECT key, kind, recipient, body, time, expires, position, state, answer, until, accepted_at, moved_at
