@@ -118,6 +118,27 @@ async def test_two_browsers_with_different_roles_see_the_same_and_may_do_differe
     assert len(lock.effects) == 1
 
 
+# ── times ──
+
+
+async def test_a_page_that_stays_open_says_how_long_ago_anew(local: LocalHub, visitor: Visitor) -> None:
+    """The hub sends a row again when something in it changes; time passes without that."""
+    lock = SlowLock(local)
+    async with lock.device, App(local.url, local.tokens["phone"]) as app:
+        await app.send("lock", "lock_control", {"open": True})
+    page = await visitor.open()
+    await page.clock.install()
+    await page.goto(f"{local.url}/devices")
+    await page.wait_for_selector("time:text-matches('now|s ago$')")
+    await page.clock.fast_forward("07:00")
+    await page.wait_for_selector("time:text-matches('^[78] min ago$')")
+    await page.goto(f"{local.url}/messages")
+    accepted = page.locator("tbody time").first
+    assert len(await accepted.inner_text()) == len("12:34:56")
+    await page.clock.fast_forward("24:00:00")
+    await page.wait_for_selector("tbody time:text-matches('^[0-9/]{10} [0-9:]{8}$')")
+
+
 # ── the demo ─────────────────────────────────────────────────────────────────────────────────────
 
 

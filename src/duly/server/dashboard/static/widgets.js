@@ -13,9 +13,21 @@ export const levelOf = (state) => LEVELS[state] ?? "";
 
 export const badge = (group, state) => h("span", { class: `badge ${levelOf(state)}` }, word(group, state));
 
-export const when = (ms, fine = false) => h("time", { datetime: ms ? new Date(ms).toISOString() : "", title: ms ? new Date(ms).toLocaleString() : "" }, fine ? time(ms, { fine: true }) : time(ms));
+const FORMS = { clock: time, fine: (ms) => time(ms, { fine: true }), ago };
 
-export const since = (ms) => h("time", { datetime: ms ? new Date(ms).toISOString() : "", title: ms ? new Date(ms).toLocaleString() : "" }, ago(ms));
+const moment = (ms, form) => h("time", { datetime: ms ? new Date(ms).toISOString() : "", title: ms ? new Date(ms).toLocaleString() : "", "data-ms": ms || null, "data-form": form }, FORMS[form](ms));
+
+export const when = (ms, fine = false) => moment(ms, fine ? "fine" : "clock");
+
+export const since = (ms) => moment(ms, "ago");
+
+/** Says all times of the page anew: an unchanged row keeps its element, while a minute becomes an hour, and today yesterday. */
+function retell() {
+  for (const element of document.querySelectorAll("time[data-ms]")) say(element, FORMS[element.dataset.form](Number(element.dataset.ms)));
+}
+
+setInterval(() => { if (!document.hidden) retell(); }, 1000);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) retell(); });
 
 /** What is not there, or zero: a narrow screen leaves it out. */
 export const nil = (text = "–") => h("span", { class: "nil" }, text);
