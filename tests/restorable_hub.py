@@ -25,13 +25,16 @@ class RestorableHub(LocalHub):
         await back_up(self.data, path)
         return path
 
-    async def come_back(self, backup: Path, first: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Lose the disk, restore the backup, and start; `first` happens before any client is back."""
+    async def come_back(
+        self, backup: Path, first: Callable[[], Awaitable[None]] | None = None, skew: int | None = 0
+    ) -> None:
+        """Lose the disk, restore the backup, and start; `first` happens before clients are back. A `skew` of
+        None is the usual one, five minutes."""
         port = self.port
         await self.stop()
         for name in LEDGER:
             (self.folder / name).unlink(missing_ok=True)
-        await restore(self.data, backup, skew=0)
+        await restore(self.data, backup, skew=skew)
         if first is not None:
             self.port = 0
             await self.start()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from duly.clients.chat import Chat
-from duly.clients.device import Device
+from duly.clients.device import Command, Device
 from duly.identity.accounts import Role
+from duly.transports.websocket import WebSocketSession
+from duly.wire.outgoing import AckFrame, OutgoingFrame, ServerAck
 from tests.browsers import browser
 from tests.clients.test_js import Tab, first_page, kept, site, tab
 from tests.clients.test_js_chat import enter
@@ -88,3 +92,34 @@ async def test_a_page_gets_the_lines_that_have_the_numbers_of_lost_ones(
     await tab.until("lines.some(({ data }) => data.text === '9')")
     seen = [line["data"]["text"] for line in await tab.do("lines")]
     assert seen == ([] if reload else ["1", "2", "3", "4"]) + ["5", "6", "7", "8", "9"]
+
+
+async def test_a_command_that_the_lost_ledger_may_have_taken_is_not_refused_for_the_page(
+    tab: Tab, local: RestorableHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = asyncio.Event()
+    await tab.open()
+    async with Device(local.url, local.tokens["lock"]) as lock:
+
+        @lock.on("open")
+        async def open_(command: Command) -> None:
+            ran.set()
+
+        backup = await local.back_up()
+        with monkeypatch.context() as mute:
+            mute.setattr(WebSocketSession, "push", _unless_to_the_app(WebSocketSession.push))
+            await tab.do("void (globalThis.ack = seen(app.send('lock', 'open')))")
+            await ran.wait()
+            await local.stop()
+    await local.come_back(backup)
+    assert (await tab.do("ack"))["state"] == "unknown"
+
+
+def _unless_to_the_app(push: Callable[[WebSocketSession, OutgoingFrame], None]) -> Any:
+    """What the hub says of commands to their sender is lost."""
+
+    def lossy(session: WebSocketSession, frame: OutgoingFrame) -> None:
+        if not isinstance(frame, (AckFrame, ServerAck)):
+            push(session, frame)
+
+    return lossy

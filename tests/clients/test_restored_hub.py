@@ -11,7 +11,8 @@ import pytest_asyncio
 
 from duly.clients.app import App, Gap
 from duly.clients.chat import Chat
-from duly.clients.device import Device
+from duly.clients.device import Command, Device
+from duly.errors import Refused
 from duly.identity.accounts import Role
 from tests.guard import GUARD
 from tests.restorable_hub import RestorableHub
@@ -111,3 +112,42 @@ async def test_a_person_gets_the_lines_that_have_the_numbers_of_lost_ones(
         async with Chat(local.url, local.tokens["ann"]) as ann:
             await ann.send("bob", "10")
             assert await texts(bob, "10") == ["10"], "what this backup holds is not repeated"
+
+
+async def test_a_command_that_the_lost_ledger_may_have_accepted_is_not_reported_as_refused(
+    local: RestorableHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The restored hub does not know it, and refuses the repeat, as the device is away; but it has run."""
+    ran = asyncio.Event()
+    async with App(local.url, local.tokens["phone"]) as app:
+        async with Device(local.url, local.tokens["lock"]) as lock:
+
+            @lock.on("open")
+            async def open_(command: Command) -> None:
+                ran.set()
+
+            backup = await local.back_up()
+            with monkeypatch.context() as deaf:
+                deaf.setattr(app._link, "_heard", lambda frame: None)
+                command = await app.post("lock", "open")
+                await ran.wait()
+        await local.come_back(backup)
+        async with asyncio.timeout(GUARD):
+            assert (await command.ended()).state == "unknown"
+        with pytest.raises(Refused, match="offline"):
+            await app.send("lock", "open")
+
+
+async def test_pushes_that_the_lost_ledger_may_have_stored_are_stored(local: RestorableHub) -> None:
+    """Refused ones would be lost, and so would every push in the first minutes after a restore."""
+    async with Device(local.url, local.tokens["lock"]) as lock:
+        backup = await local.back_up()
+        await local.stop()
+        waiting = lock.push("count", 1)
+        await local.come_back(backup, skew=None)
+        async with App(local.url, local.tokens["phone"]) as app, asyncio.timeout(GUARD):
+            await waiting
+            await lock.push("count", 2)
+            assert (await pushed(app, 2))[-1] == 2
+            with pytest.raises(Refused, match="restored from a backup"):
+                await app.send("lock", "open")

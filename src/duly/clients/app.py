@@ -28,7 +28,7 @@ from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Mode, Order, Verdict, key_of, names_in
 from duly.core.outbox import Outbox, OutboxPolicy
 from duly.core.retry import COMMAND
-from duly.core.steps import Answered, Arrived, Reachable, Received
+from duly.core.steps import Answered, Arrived, Effect, Reachable, Received, Transmit
 from duly.core.units import MS, SECOND, seconds
 from duly.errors import DulyError, ProgramError, RateLimited, Refused, Stale, Stopped
 from duly.runtime.engine import Engine
@@ -113,6 +113,10 @@ class SentCommand:
         self.refusal: Refused | None = None
         """why the hub refused it"""
         self._known = False
+        self.was_sent = False
+        """whether it has left on some connection"""
+        self.is_in_doubt = False
+        """whether a hub that has lost what it knew since may have accepted it"""
 
     @property
     def id(self) -> str:
@@ -193,6 +197,8 @@ class App(OutboxClient):
         self._commands: dict[bytes, SentCommand] = {}
         self._unsettled: OrderedDict[bytes, SentCommand | None] = OrderedDict()
         """commands that ended as unknown here so far; None if an earlier process of this app sent it"""
+        self._earlier_in_doubt = False
+        """whether the hub has lost what it knew of the commands of an earlier process"""
         self._pushes: NewsFeed[Push | Gap] = NewsFeed(PUSHES_KEPT)
         self._cursors: dict[str, int] = {}
         self.online: set[str] = set()
@@ -302,6 +308,13 @@ class App(OutboxClient):
 
     # ── answers of the outbox ────────────────────────────────────────────────────────────────────
 
+    def _perform(self, effect: Effect) -> None:
+        if isinstance(effect, Transmit) and self._link.connected:
+            command = self._commands.get(effect.message.key)
+            if command is not None:
+                command.was_sent = True
+        super()._perform(effect)
+
     def _not_stored(self, message: Message, verdict: Verdict) -> None:
         command = self._commands.pop(message.key, None)
         self._traces.end(message.key, verdict.named)
@@ -342,8 +355,11 @@ class App(OutboxClient):
                 continue
             self._tell(Gap(device, self._cursors[device], head + 1))
             self._cursors[device] = head
-        if GENERATION in told:
-            self._cursors[GENERATION] = told[GENERATION]
+        if told.get(GENERATION, 0) != self._cursors.get(GENERATION, 0):
+            self._cursors[GENERATION] = told.get(GENERATION, 0)
+            self._earlier_in_doubt = True
+            for command in self._commands.values():
+                command.is_in_doubt = command.was_sent
         self._cursors = {**told, **self._cursors}
 
     def _heard(self, frame: Frame) -> None:
@@ -377,9 +393,7 @@ class App(OutboxClient):
                 pass
             case ServerCode.INTERNAL if frame.error != RateLimited.word:
                 pass  # the resend tries again
-            case code if frame.error == Stale.word and (command is None or command.is_accepted):
-                # The hub has forgotten a command that it accepted, or that an earlier process of this app
-                # sent.
+            case code if self._is_forgotten(command, frame.error):
                 self._offer(Answered(key, State.UNKNOWN, Answer(code, b"", frame.detail or "")))
             case code:
                 refusal = Refused(code, frame.error or "", frame.detail or "")
@@ -387,6 +401,13 @@ class App(OutboxClient):
                 if command is not None:
                     command.refusal = refusal
                 self._offer(Answered(key, State.FAILED, Answer(code, b"", str(refusal)), burn=False))
+
+    def _is_forgotten(self, command: SentCommand | None, error: str | None) -> bool:
+        """Return whether the hub may have forgotten a command that it refuses now: it accepted it, or was
+        restored from a backup since it was sent, perhaps by an earlier process of this app."""
+        if command is None:
+            return error == Stale.word or self._earlier_in_doubt
+        return command.is_in_doubt or (error == Stale.word and command.is_accepted)
 
     def _worked(self, key: bytes, frame: Frame) -> None:
         """Note that the device is working on a command: its time limit starts again."""

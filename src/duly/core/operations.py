@@ -114,6 +114,8 @@ class Admit(Operation[Verdict], frozen=True, gc=False):
     listed: bool = False
     """the message can be found by its kind, in the order of acceptance"""
     otherwise: tuple[Write, ...] = ()
+    repeatable: bool = False
+    """better stored twice than lost: a ledger restored from a backup accepts it though it may have had it"""
 
 
 class Recall(Operation[Verdict], frozen=True, gc=False):

@@ -67,19 +67,20 @@ class Floor(Struct, frozen=True):
     restored: int = 0
     """messages created before this may have been accepted by the ledger that this one is a backup of"""
 
-    def refusal(self, until: int, made: int, now: int) -> Verdict | None:
+    def refusal(self, until: int, made: int, now: int, *, repeatable: bool = False) -> Verdict | None:
         """Return the error for a message that could be accepted until then and may have been forgotten: what
         to do, and when. Returns None if it cannot have been forgotten.
 
         After a restore this applies to everything created before the loss that could be accepted for at most
         a year. Alerts can be accepted for longer, and one that is reported twice is better than one that is
-        lost. A message without a creation time (0) is stale if it expires within a day. One that never
-        expires is accepted, since otherwise no message of its kind ever would be.
+        lost; so is anything else `repeatable`. A message without a creation time (0) is stale if it expires
+        within a day. One that never expires is accepted, since otherwise no message of its kind ever would
+        be.
         """
         if self._forgets(until, made):
             span = until - made if made else 0
             return AHEAD if span and self._forgets(now + span, now) else FORGOTTEN
-        if not self._lost(until, made):
+        if repeatable or not self._lost(until, made):
             return None
         if not made:
             return RESTORED_UNTIMED

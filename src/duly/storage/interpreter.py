@@ -188,7 +188,7 @@ class Interpreter:
         verdict = self._known(message)
         if verdict is not None:
             return self._told(message, verdict, admit.at)
-        refusal = rows.floor.refusal(admit.until, message.made, admit.at)
+        refusal = rows.floor.refusal(admit.until, message.made, admit.at, repeatable=admit.repeatable)
         if refusal is not None:
             return self._told(message, refusal, admit.at)
         rows.admit(admit)

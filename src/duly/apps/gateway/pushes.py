@@ -56,7 +56,8 @@ LOOKED_AT: Final = 3
 """How many of the newest pushes of a device are read for one that it sent itself."""
 HORIZON: Final = Horizon(keep=30 * DAY, skew=30 * MINUTE)
 """How old a push with an id may be: a device that was away for weeks still reports. Only the id and a digest
-are remembered, not the content."""
+are remembered, not the content. After a restore from a backup what may have been stored before is stored
+again: devices drop a push that is refused."""
 
 
 def stream_of(device: str) -> str:
@@ -208,7 +209,7 @@ class PushService:
         entry = self.entry(device, kind, data, message.key, more)
         refusal = horizons.judge(message, HORIZON, now)
         write: Admit | Recall = Recall(message, refusal, now) if refusal is not None else Admit(
-            message, horizons.remember_until(message, HORIZON), now, then=(entry,)
+            message, horizons.remember_until(message, HORIZON), now, then=(entry,), repeatable=True
         )  # fmt: skip
         results = await self._ledger.write(write)
         if (n := results.find(entry)) is not None:

@@ -528,6 +528,7 @@ class Command {
     this.sent = sent;
     this.again = false;
     this.taken = false;
+    this.inDoubt = false;
     this.progress = undefined;
     this.resends = 0;
     this.nextTry = Infinity;
@@ -554,6 +555,7 @@ class App extends Client {
   #commands = new Map();
   #unsettled = new Map();
   #cursors = {};
+  #restored = false;
   constructor(url, token, { keep = false, storage, socket = globalThis.WebSocket } = {}) {
     super(url, token, socket, ["push", "gap", "end", "up", "down", "denied"]);
     this.#kept = new Kept(token, storage);
@@ -687,6 +689,7 @@ class App extends Client {
   }
   _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
+    this.#restored = (frame.cursors?.[GENERATION] ?? 0) !== (this.#cursors[GENERATION] ?? 0);
     for (const device of forgotten(this.#cursors, frame.cursors)) {
       delete this.#cursors[device];
       this.#kept.forget(`seen:${device}`);
@@ -702,7 +705,10 @@ class App extends Client {
     }
   }
   _sendAgain() {
-    for (const command of [...this.#commands.values()]) this.#transmit(command);
+    for (const command of [...this.#commands.values()]) {
+      if (this.#restored) command.inDoubt = command.sent;
+      this.#transmit(command);
+    }
     for (const { id, taken, frame } of this.#unsettled.values()) {
       this._send(taken ? frame : { type: "outcome", seq_id: id });
     }
@@ -719,7 +725,7 @@ class App extends Client {
     if (!command) return;
     if (code === 0 || code === 5) {
       this.#accepted(command);
-    } else if (error === "stale" && command.again) {
+    } else if ((error === "stale" && command.again) || (command.inDoubt && code !== 4)) {
       this.#end(command, { state: "unknown", code: 2, detail });
     } else if (code !== 4) {
       this.#end(command, undefined, new Refused(code, error ?? "", detail ?? ""));

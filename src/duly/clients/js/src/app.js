@@ -76,6 +76,8 @@ class Command {
     this.sent = sent;
     this.again = false;
     this.taken = false;
+    /** A hub that was restored from a backup since may have taken it. */
+    this.inDoubt = false;
     /** @type {((progress: any) => void)|undefined} */
     this.progress = undefined;
     this.resends = 0;
@@ -115,6 +117,8 @@ export class App extends Client {
   #unsettled = new Map();
   /** @type {Record<string, number>} */
   #cursors = {};
+  /** The hub was restored from a backup before the last welcome. */
+  #restored = false;
 
   /**
    * @param {string} url the hub, such as "http://127.0.0.1:7800"; several with commas between
@@ -296,6 +300,7 @@ export class App extends Client {
   /** @param {any} frame */
   _catchUp(frame) {
     this.online = new Set(frame.online ?? []);
+    this.#restored = (frame.cursors?.[GENERATION] ?? 0) !== (this.#cursors[GENERATION] ?? 0);
     for (const device of forgotten(this.#cursors, frame.cursors)) {
       delete this.#cursors[device];
       this.#kept.forget(`seen:${device}`);
@@ -313,7 +318,10 @@ export class App extends Client {
   }
 
   _sendAgain() {
-    for (const command of [...this.#commands.values()]) this.#transmit(command);
+    for (const command of [...this.#commands.values()]) {
+      if (this.#restored) command.inDoubt = command.sent;
+      this.#transmit(command);
+    }
     for (const { id, taken, frame } of this.#unsettled.values()) {
       this._send(taken ? frame : { type: "outcome", seq_id: id });
     }
@@ -334,8 +342,8 @@ export class App extends Client {
     if (!command) return;
     if (code === 0 || code === 5) {
       this.#accepted(command);
-    } else if (error === "stale" && command.again) {
-      // Too old *now*: an earlier transmission may have been taken, done and forgotten.
+    } else if ((error === "stale" && command.again) || (command.inDoubt && code !== 4)) {
+      // Too old *now*, or unknown now: an earlier transmission may have been taken, done and forgotten.
       this.#end(command, { state: "unknown", code: 2, detail });
     } else if (code !== 4) {
       this.#end(command, undefined, new Refused(code, error ?? "", detail ?? ""));
