@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from typing import Any
 
 import aiohttp
@@ -11,7 +12,9 @@ import pytest
 
 from duly.apps.alerts.profiles import ProfileDraft
 from duly.identity.accounts import Role
+from duly.server.dashboard import live_updates
 from duly.server.dashboard.live_updates import GONE, VIEWS_MOST
+from duly.server.dashboard.query_time import QueryTime
 from tests.guard import GUARD
 from tests.local_hub import LocalHub
 from tests.server.dashboard.visiting import PageVisitor, mint
@@ -70,6 +73,61 @@ async def test_a_session_that_has_ended_closes_its_pages(local: LocalHub, ann: P
             while (said := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
                 pass
         assert said.data == GONE
+
+
+async def test_a_page_opened_with_the_token_of_an_admin_is_closed_when_that_is_removed(
+    local: LocalHub,
+) -> None:
+    await local.add(Role.ADMIN, "root")
+    headers = {"Authorization": f"Bearer {local.tokens['root']}"}
+    async with (
+        aiohttp.ClientSession(local.url, headers=headers) as http,
+        http.ws_connect("/page/live") as socket,
+    ):
+        await socket.send_json({"id": 1, "view": "audit"})
+        await told(socket)
+        await local.hub.accounts.remove("root")
+        async with asyncio.timeout(GUARD):
+            while (said := await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                pass
+        assert said.data == GONE
+
+
+async def test_one_visitor_has_a_share_of_the_pages(
+    local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_updates, "PAGES_EACH", 2)
+    async with AsyncExitStack() as open_:
+        for _ in range(2):
+            socket = await open_.enter_async_context(ann.http.ws_connect("/page/live"))
+            await socket.send_json({"id": 1, "view": "chart"})
+            await told(socket)
+        third = await open_.enter_async_context(ann.http.ws_connect("/page/live"))
+        said = await third.receive(timeout=GUARD)
+        assert (said.type, said.data) == (aiohttp.WSMsgType.CLOSE, 1013)
+        bob = await open_.enter_async_context(PageVisitor(local, "viewer", "bob"))
+        socket = await open_.enter_async_context(bob.http.ws_connect("/page/live"))
+        await socket.send_json({"id": 1, "view": "chart"})
+        assert (await told(socket))["id"] == 1
+
+
+async def test_who_asks_for_too_much_is_answered_later_and_no_one_else(
+    local: LocalHub, ann: PageVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = local.hub.dashboard.query_time
+    for _ in range(30):
+        limits.spend("ann", 0.3)
+    status, said = await ann.ask("GET", "/messages.json")
+    assert (status, said["error"], said["retry_after"] > 1) == (429, "rate_limited", True)
+    async with PageVisitor(local, "viewer", "bob") as bob:
+        await bob.get("/messages.json")
+    async with ann.http.ws_connect("/page/live") as socket:
+        await socket.send_json({"id": 1, "view": "messages"})
+        async with PageVisitor(local, "viewer", "eve") as eve, eve.http.ws_connect("/page/live") as other:
+            await other.send_json({"id": 2, "view": "messages"})
+            await told(other)  # made by a tick or at once, while ann waits
+        monkeypatch.setattr(limits, "_limits", QueryTime()._limits)
+        assert (await told(socket))["id"] == 1, "it is answered when there is time for it"
 
 
 async def test_without_a_session_there_are_no_live_updates(local: LocalHub) -> None:

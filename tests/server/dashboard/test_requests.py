@@ -10,6 +10,7 @@ import aiohttp
 import pytest
 
 from duly.identity.accounts import Role
+from duly.server.dashboard import service
 from duly.server.dashboard.service import PAGES
 from tests.local_hub import LocalHub
 from tests.server.dashboard.visiting import PageVisitor, mint
@@ -191,6 +192,19 @@ async def test_a_viewer_is_refused_every_action_and_that_is_recorded(
     entry = (await ann.get("/audit.json"))["entries"][0]
     assert (entry["actor"], entry["role"], entry["action"]) == ("vic", "viewer", action)
     assert entry["result"].startswith("refused")
+
+
+async def test_a_visitor_who_acts_too_often_does_not_fill_the_audit_chain(
+    ann: PageVisitor, viewer: PageVisitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "monotonic", lambda: 7.0)
+    statuses = [(await viewer.act("session.end", session="x" * 16))[0] for _ in range(service.ACTIONS.amount)]
+    assert set(statuses) == {403}
+    status, said = await viewer.act("session.end", session="x" * 16)
+    assert (status, said["error"], said["retry_after"]) == (429, "rate_limited", 0.5)
+    recorded = (await ann.get("/audit.json", limit="500"))["entries"]
+    assert sum(one["actor"] == "vic" and one["action"] == "session.end" for one in recorded) == len(statuses)
+    assert (await ann.act("alert.silence", sentinel="w", lasts="3600"))[0] == 200
 
 
 async def test_every_action_is_tested_with_a_viewer(local: LocalHub) -> None:

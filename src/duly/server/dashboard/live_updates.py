@@ -3,7 +3,8 @@
 A page names the views that it shows. Each view is rebuilt at most twice a second, once for all pages that
 show the same, and sent to pages whose copy differs. A view that takes long is rebuilt less often: all views
 together use at most a thirtieth of the hub's time. Without an open page nothing is done. Every few seconds
-the sessions of all pages are checked: a page whose session has ended is closed.
+the sessions of all pages are checked: a page whose session has ended is closed. One visitor may have a
+quarter of all pages; one that asks for too much (`query_time`) is answered later.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from aiohttp import WSMsgType, web
 from msgspec import Struct
 
 from duly.errors import DulyError
+from duly.server.dashboard.query_time import LONGEST, QueryTime
 from duly.server.dashboard.visitors import DashboardVisitor
 from duly.transports.connections import turn_away
 from duly.wire.outgoing import BUG
@@ -30,12 +32,11 @@ SHARE: Final = 30.0
 many times the time it took, times the number of views."""
 PACE: Final = {"chart": 2.0}
 """The longest time in seconds between two builds of a view."""
-WORK_SECONDS: Final = 0.3
-"""The longest work time of a view; anything beyond is waiting for a ledger that does not answer. Waiting
-costs the hub nothing, and must not stop a page for minutes."""
 VIEWS_MOST: Final = 8
 """The most views that one page shows at the same time."""
 PAGES_MOST: Final = 200
+PAGES_EACH: Final = PAGES_MOST // 4
+"""The most pages of one visitor."""
 WAITING_BYTES: Final = 256 * 1024
 """A page with this many unread bytes is sent nothing more until it has read them."""
 SEND_SECONDS: Final = 2.0
@@ -96,11 +97,16 @@ class LiveUpdates:
     `failed` logs and counts a bug."""
 
     def __init__(
-        self, make: MakeView, check: CheckSession, failed: Callable[[str, BaseException], None]
+        self,
+        make: MakeView,
+        check: CheckSession,
+        failed: Callable[[str, BaseException], None],
+        query_time: QueryTime,
     ) -> None:
         self._make = make
         self._failed = failed
         self._check = check
+        self._query_time = query_time
         self._pages: set[LivePage] = set()
         self._due: dict[tuple[str, int, str, tuple[tuple[str, str], ...]], float] = {}
 
@@ -115,7 +121,8 @@ class LiveUpdates:
             return refusal
         socket = web.WebSocketResponse(heartbeat=20.0, max_msg_size=MESSAGE_BYTES, compress=False)
         await socket.prepare(request)
-        if len(self._pages) >= PAGES_MOST:
+        mine = sum(page.visitor.name == visitor.name for page in self._pages)
+        if len(self._pages) >= PAGES_MOST or mine >= PAGES_EACH:
             await socket.close(code=1013, message=b"too many pages are open; close some")
             return socket
         page = LivePage(socket, request, visitor)
@@ -175,6 +182,8 @@ class LiveUpdates:
             body = await others
         elif shown.sent and monotonic() < self._due.get(shown.key, 0.0):
             return
+        elif not shown.sent and self._query_time.wait(page.visitor.name):
+            return  # this visitor asks for too much: it is answered with a later tick
         else:
             mine = made[shown.key] = asyncio.get_running_loop().create_future()
             try:
@@ -197,7 +206,9 @@ class LiveUpdates:
             self._failed("view of the dashboard", problem)
             value = {"problem": BUG, "error": "internal"}
         body = msgspec.json.encode(value)
-        took = min(monotonic() - began, WORK_SECONDS)
+        took = min(monotonic() - began, LONGEST)
+        if not shown.sent:
+            self._query_time.spend(visitor.name, took)
         pause = max(TICK_SECONDS / 2, PACE.get(shown.key[2], 0.0), SHARE * took * (len(self._due) or 1))
         self._due[shown.key] = monotonic() + pause
         return body

@@ -15,6 +15,7 @@ from aiohttp import web
 
 from duly.errors import Malformed, NotAllowed, NotAuthenticated
 from duly.identity.accounts import Role
+from duly.identity.authenticator import LOCAL
 from duly.server.dashboard.access import csrf_token
 from duly.server.dashboard.visitors import DashboardRole, DashboardVisitor
 from duly.transports.connections import visitor_of
@@ -67,7 +68,8 @@ async def authenticated(hub: Hub, access: DashboardAccess, request: web.Request)
         who = await messages.entered(hub, request)
         if who.role is not Role.ADMIN:
             raise NotAllowed("the dashboard needs an admin's token, or a session; see 'duly dashboard link'")
-        return DashboardVisitor(who.name, DashboardRole.ADMIN)
+        account = None if who.name == LOCAL else who
+        return DashboardVisitor(who.name, DashboardRole.ADMIN, account=account)
     visitor = await access.visitor(session_token(request))
     if visitor is None:
         raise NotAuthenticated("log in first: 'duly dashboard link' prints a link, or use a password")

@@ -9,13 +9,15 @@ the shell, its files, the login and the link of a notification are public.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from time import monotonic
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from aiohttp import web
 from msgspec import Struct
 
-from duly.core.units import MS
-from duly.errors import DulyError, Malformed, NotAllowed
+from duly.core.rate_limits import Rate, RateLimits
+from duly.core.units import MINUTE, MS, SECOND
+from duly.errors import DulyError, Malformed, NotAllowed, NotAuthenticated, RateLimited
 from duly.identity.login_guard import LoginGuard
 from duly.server.audit_chain import AuditChain
 from duly.server.dashboard.access import DashboardAccess, csrf_token
@@ -26,6 +28,7 @@ from duly.server.dashboard.device_views import DeviceViews
 from duly.server.dashboard.live_updates import TICK_SECONDS, LiveUpdates
 from duly.server.dashboard.message_views import MessageViews
 from duly.server.dashboard.overview import OverviewViews
+from duly.server.dashboard.query_time import QueryTime
 from duly.server.dashboard.requests import (
     answer,
     authenticated,
@@ -52,6 +55,9 @@ PAGES: Final = (
     "/audit",
 )  # fmt: skip
 """The addresses of the page; the shell decides by itself what to show."""
+
+ACTIONS: Final = Rate(120, MINUTE)
+"""How often a visitor may act; no person does so more often."""
 
 View: TypeAlias = Callable[[DashboardVisitor, Mapping[str, str]], Awaitable[object]]
 Action: TypeAlias = Callable[[DashboardVisitor, dict[str, str]], Awaitable[object]]
@@ -87,7 +93,9 @@ class Dashboard:
         self._hub = hub
         self.access = DashboardAccess(hub.ledger, box, guard)
         self.audit = AuditChain(hub.ledger)
-        self.live = LiveUpdates(self.view, self._holds, hub.failed)
+        self.query_time = QueryTime()
+        self._acts = RateLimits(ACTIONS)
+        self.live = LiveUpdates(self.view, self._holds, hub.failed, self.query_time)
         self._files = StaticFiles()
         commands = PageCommands(hub)
         devices, messages = DeviceViews(hub, commands), MessageViews(hub, commands)
@@ -158,7 +166,7 @@ class Dashboard:
     def _serve_view(self, name: str) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def serve(request: web.Request) -> web.Response:
             visitor = await authenticated(self._hub, self.access, request)
-            return answer(await self.view(visitor, name, request.query))
+            return answer(await self.query_time.spent(visitor.name, self.view(visitor, name, request.query)))
 
         return self._guarded(serve)
 
@@ -172,7 +180,15 @@ class Dashboard:
         return await self.live.serve(request, visitor)
 
     async def _holds(self, visitor: DashboardVisitor) -> bool:
-        return not visitor.session or await self.access.session(visitor.session) is not None
+        """Return whether a visitor's session has not ended, or the account of a token is still the same."""
+        if visitor.session:
+            return await self.access.session(visitor.session) is not None
+        try:
+            if visitor.account is not None:
+                await self._hub.accounts.confirm(visitor.account)
+        except NotAuthenticated:
+            return False
+        return True
 
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 
@@ -246,6 +262,7 @@ class Dashboard:
     async def _act(self, request: web.Request) -> web.Response:
         visitor = await authenticated(self._hub, self.access, request)
         name = request.match_info["action"]
+        self._check_pace(visitor)
         action = self.actions.get(name)
         await self._check_written_here(request, visitor, name if action is not None else "unknown")
         if action is None:
@@ -261,6 +278,14 @@ class Dashboard:
             raise
         await self.audit.add(visitor.name, visitor.role.word, name, target, why, _result_of(done))
         return answer(done)
+
+    def _check_pace(self, visitor: DashboardVisitor) -> None:
+        """Refuse a visitor who acts too often: each action is recorded for ever, also one that is refused."""
+        wait = self._acts.take(visitor.name, round(monotonic() * SECOND))
+        if wait:
+            raise RateLimited(
+                f"{visitor.name} acts more than {ACTIONS.amount} times a minute; try again later", wait
+            )
 
     async def _check_written_here(self, request: web.Request, visitor: DashboardVisitor, action: str) -> None:
         """Refuse and record a request that another site's page sends with a session's cookie."""

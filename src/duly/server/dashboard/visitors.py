@@ -11,6 +11,7 @@ from enum import IntEnum
 from msgspec import Struct
 
 from duly.errors import Malformed, NotAllowed
+from duly.identity.model import Principal
 
 
 class DashboardRole(IntEnum):
@@ -36,12 +37,13 @@ class DashboardRole(IntEnum):
 
 class DashboardVisitor(Struct, frozen=True):
     """An authenticated visitor. `session` names the session by its hash; it is empty for a request with an
-    admin's token."""
+    admin's token, whose account is `account` (None for the token of the data folder)."""
 
     name: str
     role: DashboardRole
     session: str = ""
     expires: int = 0
+    account: Principal | None = None
 
     def need(self, role: DashboardRole) -> None:
         """Raise `NotAllowed` if the visitor may do less than this role."""

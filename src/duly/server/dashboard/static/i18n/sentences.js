@@ -87,6 +87,8 @@ export default [
   ["the password was changed just now; log in with the new one", "密码刚刚修改过；请用新密码登录"],
   ["log in first: 'duly dashboard link' prints a link, or use a password", "请先登录：“duly dashboard link”会打印链接，或使用密码"],
   ["{name} has the role {role}; this needs {role2}", "{name} 的角色是{role}；此操作需要{role2}"],
+  ["the page has asked for more than a quarter of the hub's time; ask less often", "此页面的查询超过了中枢时间的四分之一；请少查询一些"],
+  ["{name} acts more than {n} times a minute; try again later", "{name} 每分钟的操作超过 {n} 次；请稍后再试"],
   ["the request does not carry the page's token; reload the page and try again", "请求没有携带本页面的令牌；请刷新页面后重试"],
   ["a page of another site may not do that", "其他网站的页面不能这样做"],
   ["there is no such session (any more)", "没有这个会话（或已结束）"],
