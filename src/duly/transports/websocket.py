@@ -13,8 +13,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection
-from itertools import chain
+from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
 from aiohttp import WebSocketError, WSCloseCode, WSMsgType, web
@@ -28,7 +27,7 @@ from duly.transports.connections import address_of, turn_away, visitor_of, waiti
 from duly.transports.frame_socket import TOO_LARGE, FrameSocket
 from duly.wire import frames
 from duly.wire.frames import ServerCode
-from duly.wire.outgoing import BUG, OutgoingFrame, ServerAck, encode, trouble
+from duly.wire.outgoing import BUG, FrameEncoder, OutgoingFrame, ServerAck, trouble
 
 LOG: Final = logging.getLogger("duly.websocket")
 LOG.addFilter(RateLimitedLog())
@@ -85,14 +84,40 @@ class WebSocketBackend(Protocol):
         ...
 
 
+class TurnWrites:
+    """Writes what sessions have queued in a turn of the event loop, all of them in one callback at its
+    end."""
+
+    def __init__(self) -> None:
+        self._due: list[WebSocketSession] = []
+
+    def add(self, session: WebSocketSession) -> None:
+        """Write the queue of a session at the end of this turn."""
+        if not self._due:
+            asyncio.get_running_loop().call_soon(self._write)
+        self._due.append(session)
+
+    def _write(self) -> None:
+        due, self._due = self._due, []
+        for session in due:
+            try:
+                session.write_queue()
+            except Exception:
+                session.fail()  # the others are written all the same
+
+
 class WebSocketSession:
     """One WebSocket connection. Its queue is written at the end of the event loop's turn; if the client does
     not read that fast, a task writes it instead."""
 
-    def __init__(self, socket: web.WebSocketResponse, transport: asyncio.Transport | None) -> None:
+    def __init__(
+        self, socket: web.WebSocketResponse, transport: asyncio.Transport | None, writes: TurnWrites
+    ) -> None:
         self._socket = socket
         self._transport = transport
+        self._writes = writes
         self._queue: deque[bytes] = deque()
+        """frames with their headers"""
         self._size = 0
         self._written = 0
         """how many bytes were passed to the transport so far"""
@@ -108,19 +133,18 @@ class WebSocketSession:
         self._close_code = WSCloseCode.GOING_AWAY
         self._last_resort: asyncio.TimerHandle | None = None
         loop = asyncio.get_running_loop()
-        self._soon = loop.call_soon
         self._later = loop.call_later
         self._writer = loop.create_task(self._write())
 
     def push(self, frame: OutgoingFrame) -> None:
         """Queue a frame, as JSON."""
         if self._closing is None:
-            text = encode(frame)
-            self._queue.append(text)
-            self._size += len(text)
+            framed = _encode(frame)
+            self._queue.append(framed)
+            self._size += len(framed)
             if not self._due:
                 self._due = True
-                self._soon(self._flush)
+                self._writes.add(self)
 
     def _congest(self) -> None:
         """Start the timer that checks whether a congested client reads; end the session if its queue is too
@@ -211,7 +235,7 @@ class WebSocketSession:
                     if self._drained and not self.congested:
                         self._tell_room()
                     # aiohttp then waits until the client has read enough of it.
-                    await socket.send_frame(frame, WSMsgType.TEXT)
+                    await socket.send_frame(_text_in(frame), WSMsgType.TEXT)
                     self._write_together()
                 self._behind = False
                 if self._closing is not None:
@@ -223,16 +247,23 @@ class WebSocketSession:
         except (ConnectionError, RuntimeError):
             return  # the reader notices it as well
         except Exception:
-            LOG.exception("a bug in writing to a WebSocket")
-            if self._transport is not None:
-                self._transport.abort()  # the client reconnects, and gets what it missed
+            self.fail()
 
-    def _flush(self) -> None:
+    def fail(self) -> None:
+        """Log the bug that prevents writing, and end the connection; the client reconnects, and gets what it
+        missed."""
+        LOG.exception("a bug in writing to a WebSocket")
+        if self._transport is not None:
+            self._transport.abort()
+
+    def write_queue(self) -> None:
+        """Write what is queued, or leave it to the task if the client does not read that fast."""
         self._due = False
         if not self._behind:
             self._write_together()
-            if self._queue:
-                self._news.set()
+            if not self._queue:
+                return
+            self._news.set()
         if self.congested:
             self._congest()
 
@@ -245,7 +276,7 @@ class WebSocketSession:
             return
         size = self._size
         if size <= WRITE_BYTES:
-            transport.write(_framed(queue))
+            transport.write(b"".join(queue))
             queue.clear()
         else:
             frames: list[bytes] = []
@@ -253,7 +284,7 @@ class WebSocketSession:
             while queue and size < WRITE_BYTES:
                 frames.append(queue.popleft())
                 size += len(frames[-1])
-            transport.write(_framed(frames))
+            transport.write(b"".join(frames))
         self._size -= size
         self._written += size
         if self._drained and not self.congested:
@@ -282,10 +313,17 @@ class _Headers(dict[int, bytes]):
 
 _header_of: Final = _Headers((length, _header(length)) for length in range(1_024)).__getitem__
 
+_encode: Final = FrameEncoder(_header_of).encode
 
-def _framed(texts: Collection[bytes]) -> bytes:
-    """Return texts as consecutive frames. No Python code runs per frame, only C functions."""
-    return b"".join(chain.from_iterable(zip(map(_header_of, map(len, texts)), texts, strict=True)))
+
+def _text_in(framed: bytes) -> bytes:
+    """Return the text of a frame with a header, which aiohttp writes itself.
+
+    >>> _text_in(_header(5) + b"hello")
+    b'hello'
+    """
+    length = framed[1]
+    return framed[2 if length < 126 else 4 if length == 126 else 10 :]
 
 
 class WebSockets:
@@ -294,6 +332,7 @@ class WebSockets:
     def __init__(self, server: WebSocketBackend) -> None:
         self._server = server
         self._sessions: set[WebSocketSession] = set()
+        self._writes = TurnWrites()
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Handle a request for a WebSocket."""
@@ -306,7 +345,7 @@ class WebSockets:
         except ConnectionError:
             return web.Response()  # the client has disconnected already
         socket.belong_to(f"from {network_of(address_of(request))}")
-        session = WebSocketSession(socket, request.transport)
+        session = WebSocketSession(socket, request.transport, self._writes)
         self._sessions.add(session)
         who: Principal | None = None
         try:

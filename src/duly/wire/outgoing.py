@@ -11,7 +11,7 @@ Each kind of frame has only the fields that it needs, which halves the time to e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Generic, TypeAlias, TypeVar
 
 import msgspec
@@ -206,19 +206,23 @@ _encode: Final = msgspec.json.Encoder(enc_hook=_fields_of).encode
 
 
 class FrameEncoder:
-    """Encodes frames as JSON, and caches the last one: a frame for many sessions is encoded once."""
+    """Encodes frames as JSON, and caches the last one: a frame for many sessions is encoded once. A transport
+    may cache frames as they go over its wire: `header` returns what precedes so many bytes of JSON."""
 
-    __slots__ = ("_last",)
+    __slots__ = ("_header", "_last")
 
-    def __init__(self) -> None:
+    def __init__(self, header: Callable[[int], bytes] | None = None) -> None:
+        self._header = header
         self._last: tuple[OutgoingFrame | None, bytes] = (None, b"")
 
     def encode(self, frame: OutgoingFrame) -> bytes:
-        """Return the JSON of a frame."""
+        """Return the JSON of a frame, after its header if there is one."""
         last = self._last
         if last[0] is frame:
             return last[1]
         text = _encode(frame)
+        if self._header is not None:
+            text = self._header(len(text)) + text
         self._last = (frame, text)  # one assignment, since hubs of one process may run in several threads
         return text
 
