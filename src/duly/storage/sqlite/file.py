@@ -94,6 +94,8 @@ class LedgerFile:
         self._fd: int | None = None
         self._inode: _Inode | None = None
         self._folder = str(self.path.parent)
+        self._names = (str(self.path), str(self._wal))
+        """as text: asking for the length of a `Path` takes longer, and every flush asks"""
         self._seen: tuple[int, int, int] | None = None
         """the folder, and when a file in it was last created, renamed or removed"""
         self._places: list[tuple[Path, _Inode]] = []
@@ -185,7 +187,7 @@ class LedgerFile:
     def committed(self, frames: int) -> None:
         """Record how many frames of the write-ahead log are on the disk. Raises if the files were moved."""
         self.check_in_place()
-        self.measure()
+        self._sizes = (self._sizes[0], _size(self._names[1]))  # only a move of the log changes the other file
         if frames < self._lock.frames or not self._lock.note.salt:  # a restarted log has a new salt
             self._lock.write(LockNote(os.getpid(), True, _wal_salt(self._wal), 0))
         self._lock.write_frames(frames)
@@ -224,12 +226,12 @@ class LedgerFile:
 
     def measure(self) -> None:
         """Note how long the files are, after a commit or a move of the log into the database."""
-        self._sizes = (_size(self.path), _size(self._wal))
+        self._sizes = (_size(self._names[0]), _size(self._names[1]))
 
     def check_sizes(self) -> None:
         """Raise if a file is shorter than it was: the next write would restore its length, but not what was
         cut off."""
-        for path, before in zip((self.path, self._wal), self._sizes, strict=True):
+        for path, before in zip(self._names, self._sizes, strict=True):
             if _size(path) < before:
                 self._check_files()  # it may be gone altogether
                 self._condemn(
@@ -533,8 +535,8 @@ def _inode(found: os.stat_result) -> _Inode:
     return found.st_dev, found.st_ino
 
 
-def _size(path: Path) -> int:
+def _size(path: Path | str) -> int:
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size  # noqa: PTH116 - runs for every flush
     except OSError:
         return 0
