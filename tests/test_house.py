@@ -59,6 +59,15 @@ PLAIN_IN_A_FUNCTION: Final = frozenset({"lines", "place", "route", "look up", "s
 VAGUE_PEOPLE: Final = re.compile(r"\b(nobody|somebody|whoever|anybody)\b", re.IGNORECASE)
 """Pronouns where the program has a noun: a recipient, a sender, an account, a process."""
 
+DESCRIBES: Final = re.compile(
+    r"(the|a|an|all|every|each|one|whether|what|when|where|how|this|these)\b"
+    r"|(?!(pass|process|press|address|guess)\b)[a-z]+s\b",
+    re.IGNORECASE,
+)
+"""How a docstring begins that describes a thing, or says what a function does and not what it is to do."""
+LAWS: Final = "testing/"
+"""Its checkers are laws, which their docstrings state; what a world calls says when it is called."""
+
 WAITS: Final = frozenset({"create_task", "ensure_future", "call_later", "call_at"})
 """What makes a timer or a task; `asyncio.sleep` and `time.sleep` count with them."""
 VERB: Final = "the tasks of one verb, which ends with them"
@@ -269,6 +278,27 @@ def missing_docstrings() -> Iterator[tuple[str, int, str]]:
             yield file, len(missing), f"has no docstring with more than the name for {', '.join(missing)}"
 
 
+def is_value(node: Function) -> bool:
+    """Whether a function is read as an attribute, and so described by a noun."""
+    return any("property" in ast.unparse(each) for each in node.decorator_list)
+
+
+def docstrings_without_order() -> Iterator[tuple[str, int, str]]:
+    """Docstrings of functions that describe a thing, and do not begin like an order: "Return the …"."""
+    for file in FILES:
+        if file.startswith((LAWS, COPIED_WHOLE)):
+            continue
+        found = [
+            name
+            for name, node in definitions(file)
+            if isinstance(node, Function)
+            and not is_value(node)
+            and DESCRIBES.match(ast.get_docstring(node) or "")
+        ]
+        if found:
+            yield file, len(found), f"does not say what to do (Return …, Send …) in {', '.join(found)}"
+
+
 def riddles() -> Iterator[tuple[str, int, str]]:
     for file in FILES:
         modules = words(file.removesuffix(".py").replace("/", "_"))
@@ -420,6 +450,7 @@ RULES: Final[tuple[Rule, ...]] = (
     repeated_classes,
     missing_docstrings,
     riddles,
+    docstrings_without_order,
     vague_people,
     vague_tests,
     foreign_privates,

@@ -89,7 +89,7 @@ class RulesRequest(Struct, frozen=True):
         return [*nodes, (self.hub, AccountClass.HUB)] if self.hub else []
 
     def members(self, broker: str) -> list[tuple[str, AccountClass]]:
-        """All users but the admins, for a broker that wants each user named."""
+        """Return all users but the admins, for a broker that wants each user named."""
         found = [(name, AccountClass.NODE) for name in self.users]
         found += [(name, AccountClass.DEVICE) for name in self.devices]
         if not found:
@@ -98,7 +98,7 @@ class RulesRequest(Struct, frozen=True):
         return [*found, *([(self.hub, AccountClass.HUB)] if self.hub else [])]
 
     def allows(self, act: Act, name: str, of: AccountClass) -> list[str]:
-        """The topic filters that this user may use; the name may be a placeholder of the broker."""
+        """Return the topic filters that this user may use; the name may be a placeholder of the broker."""
         return allowed(act, name, self.prefix, of, self.peers)
 
 
@@ -106,7 +106,7 @@ class RulesRequest(Struct, frozen=True):
 
 
 def mosquitto(wanted: RulesRequest) -> str:
-    """The text of an `acl_file` of Mosquitto."""
+    """Return the text of an `acl_file` of Mosquitto."""
     for name in (*wanted.admins, *(name for name, _ in wanted.special)):
         if name != name.strip():
             raise Malformed(f"Mosquitto cannot name {name!r} in a rule, since it begins or ends with a blank")
@@ -126,7 +126,7 @@ _MOSQUITTO: Final = {Act.PUBLISH: "write", Act.SUBSCRIBE: "read"}
 
 
 def _mosquitto_user(wanted: RulesRequest, name: str, of: AccountClass) -> list[str]:
-    """The rules of a user that is not a device. The patterns for devices hold for it too, hence the
+    """Return the rules of a user that is not a device. The patterns for devices hold for it too, hence the
     denials."""
     topics = [f"topic {_MOSQUITTO[act]} {each}" for act in Act for each in wanted.allows(act, name, of)]
     if of is AccountClass.NODE:
@@ -139,7 +139,7 @@ def _mosquitto_user(wanted: RulesRequest, name: str, of: AccountClass) -> list[s
 
 
 def emqx(wanted: RulesRequest) -> str:
-    """The text of an `acl.conf` of EMQX 5."""
+    """Return the text of an `acl.conf` of EMQX 5."""
     lines = [
         f"%% EMQX 5: {_who(wanted)}. In emqx.conf: authorization.no_match = deny",
         "%% (EMQX expands ${username}, not $1)",
@@ -168,8 +168,8 @@ def _erlang(text: str) -> str:
 
 
 def rabbitmq(wanted: RulesRequest) -> str:
-    """A shell script of `rabbitmqctl` calls. RabbitMQ turns topics into routing keys with dots between the
-    levels."""
+    """Return a shell script of `rabbitmqctl` calls. RabbitMQ turns topics into routing keys with dots between
+    the levels."""
     lines = [
         "#!/bin/sh -e",
         f"# RabbitMQ: {_who(wanted)}, for users that exist (rabbitmqctl add_user NAME). Their client id is",
@@ -191,7 +191,7 @@ def rabbitmq(wanted: RulesRequest) -> str:
 
 
 def _keys(wanted: RulesRequest, name: str, of: AccountClass) -> list[str]:
-    """The routing keys that this user may write and read, as regular expressions."""
+    """Return the routing keys that this user may write and read, as regular expressions."""
     for text in (name, wanted.prefix):
         if re.search(r"[\s.*>%]", text):
             raise Malformed(
@@ -246,29 +246,29 @@ class BrokerUser(Struct, frozen=True):
 
 
 def member(name: str, password: str, of: AccountClass, wanted: RulesRequest) -> BrokerUser:
-    """A user with the permissions of a class of accounts."""
+    """Return a user with the permissions of a class of accounts."""
     account = NODES if of is AccountClass.NODE and not wanted.hub else DEVICES
     publish, subscribe = (wanted.allows(act, name, of) for act in (Act.PUBLISH, Act.SUBSCRIBE))
     return BrokerUser(name, password, publish, subscribe, account)
 
 
 def node(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
-    """A user of the embedded broker with the permissions of a node."""
+    """Return a user of the embedded broker with the permissions of a node."""
     return member(name, password, AccountClass.NODE, RulesRequest(prefix))
 
 
 def device(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
-    """A user of the embedded broker with the permissions of a device."""
+    """Return a user of the embedded broker with the permissions of a device."""
     return member(name, password, AccountClass.DEVICE, RulesRequest(prefix))
 
 
 def hub(name: str, password: str = "", prefix: str = PREFIX) -> BrokerUser:
-    """A user of the embedded broker with the permissions of the hub."""
+    """Return a user of the embedded broker with the permissions of the hub."""
     return member(name, password, AccountClass.HUB, RulesRequest(prefix))
 
 
 def nats(wanted: RulesRequest) -> str:
-    """An `accounts` block, to be included in the configuration of a nats-server."""
+    """Return an `accounts` block, to be included in the configuration of a nats-server."""
     passwords = wanted.passwords
     users = [
         member(name, passwords.get(name, NO_PASSWORD), of, wanted) for name, of in wanted.members("NATS")
@@ -284,7 +284,7 @@ def nats(wanted: RulesRequest) -> str:
 
 
 def nats_users(users: Iterable[BrokerUser]) -> bytes:
-    """An `accounts` block with these users only, who may connect by MQTT only."""
+    """Return an `accounts` block with these users only, who may connect by MQTT only."""
     lines = [_nats_user(user) for user in check_users(users)]
     # An account without users would let every client in.
     lines.append(_nats_user(BrokerUser("$unused", os.urandom(24).hex())))
@@ -317,12 +317,13 @@ def _subjects(topics: Sequence[str]) -> bytes:
 
 
 def subjects(topics: Sequence[str]) -> list[str]:
-    """The NATS subjects of these topic filters; never empty, since an empty list would allow everything."""
+    """Return the NATS subjects of these topic filters; never empty, since an empty list would allow
+    everything."""
     return [subject_of(topic) for topic in topics] or [_NOTHING]
 
 
 def subject_of(topic: str) -> str:
-    """The NATS subject that nats-server derives from an MQTT topic filter.
+    """Return the NATS subject that nats-server derives from an MQTT topic filter.
 
     >>> subject_of("nodes/+/pending"), subject_of("nodes/a.b/#")
     ('nodes.*.pending', 'nodes.a//b.>')
@@ -344,7 +345,7 @@ def subject_of(topic: str) -> str:
 
 
 def topic_of(subject: str) -> str:
-    """The MQTT topic or topic filter that a NATS subject was derived from.
+    """Return the MQTT topic or topic filter that a NATS subject was derived from.
 
     >>> topic_of("nodes.a//b.pending"), topic_of("nodes.*.pending"), topic_of("nodes.>"), topic_of("a./.b")
     ('nodes/a.b/pending', 'nodes/+/pending', 'nodes/#', 'a//b')
@@ -363,7 +364,7 @@ def _quoted(text: str) -> bytes:
 
 
 def _who(wanted: RulesRequest) -> str:
-    """The users that the rules are for, as their first line names them."""
+    """Return the users that the rules are for, as their first line names them."""
     if not wanted.hub:
         return "the rules of nodes (no hub)"
     nodes = f", and for the nodes {', '.join(wanted.users)}" if wanted.users else ""

@@ -108,7 +108,7 @@ class BrokerFolder:
         self.forget_pid()
 
     async def _is_ours(self, pid: int) -> bool:
-        """Whether a process runs our configuration; another program may have got the same pid."""
+        """Return whether a process runs our configuration; another program may have got the same pid."""
         configuration = os.fsencode(str(self.configuration))
         if (_PROC / "self").exists():
             try:

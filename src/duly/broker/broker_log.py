@@ -47,7 +47,7 @@ class ClientRefused(Struct, frozen=True):
 
 
 def refused_client(line: str) -> ClientRefused | None:
-    """The refusal that a line of the log tells of, or None.
+    """Return the refusal that a line of the log tells of, or None.
 
     >>> line = '[7] 2026/11/18 17:27:01 [ERR] 127.0.0.1:4 - mid:37 - "mq" - Publish Violation - Subject "a.b"'
     >>> refused_client(line)
@@ -71,7 +71,7 @@ def refused_client(line: str) -> ClientRefused | None:
 
 
 def unquoted(text: str) -> str:
-    r"""The text that Go has quoted.
+    r"""Return the text that Go has quoted.
 
     >>> unquoted(r'a\"b\x1b\u2028')
     'a"b\x1b\u2028'
@@ -85,5 +85,5 @@ def _unescaped(found: re.Match[str]) -> str:
 
 
 def _advised(text: str) -> str:
-    """The text with what to do about it, where that is known."""
+    """Return the text with what to do about it, where that is known."""
     return "; ".join((text, *(advice for said, advice in _ADVICE.items() if said in text)))

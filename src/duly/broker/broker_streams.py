@@ -82,7 +82,7 @@ class _SessionText(Struct):
 
 
 def imported(account: str) -> str:
-    """The subject under which the hub reaches the streams of one of the broker's accounts."""
+    """Return the subject under which the hub reaches the streams of one of the broker's accounts."""
     return f"duly.{account}"
 
 
@@ -93,7 +93,7 @@ class BrokerStreams:
         self._request = request
 
     async def sessions(self, account: str) -> list[KeptSession]:
-        """The sessions of an account of the broker."""
+        """Return the sessions of an account of the broker."""
         wanted: dict[str, object] = {"subjects_filter": ">"}
         body = await self._request(f"{imported(account)}.STREAM.INFO.{_SESSIONS}", wanted)
         answer = msgspec.json.decode(body, type=_StreamAnswer)
@@ -113,11 +113,12 @@ class BrokerStreams:
         return KeptSession(text.id, _time_of(kept.time))
 
     def tasks(self, account: str, topics: str) -> AsyncIterator[KeptMessage]:
-        """The messages on topics, such as `nodes/+/pending`, oldest first."""
+        """Yield the messages on topics, such as `nodes/+/pending`, oldest first."""
         return self._messages(account, _MESSAGES, _STORED, topics, 0)
 
     def retained(self, account: str, topics: str, after: int) -> AsyncIterator[KeptMessage]:
-        """The retained messages of topics that were stored after the one with this number, oldest first."""
+        """Yield the retained messages of topics that were stored after the one with this number, oldest
+        first."""
         return self._messages(account, _RETAINED, _RETAINED_STORED, topics, after)
 
     async def _messages(
@@ -152,7 +153,7 @@ def _check(problem: _StreamError | None) -> None:
 
 
 def _time_of(text: str) -> int:
-    """A time as nats-server writes it, in microseconds.
+    """Return a time as nats-server writes it, in microseconds.
 
     >>> _time_of("1970-01-01T00:00:01.5Z")
     1500000

@@ -150,7 +150,7 @@ class Issuer:
         """the public key, as NATS writes it"""
 
     def admit(self, question: _Request, user: BrokerUser) -> bytes:
-        """The answer that lets a client in as this user."""
+        """Return the answer that lets a client in as this user."""
         permissions = {
             "type": "user",
             "version": 2,
@@ -170,7 +170,7 @@ class Issuer:
         return self._answer(question, {"jwt": self._signed(who).decode()})
 
     def refuse(self, question: _Request, reason: str) -> bytes:
-        """The answer that refuses a client."""
+        """Return the answer that refuses a client."""
         return self._answer(question, {"error": reason})
 
     def _answer(self, question: _Request, result: dict[str, object]) -> bytes:
@@ -248,16 +248,17 @@ class Callout:
         self._open.set()
 
     def client(self, cid: int) -> ConnectingClient | None:
-        """The client of a connection, by the connection's number in the broker's log."""
+        """Return the client of a connection, by the connection's number in the broker's log."""
         return self._clients.get(cid) or self._gone.get(cid)
 
     def holder(self, client_id: str) -> ConnectingClient | None:
-        """The connected client with this client id; the next one that connects with it takes its place."""
+        """Return the connected client with this client id; the next one that connects with it takes its
+        place."""
         return self._holders.get(client_id)
 
     async def connections(self, user: str = "") -> list[BrokerConnection]:
-        """The connected clients of one user, or the first thousand of all users; those that have published
-        most come first."""
+        """Return the connected clients of one user, or the first thousand of all users; those that have
+        published most come first."""
         asked: dict[str, object] = {"auth": True, "sort": "msgs_from", "limit": 1000}
         if user:
             asked["user"] = user
@@ -445,7 +446,7 @@ class Callout:
 
 
 def _crc16(data: bytes) -> int:
-    """CRC-16/XMODEM, which ends the text of a NATS key."""
+    """Return the CRC-16/XMODEM, which ends the text of a NATS key."""
     crc = 0
     for byte in data:
         crc ^= byte << 8

@@ -57,16 +57,16 @@ class Users(Protocol):
     """The users of a broker."""
 
     def exists(self, name: str) -> bool:
-        """Whether there is a user of this name."""
+        """Return whether there is a user of this name."""
 
     def has_left(self, name: str) -> bool:
-        """Whether a user of this name is gone, also if there is another one by now."""
+        """Return whether a user of this name is gone, also if there is another one by now."""
 
     def created_at(self, name: str) -> int:
-        """When a user was made; 0 if that is not known."""
+        """Return when a user was made; 0 if that is not known."""
 
     async def admit(self, username: str, password: str) -> BrokerUser:
-        """The user with this name and password; raises a `DulyError` if there is none."""
+        """Return the user with this name and password; raises a `DulyError` if there is none."""
 
 
 class UserList(Users):
@@ -76,19 +76,19 @@ class UserList(Users):
         self.users = {user.name: user for user in users}
 
     def exists(self, name: str) -> bool:
-        """Whether the list names this user."""
+        """Return whether the list names this user."""
         return name in self.users
 
     def has_left(self, name: str) -> bool:
-        """Whether the list does not name this user: it says nothing of earlier users."""
+        """Return whether the list does not name this user: it says nothing of earlier users."""
         return name not in self.users
 
     def created_at(self, name: str) -> int:
-        """0: a list does not say when."""
+        """Return 0: a list does not say when."""
         return 0
 
     async def admit(self, username: str, password: str) -> BrokerUser:
-        """The user of the list with this password; raises if there is none."""
+        """Return the user of the list with this password; raises if there is none."""
         user = self.users.get(username)
         if user is None or not _matches(password, user.password):
             raise NotAuthenticated(f"wrong username or password for {username!r}")
@@ -188,7 +188,8 @@ class BrokerClients:
             self._leaving -= names
 
     def _is_left_over(self, session: KeptSession, gone: Collection[str]) -> bool:
-        """Whether a session is that of a user who is gone, also if there is another of that name by now."""
+        """Return whether a session is that of a user who is gone, also if there is another of that name by
+        now."""
         owner = self._client_ids.find(session.client_id, gone)
         return owner in gone and (
             not self.users.exists(owner) or session.stored_at < self.users.created_at(owner)
@@ -256,7 +257,7 @@ class BrokerClients:
         await self.callout.kick_user(name)
 
     async def _judge(self, client: ConnectingClient) -> BrokerUser:
-        """The user as which a client is let in; raises a `DulyError` that says why it is not."""
+        """Return the user as which a client is let in; raises a `DulyError` that says why it is not."""
         try:
             user = await self.users.admit(client.username, client.password)
             if user.name == HUB and client.client_id and client.client_id == self._ending[0]:

@@ -424,7 +424,8 @@ class EmbeddedBroker:
 
 
 def nats_server() -> Path:
-    """The nats-server that the wheel installed beside the Python interpreter, or else the one on the PATH."""
+    """Return the nats-server that the wheel installed beside the Python interpreter, or else the one on the
+    PATH."""
     beside = Path(sysconfig.get_path("scripts")) / "nats-server"
     found = beside if beside.exists() else shutil.which("nats-server")
     if found is None:
@@ -435,7 +436,7 @@ def nats_server() -> Path:
 
 
 def _free_port(listen: str, taken: int = 0) -> int:
-    """A free port, and another one than the port that is taken in a moment."""
+    """Return a free port, and another one than the port that is taken in a moment."""
     family = socket.AF_INET6 if ":" in listen else socket.AF_INET
     with socket.socket(family) as s:
         try:

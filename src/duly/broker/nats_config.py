@@ -54,7 +54,8 @@ class NatsServing(Struct, frozen=True, kw_only=True):
 
 
 def configuration(store: Path, serving: NatsServing, *, ack_wait: float, password: str, issuer: str) -> bytes:
-    """The whole file. `password` is that of the hub's own connection, `issuer` the key that it signs with."""
+    """Return the whole file. `password` is that of the hub's own connection, `issuer` the key that it signs
+    with."""
     return (
         b"server_name: duly\n"
         b'listen: "127.0.0.1:-1"\n'  # for the hub alone: clients connect by MQTT only
@@ -88,19 +89,19 @@ def configuration(store: Path, serving: NatsServing, *, ack_wait: float, passwor
 
 
 def _account(name: str) -> bytes:
-    """An account of clients, whose streams the hub may read."""
+    """Return an account of clients, whose streams the hub may read."""
     exported = b'{ service: "$JS.API.>", accounts: [duly_system] }'
     return b"  %b { jetstream: enabled, exports: [ %b ] }\n" % (name.encode(), exported)
 
 
 def _imported(account: str) -> bytes:
-    """The streams of an account, as the hub reaches them (`duly.broker.broker_streams`)."""
+    """Return the streams of an account, as the hub reaches them (`duly.broker.broker_streams`)."""
     to = _quoted(f"{imported(account)}.>")
     return b'{ service: { account: %b, subject: "$JS.API.>" }, to: %b }' % (account.encode(), to)
 
 
 def _listeners(serving: NatsServing, ack_wait: float) -> bytes:
-    """The ports for clients."""
+    """Return the ports for clients."""
     host, tls = _quoted(serving.listen), b""
     if serving.tls_cert:
         cert, key = (_quoted(str(Path(file).absolute())) for file in (serving.tls_cert, serving.tls_key))
@@ -128,8 +129,8 @@ def _listeners(serving: NatsServing, ack_wait: float) -> bytes:
 
 
 def _origins(serving: NatsServing) -> list[str]:
-    """The origins that may connect: those that are named and, since a list of them excludes it, the broker's
-    own, which some clients that are no pages send (paho)."""
+    """Return the origins that may connect: those that are named and, since a list of them excludes it, the
+    broker's own, which some clients that are no pages send (paho)."""
     scheme = "https" if serving.tls_cert else "http"
     host = f"[{serving.listen}]" if ":" in serving.listen else serving.listen
     return [

@@ -70,5 +70,5 @@ class PublishRates:
 
 
 def backlogged(connections: Iterable[BrokerConnection]) -> list[int]:
-    """Returns the connections of the hub for which a flood has left much to read."""
+    """Return the connections of the hub for which a flood has left much to read."""
     return [one.cid for one in connections if one.user == HUB and one.waiting > BACKLOG]

@@ -42,19 +42,19 @@ class HubUsers(Users):
         self.hub_password = secrets.token_urlsafe(32)
 
     def exists(self, name: str) -> bool:
-        """Whether the name is the hub's own or that of a stored device or node."""
+        """Return whether the name is the hub's own or that of a stored device or node."""
         return name == HUB or self._accounts.stored_role(name) in (Role.DEVICE, Role.NODE)
 
     def has_left(self, name: str) -> bool:
-        """Whether the account was removed, or the name now belongs to a newer account."""
+        """Return whether the account was removed, or the name now belongs to a newer account."""
         return self._accounts.stored_role(name) is None or self._accounts.freed_at(name) > 0
 
     def created_at(self, name: str) -> int:
-        """When the account was made, in microseconds; 0 if that is not known."""
+        """Return when the account was made, in microseconds; 0 if that is not known."""
         return self._accounts.created_at(name)
 
     async def admit(self, username: str, password: str) -> BrokerUser:
-        """The user with this name and token, by what the ledger holds now."""
+        """Return the user with this name and token, by what the ledger holds now."""
         if username == HUB:
             if secrets.compare_digest(password.encode(errors="replace"), self.hub_password.encode()):
                 return acl_dialects.hub(HUB)
@@ -74,7 +74,8 @@ class HubUsers(Users):
 
 
 async def own_session(folder: Path, address: BrokerAddress, *, embedded: bool) -> BrokerAddress:
-    """The address with the client id of this hub's session: its own, secret, and stored in the data folder.
+    """Return the address with the client id of this hub's session: its own, secret, and stored in the data
+    folder.
 
     It is secret since a client that knows it could take the session over at a broker that does not bind
     client ids to users. It is stored since a broker keeps messages for a session that comes back, and
@@ -94,7 +95,7 @@ async def own_session(folder: Path, address: BrokerAddress, *, embedded: bool) -
 
 
 def second_session(address: BrokerAddress) -> BrokerAddress:
-    """The address with the client id of this hub's second session, as secret as the first."""
+    """Return the address with the client id of this hub's second session, as secret as the first."""
     digest = blake2b(address.client_id.encode(), digest_size=4).hexdigest()
     return replace(address, client_id=f"{address.client_id}-{digest}")
 

@@ -74,13 +74,13 @@ class Finding(Struct, frozen=True):
 
 
 def sample_topics(users: Sequence[str], prefix: str) -> list[str]:
-    """Topics to publish to, allowed and forbidden ones."""
+    """Return topics to publish to, allowed and forbidden ones."""
     own = [f"{prefix}/{user}/{kind}" for user in users for kind in (*LETTERS, STATUS, "other")]
     return [*own, *(f"{prefix}/{user}/pending/deeper" for user in users), f"{prefix}-other/x/pending"]
 
 
 def sample_filters(users: Sequence[str], prefix: str) -> list[str]:
-    """Topic filters to subscribe to, allowed and forbidden ones."""
+    """Return topic filters to subscribe to, allowed and forbidden ones."""
     of_all = [f"{prefix}/{EVERY_NAME}/{kind}" for kind in (*LETTERS, STATUS)]
     whole = [f"{prefix}/{user}/#" for user in users]
     shared = [f"$share/duly/{prefix}/{user}/pending" for user in users]
@@ -163,8 +163,8 @@ class _Trial:
         self.observer: _TestClient
 
     def address(self, name: str, password: str) -> BrokerAddress:
-        """The address for this user, under a client id of its own: the connection of a real node must not
-        be replaced."""
+        """Return the address for this user, under a client id of its own: the connection of a real node must
+        not be replaced."""
         client_id = f"{name}-{secrets.token_hex(6)}"
         return replace(self._address, username=name, password=password, client_id=client_id)
 

@@ -242,12 +242,12 @@ def list_alerts(
 
 
 def _came(one: JsonObject) -> str:
-    """When an alert came, and whether it is known when it happened."""
+    """Return when an alert came, and whether it is known when it happened."""
     return f"{clock(one['accepted_at'])}{' undated' if one.get('undated') else ''}"
 
 
 def _reported(one: JsonObject) -> str:
-    """When an alert happened, as far as its sentinel's clock can be believed, and when it came."""
+    """Return when an alert happened, as far as its sentinel's clock can be believed, and when it came."""
     if not one.get("undated"):
         return f"{clock(one['time'])} by its own account, stored {clock(one['accepted_at'])}"
     said = one.get("said_time")

@@ -137,7 +137,7 @@ async def _demo(folder: Path, commands: int, *, page: bool) -> tuple[list[DemoOu
 
 
 def _until_interrupted() -> Iterator[int]:
-    """Numbers from 0 on, until Ctrl-C or a request to end."""
+    """Yield numbers from 0 on, until Ctrl-C or a request to end."""
     told, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, told.set)

@@ -245,7 +245,7 @@ def _broker(found: _Findings, mqtt: JsonObject | None) -> None:
 
 
 async def _offset(hub: HubClient) -> tuple[float, float]:
-    """How far the hub's clock is ahead of ours, and how long it took to ask, in seconds."""
+    """Return how far the hub's clock is ahead of ours, and how long it took to ask, in seconds."""
     import aiohttp
 
     from duly.wire import frames

@@ -73,7 +73,7 @@ class HomeAssistantOptions:
     ] = None
 
     def settings(self) -> HomeAssistantSettings:
-        """The settings of `duly.toml` and the environment, overridden by these options."""
+        """Return the settings of `duly.toml` and the environment, overridden by these options."""
         from duly.settings import section
 
         flags: dict[str, object] = {

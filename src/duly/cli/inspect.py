@@ -224,7 +224,7 @@ def _source(at: LedgerOptions) -> _Asked | _Read:
 
 
 def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[JsonObject], list[JsonObject]]:
-    """The messages under an id, and what was refused under it."""
+    """Return the messages under an id, and what was refused under it."""
     scopes = [scope] if scope is not None else source.scopes(id_)
     found = [record for one in scopes if (record := source.one(one, id_)) is not None]
     refusals = [one for one in source.refusals(10_000) if one["id"] == id_ and scope in (None, one["scope"])]
@@ -264,7 +264,7 @@ def _show(id_: str, records: list[JsonObject], refusals: list[JsonObject], json:
 
 
 def _steps(record: JsonObject, made: int, refusals: list[JsonObject]) -> list[TimelineStep]:
-    """The timeline of a message, the same as on the page."""
+    """Return the timeline of a message, the same as on the page."""
     import msgspec
 
     from duly.runtime.timeline import timeline_of
@@ -300,7 +300,7 @@ def _how(ack: JsonObject | None) -> str:
 
 
 def _result(record: JsonObject) -> str:
-    """The result of a message: the number of a chat line, or the data of the answer to any other."""
+    """Return the result of a message: the number of a chat line, or the data of the answer to any other."""
     ack = record.get("ack") or {}
     data = ack.get("data")
     if record["type"] in CHAT_LINES and isinstance(data, int):
@@ -316,7 +316,7 @@ def _data(ack: JsonObject) -> str:
 
 
 def _lines(record: JsonObject, steps: list[TimelineStep]) -> list[str]:
-    """The timeline of a message in order, followed by what only the ledger knows."""
+    """Return the timeline of a message in order, followed by what only the ledger knows."""
     accepted, hops = record["accepted_at"], record.get("hops", [])
     lines: list[str] = []
     for step in steps:
@@ -336,7 +336,7 @@ def _lines(record: JsonObject, steps: list[TimelineStep]) -> list[str]:
 
 
 def _delivery(delivery: JsonObject, record: JsonObject, hops: list[JsonObject]) -> Iterator[str]:
-    """The state of a delivery in the ledger, where the timeline does not show it."""
+    """Yield the state of a delivery in the ledger, where the timeline does not show it."""
     to, tries = f"{delivery['recipient']} ({delivery['channel']})", delivery["attempts"]
     if tries > len({hop["attempt"] for hop in hops if hop["what"] in ATTEMPTS}):
         times = "once" if tries == 1 else f"{tries} times"
@@ -371,7 +371,7 @@ def _line(line: JsonObject) -> Iterator[str]:
 
 
 def _sentence(step: TimelineStep, record: JsonObject) -> str:
-    """A step of the timeline as a sentence."""
+    """Return a step of the timeline as a sentence."""
     detail, attempt, scope = step.detail, step.attempt, record["scope"]
     because = f": {detail}" if detail else ""
     if step.what == record["state"] and step.what not in ("accepted", "sent", "delivered"):

@@ -293,7 +293,7 @@ async def _stored_or_sent(alert: Alert, limit: float, store: Path) -> None:
 
 
 def _told(hub: HubClient, event: str) -> AlertOutcome:
-    """Whether a person was told of a critical event that the tower has."""
+    """Return whether a person was told of a critical event that the tower has."""
     try:
         return wait_until_told(hub, event, URGENT_SECONDS)
     except CommandFailed as problem:

@@ -16,15 +16,15 @@ class KnownHolders:
         self._doubted: set[str] = set()
 
     def get(self, device: str) -> bytes | None:
-        """The holder of a device, as far as is known."""
+        """Return the holder of a device, as far as is known."""
         return self._holders.get(device)
 
     def at(self, hubs: Iterable[str]) -> list[str]:
-        """The devices that these hubs hold."""
+        """Return the devices that these hubs hold."""
         return [device for hub in hubs for device in self._at.get(hub, ())]
 
     def beside(self, hubs: frozenset[str]) -> list[tuple[str, bytes]]:
-        """The devices that other hubs than these hold, with their holders, except those in doubt."""
+        """Return the devices that other hubs than these hold, with their holders, except those in doubt."""
         others = self.at(hub for hub in self._at if hub not in hubs)
         return [(device, self._holders[device]) for device in others if device not in self._doubted]
 

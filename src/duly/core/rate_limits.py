@@ -104,7 +104,7 @@ class RateLimits:
         return max(0, self._full_at[name] - now - self._span)
 
     def wait(self, name: str, now: int) -> int:
-        """How long to wait before one more is within the rate, in microseconds; 0: not at all. Counts
+        """Return how long to wait before one more is within the rate, in microseconds; 0: not at all. Counts
         nothing."""
         full_at = self._full_at.get(name)
         if full_at is None and len(self._full_at) >= self._remembered and not self._forget(now):

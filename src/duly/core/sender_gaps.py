@@ -99,8 +99,8 @@ class Chain:
             self.take(key)
 
     def count_anew(self, n: int, ms: int, needs: int) -> list[HeldMessage]:
-        """If this number shows that the sender starts over, release all held messages and restart the chain
-        before it."""
+        """Release all held messages and restart the chain before this number, if it shows that the sender
+        starts over."""
         if n > self.mark or ms <= self.top_ms:
             return []
         free = self.follow(EVERY_GAP)

@@ -297,7 +297,7 @@ def _abandoned(delivery: Delivery, ledger: Ledger, now: int) -> bool:
 
 
 def _is_gone(delivery: Delivery, ledger: Ledger) -> bool:
-    """Whether the process of a run has certainly ended, whatever its lease says."""
+    """Return whether the process of a run has certainly ended, whatever its lease says."""
     return not _ours(delivery, ledger) and ledger.is_gone(delivery.worker.partition("/")[0])
 
 

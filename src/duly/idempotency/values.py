@@ -243,7 +243,8 @@ def _mentions_model(kind: object) -> bool:
 
 
 def _check_readable(kind: object, seen: set[int]) -> None:
-    """msgspec takes any class and fails when it is to read one; here that would be after the run."""
+    """Raise a `TypeError` for a class that msgspec takes, but cannot read back: that would show after the
+    run."""
     if isinstance(kind, msgspec.inspect.CustomType) and not _is_model(kind.cls):
         raise TypeError(f"{kind.cls.__qualname__} cannot be read back")
     if isinstance(kind, tuple):

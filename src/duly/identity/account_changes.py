@@ -48,17 +48,17 @@ _decode: Final = msgspec.json.Decoder(Note).decode
 
 
 def new_version(before: bytes | None) -> bytes:
-    """A version to follow this one: random, and numbered for the names of notes."""
+    """Return a version to follow this one: random, and numbered for the names of notes."""
     return secrets.token_bytes(_RANDOM) + (_number(before) + 1).to_bytes(_NUMBER, "big")
 
 
 def unrelated_version() -> bytes:
-    """A version without a note: every hub reads everything."""
+    """Return a version without a note: every hub reads everything."""
     return secrets.token_bytes(_RANDOM)
 
 
 def noted(before: bytes | None, after: bytes, names: Collection[str], writes: Sequence[Write]) -> Write:
-    """The operation that stores a change with its note, if the version still is the one before."""
+    """Return the operation that stores a change with its note, if the version still is the one before."""
     note = Note(before or b"", after, sorted(names) if len(names) <= MOST else None)
     put = PutItem(NOTES, _slot(_number(after)), msgspec.json.encode(note))
     if before is None:
@@ -67,7 +67,7 @@ def noted(before: bytes | None, after: bytes, names: Collection[str], writes: Se
 
 
 def notes_between(seen: bytes | None, now: bytes | None) -> list[tuple[str, str]]:
-    """Where the notes are that lead from one version to another; empty if there are none."""
+    """Return where the notes are that lead from one version to another; empty if there are none."""
     first, last = _number(seen) + 1, _number(now)
     if not 0 <= last - first < KEPT:
         return []
@@ -75,8 +75,8 @@ def notes_between(seen: bytes | None, now: bytes | None) -> list[tuple[str, str]
 
 
 def changed_between(seen: bytes | None, now: bytes | None, notes: Sequence[bytes | None]) -> set[str] | None:
-    """The names of what was changed between two versions, by the notes that lead from one to the other; None
-    if they do not."""
+    """Return the names of what was changed between two versions, by the notes that lead from one to the
+    other; None if they do not."""
     at, changed = seen or b"", set[str]()
     try:
         for body in notes:
@@ -91,7 +91,8 @@ def changed_between(seen: bytes | None, now: bytes | None, notes: Sequence[bytes
 
 
 def _number(version: bytes | None) -> int:
-    """How many changes have been noted one after the other up to this version; 0 if an older hub wrote it."""
+    """Return how many changes have been noted one after the other up to this version; 0 if an older hub wrote
+    it."""
     if version is None or len(version) != _RANDOM + _NUMBER:
         return 0
     return int.from_bytes(version[_RANDOM:], "big")

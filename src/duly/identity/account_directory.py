@@ -64,8 +64,8 @@ class AccountDirectory(KnownAccounts):
     # ── checks for a transaction ─────────────────────────────────────────────────────────────────
 
     def proof(self, principal: Principal, device: str = "") -> tuple[CheckItem, ...]:
-        """The checks that the ledger has to pass for the principal to be valid and, if it is an app, to
-        command the device. There are none where this process alone writes the ledger: memory is enough
+        """Return the checks that the ledger has to pass for the principal to be valid and, if it is an app,
+        to command the device. There are none where this process alone writes the ledger: memory is enough
         then."""
         if self._ledger.sole:
             return ()
@@ -80,13 +80,13 @@ class AccountDirectory(KnownAccounts):
         return tuple(needed)
 
     def unchanged(self, name: str) -> CheckItem:
-        """The check that an account in the ledger is what it is in memory."""
+        """Return the check that an account in the ledger is what it is in memory."""
         return CheckItem(PRINCIPALS, name, self._book.bodies.get(name, b""))
 
     # ── from the ledger, where other hubs write it too ───────────────────────────────────────────
 
     async def identify(self, token: str) -> Principal | None:
-        """The owner of a token, by what the ledger holds now."""
+        """Return the owner of a token, by what the ledger holds now."""
         key = digest(token)
         who = self._book.by_token.get(key)
         if self._ledger.sole:
@@ -102,7 +102,7 @@ class AccountDirectory(KnownAccounts):
         return self._book.standing.get(name)
 
     async def confirmed(self, name: str) -> StoredAccount | None:
-        """An account as the ledger holds it now; memory is corrected by it."""
+        """Return an account as the ledger holds it now; memory is corrected by it."""
         while not self._ledger.sole:
             before = self._book.bodies.get(name)
             (body,) = await self.items.get((PRINCIPALS, name))
@@ -133,7 +133,7 @@ class AccountDirectory(KnownAccounts):
             self._lapsed.add(name)
 
     async def confirm(self, principal: Principal) -> None:
-        """Raises `NotAuthenticated` if the principal is no longer valid, by what the ledger holds now."""
+        """Raise `NotAuthenticated` if the principal is no longer valid, by what the ledger holds now."""
         login: bytes | None = b""
         if not self._ledger.sole:
             await self.confirmed(principal.name)
@@ -143,19 +143,20 @@ class AccountDirectory(KnownAccounts):
             raise NotAuthenticated("your login is no longer valid; log in again")
 
     async def removed_names(self) -> set[str]:
-        """The names whose last account, or one before it, was removed."""
+        """Return the names whose last account, or one before it, was removed."""
         return set(await self._ledger.bucket(REMOVED))
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
-        """The role of an account, also of one that another hub has just made. `asker` is the account that
-        asks: only so many of its questions about unknown names are read from the ledger."""
+        """Return the role of an account, also of one that another hub has just made. `asker` is the account
+        that asks: only so many of its questions about unknown names are read from the ledger."""
         unknown = self._book.stored.get(name) is None
         if unknown and self._may_read(name, asker) and await self.confirmed(name) is not None:
             self._misses.give_back(asker)
         return self.stored_role(name)
 
     async def find_grant(self, principal: Principal, device: str) -> bool:
-        """`may`, which also counts a grant that another hub has just made."""
+        """Return whether the principal may command the device, also by a grant that another hub has just
+        made."""
         app = principal.name
         if not self.may(principal, device) and self._may_read(device, app):
             (grant,) = await self.items.get((GRANTS, grant_name(app, device)))
@@ -167,15 +168,16 @@ class AccountDirectory(KnownAccounts):
         return self.may(principal, device)
 
     async def find_permission(self, sender: str, device: str) -> bool:
-        """`allows`, which also counts an account and a grant that another hub has just made."""
+        """Return whether the sender may command the device, also by an account and a grant that another hub
+        has just made."""
         role = await self.find_role(sender, sender)
         if role is Role.APP:
             await self.find_grant(Principal(sender, role, epoch=self.epoch(sender)), device)
         return self.allows(sender, device)
 
     def _may_read(self, name: str, asker: str) -> bool:
-        """Whether the ledger may know more about a name than memory, and the asker has reads left; one is
-        taken."""
+        """Return whether the ledger may know more about a name than memory, and the asker has reads left; one
+        is taken."""
         if self._ledger.sole or not NAME.fullmatch(name):
             return False
         return not self._misses.take(asker, self._ledger.clock.now())
@@ -190,7 +192,7 @@ class AccountDirectory(KnownAccounts):
             return self._take_lapsed()
 
     async def catch_up(self) -> frozenset[str]:
-        """`refresh` what has changed: one small read if nothing has, cheap enough to be made often."""
+        """Refresh what has changed: one small read if nothing has, cheap enough to be made often."""
         now = asyncio.get_running_loop().time()
         if self._whole is None:
             self._whole = now
@@ -234,7 +236,7 @@ class AccountDirectory(KnownAccounts):
         self.version = version
 
     async def _read(self, names: set[str]) -> tuple[bytes | None, dict[str, bytes | None]]:
-        """The version of the accounts, and these accounts and grants."""
+        """Return the version of the accounts, and these accounts and grants."""
         asked = sorted(names)
         places = [(GRANTS if "/" in name else PRINCIPALS, name) for name in asked]
         version, *found = await self._ledger.items([ACCOUNTS_VERSION, *places])
@@ -285,10 +287,10 @@ NETWORKS: Final = "login_networks"
 
 
 def sessions(name: str) -> str:
-    """The bucket of a user's logins."""
+    """Return the bucket of a user's logins."""
     return f"sessions/{name}"
 
 
 def grant_name(app: str, device: str) -> str:
-    """The name of a grant in its bucket; the name of an account has no slash."""
+    """Return the name of a grant in its bucket; the name of an account has no slash."""
     return f"{app}/{device}"

@@ -211,7 +211,7 @@ class Accounts(AccountDirectory):
         await self._change(change, name)
 
     def password_of(self, name: str) -> str:
-        """The hash of a user's password; empty if there is none."""
+        """Return the hash of a user's password; empty if there is none."""
         one = self._book.stored.get(name)
         return "" if one is None else self._decrypt(name, "password", one.password)
 
@@ -285,7 +285,7 @@ class Accounts(AccountDirectory):
         return self._encrypt(name, "key", stored) if shared else stored
 
     def key_of(self, name: str) -> str:
-        """The key with which a device must sign what it sends over MQTT; empty if it need not sign."""
+        """Return the key with which a device must sign what it sends over MQTT; empty if it need not sign."""
         return self._decrypt(name, "key", super().key_of(name))
 
     async def encrypt_passwords(self) -> int:
@@ -309,18 +309,18 @@ class Accounts(AccountDirectory):
         return count
 
     def list(self) -> tuple[Account, ...]:
-        """All accounts, by name."""
+        """Return all accounts, by name."""
         stored = sorted(self._book.stored.items())
         return tuple(Account(name, one.role, one.created) for name, one in stored)
 
 
 def _token(hashed: str, name: str) -> PutItem:
-    """The write that names the owner of a token."""
+    """Return the write that names the owner of a token."""
     return PutItem(TOKENS, hashed, name.encode())
 
 
 def _replacing(name: str, new: StoredAccount, *also: Write) -> Change:
-    """The change that replaces an account."""
+    """Return the change that replaces an account."""
     body = _encode(new)
     return Change({name: body}, (PutItem(PRINCIPALS, name, body), *also))
 
@@ -332,8 +332,8 @@ def _making(
     dropped: dict[str, bytes | None] | None = None,
     then: tuple[Write, ...] = (),
 ) -> Change:
-    """The change that makes an account, if its name is free. `removed` says when the last one of this name
-    was removed; `dropped` are the grants that `then` drops."""
+    """Return the change that makes an account, if its name is free. `removed` says when the last one of this
+    name was removed; `dropped` are the grants that `then` drops."""
     if removed is not None:
         new = changed(new, after=int(removed))
     body = _encode(new)

@@ -39,7 +39,7 @@ class Authenticator:
         self._temporary = TemporaryTokens()
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """The account that this token belongs to; raises `NotAuthenticated` or `TooManyLogins`. What
+        """Return the account that this token belongs to; raises `NotAuthenticated` or `TooManyLogins`. What
         cannot be a token, such as text with control characters, counts as a wrong one."""
         who = await self.authenticate(token, address)
         if who.role is Role.NODE:
@@ -51,15 +51,15 @@ class Authenticator:
         return who
 
     def recognise(self, token: str | None) -> Principal | None:
-        """The account that this token belongs to, if memory is sure of it and it may log in; None if `login`
-        has to be asked."""
+        """Return the account that this token belongs to, if memory is sure of it and it may log in; None if
+        `login` has to be asked."""
         if token is None or not self._ledger.sole:
             return None
         who = self._accounts.authenticate(token)
         return None if who is None or who.role in _OTHER_ENTRANCES else who
 
     async def authenticate(self, token: str | None, address: str) -> Principal:
-        """The account that this token belongs to, whatever its role may do here."""
+        """Return the account that this token belongs to, whatever its role may do here."""
         if token is None:
             raise NotAuthenticated("no token; send Authorization: Bearer …, or an auth frame")
         return await self._who(token if token.isascii() and token.isprintable() else "", address)

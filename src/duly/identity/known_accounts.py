@@ -82,11 +82,11 @@ class AccountBook:
             self.link(*grant)
 
     def grants(self) -> set[tuple[str, str]]:
-        """All grants, also those without effect."""
+        """Return all grants, also those without effect."""
         return self.dangling | {(app, device) for app, each in self.granted.items() for device in each}
 
     def grants_of(self, name: str) -> set[tuple[str, str]]:
-        """The grants in which this name occurs."""
+        """Return the grants in which this name occurs."""
         left = {grant for grant in self.dangling if name in grant}
         left |= {(name, device) for device in self.granted.get(name, NO_NAMES)}
         return left | {(app, name) for app in self.apps_of.get(name, NO_NAMES)}
@@ -99,45 +99,45 @@ class KnownAccounts:
         self._book = AccountBook()
 
     def authenticate(self, token: str) -> Principal | None:
-        """The owner of a token. It is found by its hash, so the time this takes reveals nothing about
+        """Return the owner of a token. It is found by its hash, so the time this takes reveals nothing about
         tokens."""
         return self._book.by_token.get(digest(token))
 
     def may(self, principal: Principal, device: str) -> bool:
-        """Whether the principal may command the device. A connection can outlive its account: a principal
-        whose account was removed since may do nothing."""
+        """Return whether the principal may command the device. A connection can outlive its account: a
+        principal whose account was removed since may do nothing."""
         book, name = self._book, principal.name
         if device not in book.granted.get(name, NO_NAMES) and principal.role is not Role.ADMIN:
             return False
         return book.standing.get(name) is principal or self.is_current(principal)
 
     def is_current(self, principal: Principal) -> bool:
-        """Whether the principal's account still is the one it logged in to."""
+        """Return whether the principal's account still is the one it logged in to."""
         standing = self._book.standing.get(principal.name)
         if standing is None or standing.role is not principal.role:
             return False
         return principal.epoch in (0, standing.epoch)
 
     def epoch(self, name: str) -> int:
-        """The epoch of an account; 0 if there is no such account."""
+        """Return the epoch of an account; 0 if there is no such account."""
         one = self._book.stored.get(name)
         return 0 if one is None else one.epoch
 
     def created_at(self, name: str) -> int:
-        """The time at which an account was made; 0 if there is no such account."""
+        """Return the time at which an account was made; 0 if there is no such account."""
         one = self._book.stored.get(name)
         return 0 if one is None else one.created
 
     def freed_at(self, name: str) -> int:
-        """The time at which an earlier account of this name was removed; 0 if there was none."""
+        """Return the time at which an earlier account of this name was removed; 0 if there was none."""
         return self._book.after.get(name, 0)
 
     def was_another(self, name: str, at: int) -> bool:
-        """Whether what this name did at this time was done by an earlier account of the name."""
+        """Return whether what this name did at this time was done by an earlier account of the name."""
         return self.freed_at(name) > 0 and at < self.created_at(name)
 
     def allows(self, sender: str, device: str) -> bool:
-        """Whether the device exists and the sender of a command may still command it."""
+        """Return whether the device exists and the sender of a command may still command it."""
         book = self._book
         standing = book.standing.get(sender)
         if standing is None or device not in book.stored:
@@ -145,28 +145,28 @@ class KnownAccounts:
         return standing.role is Role.ADMIN or device in book.granted.get(sender, NO_NAMES)
 
     def granted(self, app: str) -> frozenset[str]:
-        """The devices that this app may command."""
+        """Return the devices that this app may command."""
         return self._book.granted.get(app, NO_NAMES)
 
     def apps_of(self, device: str) -> frozenset[str]:
-        """The apps that may command this device, and so receive what it pushes."""
+        """Return the apps that may command this device, and so receive what it pushes."""
         return self._book.apps_of.get(device, NO_NAMES)
 
     def is_sent_once(self, device: str) -> bool:
-        """Whether a device has no memory of its own, so that each command is sent to it once."""
+        """Return whether a device has no memory of its own, so that each command is sent to it once."""
         return device in self._book.once
 
     def stored_role(self, name: str) -> Role | None:
-        """The role of an account; None if there is no such account."""
+        """Return the role of an account; None if there is no such account."""
         one = self._book.stored.get(name)
         return None if one is None else one.role
 
     def devices(self, most: int) -> Iterator[str]:
-        """The names of devices, so many at most, those that were added first."""
+        """Yield the names of devices, so many at most, those that were added first."""
         stored = self._book.stored.items()
         return islice((name for name, one in stored if one.role is Role.DEVICE), most)
 
     def key_of(self, name: str) -> str:
-        """The key of a device as the ledger keeps it; empty if the device need not sign."""
+        """Return the key of a device as the ledger keeps it; empty if the device need not sign."""
         one = self._book.stored.get(name)
         return "" if one is None else one.key

@@ -104,7 +104,7 @@ class LoginGuard:
             self._known.popitem(last=False)
 
     def knows(self, account: str, network: str) -> bool:
-        """Whether the account has logged in from this network, as far as this guard remembers."""
+        """Return whether the account has logged in from this network, as far as this guard remembers."""
         return pair_of(account, network) in self._known
 
     def register(self, network: str, now: int) -> None:
@@ -143,7 +143,7 @@ class LoginGuard:
 
 
 def pair_of(account: str, network: str) -> str:
-    """A digest of a pair of account and network; its length is fixed, however long the names are."""
+    """Return a digest of a pair of account and network; its length is fixed, however long the names are."""
     return _short(f"{network}\0{account}")
 
 

@@ -70,6 +70,6 @@ class StoredAccount(Struct, frozen=True):
 
 
 def digest(token: str) -> bytes:
-    """The SHA-256 of a token, which is all that is kept of it."""
+    """Return the SHA-256 of a token, which is all that is kept of it."""
     # A stranger may send any text, also text that UTF-8 cannot carry.
     return sha256(token.encode(errors="surrogatepass")).digest()

@@ -61,12 +61,12 @@ class PasswordHashing:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def hash(self, password: str, network: str, *, first: bool = False) -> str:
-        """The hash of a password, to be stored. `first`: the caller has logged in before."""
+        """Return the hash of a password, to be stored. `first`: the caller has logged in before."""
         return await self.run(lambda: self._hasher.hash(password), network, first=first)
 
     async def matches(self, stored: str, password: str, network: str, *, first: bool = False) -> bool:
-        """Whether this is the password of that hash. An empty hash, of a name that is unknown, takes as long
-        as any: the time would reveal which names exist."""
+        """Return whether this is the password of that hash. An empty hash, of a name that is unknown, takes
+        as long as any: the time would reveal which names exist."""
         return await self.run(lambda: self._matches(stored, password), network, first=first)
 
     def _matches(self, stored: str, password: str) -> bool:

@@ -121,7 +121,7 @@ class People:
         await self._clear(name)
 
     async def _was_here(self, name: str, network: str) -> bool:
-        """Whether the account has logged in from this network before."""
+        """Return whether the account has logged in from this network before."""
         if self._guard.knows(name, network):
             return True
         if not NAME.fullmatch(name):
@@ -129,7 +129,7 @@ class People:
         return pair_of(name, network) in await self._networks(name)
 
     async def _networks(self, name: str) -> list[str]:
-        """The networks that an account has logged in from, as pairs with its name, the latest last."""
+        """Return the networks that an account has logged in from, as pairs with its name, the latest last."""
         (kept,) = await self._accounts.items.get((NETWORKS, name))
         if kept is not None:
             return msgspec.json.decode(kept, type=list[str])
@@ -137,8 +137,8 @@ class People:
         return [msgspec.json.decode(body, type=LoginSession).pair for body in logins]
 
     async def _judge(self, name: str, password: str, network: str, *, known: bool) -> CheckItem | None:
-        """The check that the account is unchanged, if this is its password; None if it is not. The try is
-        counted first."""
+        """Return the check that the account is unchanged, if this is its password; None if it is not. The try
+        is counted first."""
         give_back = self._guard.begin(name, network, self._now(), known=known)
         try:
             if NAME.fullmatch(name):
@@ -174,7 +174,7 @@ class People:
         return token
 
     async def _surplus(self, name: str) -> list[str]:
-        """The sessions that end when one more begins, the oldest first."""
+        """Return the sessions that end when one more begins, the oldest first."""
         logins = await self._ledger.bucket(sessions(name))
         oldest = sorted(logins, key=lambda key: msgspec.json.decode(logins[key], type=LoginSession).created)
         return oldest[: max(0, len(oldest) + 1 - SESSIONS_KEPT)]
@@ -182,11 +182,11 @@ class People:
     # ── by token ─────────────────────────────────────────────────────────────────────────────────
 
     def has_seen(self, token: str) -> bool:
-        """Whether this session's token has been used at this hub before."""
+        """Return whether this session's token has been used at this hub before."""
         return digest(token) in self._known
 
     async def recognise(self, token: str) -> Principal | None:
-        """The owner of a session, by the session's token."""
+        """Return the owner of a session, by the session's token."""
         name, colon, _ = token.removeprefix(PREFIX).rpartition(":")
         if not colon or not NAME.fullmatch(name):
             return None
@@ -231,7 +231,7 @@ class People:
         return len(void)
 
     async def catch_up(self) -> frozenset[Principal]:
-        """`refresh` if any session has ended: one small read, cheap enough to be made often."""
+        """Refresh if any session has ended: one small read, cheap enough to be made often."""
         (version,) = await self._accounts.items.get(_VERSION)
         return frozenset() if version == self._version else await self.refresh()
 
@@ -256,10 +256,10 @@ class People:
 
 
 def _device(key: str) -> str:
-    """A short name of a session among those of its owner, by its name in the bucket."""
+    """Return a short name of a session among those of its owner, by its name in the bucket."""
     return key[:12]
 
 
 def _new_version() -> PutItem:
-    """The write that tells other hubs that sessions have ended."""
+    """Return the write that tells other hubs that sessions have ended."""
     return PutItem(*_VERSION, secrets.token_bytes(8))

@@ -38,7 +38,7 @@ class TemporaryTokens:
         return token
 
     def owner(self, token: str, now: int) -> Principal | None:
-        """The principal that a token stands for, or None; a valid token is prolonged."""
+        """Return the principal that a token stands for, or None; a valid token is prolonged."""
         key = digest(token)
         found = self._issued.pop(key, None)
         if found is None or _is_over(found[1], now):

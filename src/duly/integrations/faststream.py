@@ -64,7 +64,7 @@ def _message_id(*_: object, **__: object) -> str | None:
 
 
 def stable_id(message: _StreamMessage) -> str:
-    """The id that all deliveries of a message share; raises `ProgramError` if it has none."""
+    """Return the id that all deliveries of a message share; raises `ProgramError` if it has none."""
     raw = message.raw_message
     given = message.headers.get("message_id") or message.headers.get("Nats-Msg-Id")
     if given or (given := getattr(raw, "message_id", None)):

@@ -69,5 +69,6 @@ def per_message(
 
 
 def _same(*_: object, **__: object) -> str:
-    """A message of one id has one content: the queue promises that, so arguments need not be JSON."""
+    """Return the same text for all arguments: the queue promises that a message of one id has one content, so
+    arguments need not be JSON."""
     return ""

@@ -40,7 +40,7 @@ class ActivityLog:
         await self._ledger.write(RecordRefusal(scope, id_[:ID_SHOWN], word, reason, at or self.now()))
 
     def now(self) -> int:
-        """The time of the ledger's clock."""
+        """Return the time of the ledger's clock."""
         return self._ledger.clock.now()
 
     async def settle(self) -> None:

@@ -50,8 +50,8 @@ class Backoff:
         return True
 
     def pause(self, *, among: int = 1) -> float | None:
-        """The seconds after a failed try until the next one is due, for callers that set a timer; None if
-        there is no next try."""
+        """Return the seconds after a failed try until the next one is due, for callers that set a timer; None
+        if there is no next try."""
         self._tries += 1
         delay = self._policy.delay(1 + (self._tries - 1) // among, self._salt)
         return None if delay is None else delay / SECOND

@@ -15,11 +15,11 @@ class Clock(Protocol):
     """A source of time."""
 
     def now(self) -> int:
-        """Microseconds since the epoch."""
+        """Return the microseconds since the epoch."""
         ...
 
     def steady(self) -> int:
-        """Microseconds since some moment, on a clock that is never set."""
+        """Return the microseconds since some moment, on a clock that is never set."""
         ...
 
 
@@ -27,11 +27,11 @@ class SystemClock(Clock):
     """The clock of the machine."""
 
     def now(self) -> int:
-        """The time of the operating system, which may be set back or ahead."""
+        """Return the time of the operating system, which may be set back or ahead."""
         return time.time_ns() // 1_000
 
     def steady(self) -> int:
-        """The time since the machine started, which only goes forward."""
+        """Return the time since the machine started, which only goes forward."""
         return time.clock_gettime_ns(_STEADY) // 1_000
 
 

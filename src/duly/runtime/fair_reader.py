@@ -55,7 +55,7 @@ class FairReader(Generic[Item]):
             task.add_done_callback(self._tasks.discard)
 
     def busy(self, sender: str) -> bool:
-        """Whether an item of this sender waits or is being handled."""
+        """Return whether an item of this sender waits or is being handled."""
         return sender in self._queues
 
     def __len__(self) -> int:

@@ -66,7 +66,7 @@ _UNKNOWN: Final = "unknown"
 
 
 def each(hops: HopValues) -> Iterator[NotedHop]:
-    """The hops of one message."""
+    """Yield the hops of one message."""
     return zip(*[iter(hops)] * HOP_WIDTH, strict=True)
 
 

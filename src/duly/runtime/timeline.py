@@ -99,5 +99,5 @@ def _step(hop: Hop) -> TimelineStep:
 
 
 def _is_of(hop: Hop, at: int, word: str, why: str) -> bool:
-    """Whether a hop is the moment at which a sender was told of a refusal."""
+    """Return whether a hop is the moment at which a sender was told of a refusal."""
     return (hop.what, hop.detail) == (word, why) and 0 <= hop.time - at <= TELLING_MS

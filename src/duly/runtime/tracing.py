@@ -31,7 +31,7 @@ _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{
 
 
 def is_traceparent(text: str) -> bool:
-    """Whether a text is a W3C traceparent.
+    """Return whether a text is a W3C traceparent.
 
     >>> is_traceparent("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"), is_traceparent("00-0-0-01")
     (True, False)

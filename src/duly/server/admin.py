@@ -81,7 +81,7 @@ class Admin:
                 return await self._change_accounts(verb, wanted)
 
     async def _list(self, wanted: dict[str, str]) -> dict[str, object]:
-        """All accounts and grants, with what is known of the presence of devices and sentinels."""
+        """Return all accounts and grants, with what is known of the presence of devices and sentinels."""
         hub = self._hub
         devices = [one.name for one in hub.accounts.list() if one.role is Role.DEVICE]
         sentinels = {one.name for one in hub.accounts.list() if one.role is Role.SENTINEL}

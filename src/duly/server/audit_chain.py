@@ -100,7 +100,7 @@ class AuditChain:
                     return
 
     async def newest(self, limit: int, before: int = 0) -> tuple[list[dict[str, object]], int | None]:
-        """The newest entries below number `before` (0: of all), newest first, and where the next page
+        """Return the newest entries below number `before` (0: of all), newest first, and where the next page
         begins; None after the last page."""
         extent = await self._ledger.extent(STREAM)
         end = min(before - 1, extent.last) if before else extent.last
@@ -144,7 +144,7 @@ class AuditChain:
 
 
 def is_hash(text: str) -> bool:
-    """Whether a text has the form of an entry's hash."""
+    """Return whether a text has the form of an entry's hash."""
     return re.fullmatch("[0-9a-f]{64}", text) is not None
 
 

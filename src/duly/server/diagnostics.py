@@ -34,7 +34,7 @@ ECHO_SECONDS: Final = 2.0
 async def examine(
     settings: Settings, timing: CommandTiming, ledger: Ledger, notifier: Notifier | None
 ) -> dict[str, object]:
-    """The settings and margins of a hub, and whether its disk, ledger and notifier are well."""
+    """Return the settings and margins of a hub, and whether its disk, ledger and notifier are well."""
     of_ledger, of_notifier = await asyncio.gather(
         check_ledger(ledger), check_notifier(notifier, settings.notifier or settings.ledger_url)
     )
@@ -48,7 +48,7 @@ async def examine(
 
 
 def address(url: str) -> str:
-    """An address without its password.
+    """Return an address without its password.
 
     >>> address("postgresql://duly:secret@db:5432/duly?sslpassword=x")
     'postgresql://duly@db:5432/duly'
@@ -61,7 +61,7 @@ def address(url: str) -> str:
 
 
 def settings_in_force(settings: Settings) -> dict[str, object]:
-    """Every setting; addresses without passwords, profiles by their names."""
+    """Return every setting; addresses without passwords, profiles by their names."""
     shown: dict[str, object] = msgspec.to_builtins(settings)
     shown["profiles"] = sorted(settings.profiles)
     shown["ledger"] = settings.ledger_url
@@ -69,7 +69,7 @@ def settings_in_force(settings: Settings) -> dict[str, object]:
 
 
 def margins(timing: CommandTiming) -> dict[str, int]:
-    """How long ids are remembered, and how long they have to be remembered, in microseconds."""
+    """Return how long ids are remembered, and how long they have to be remembered, in microseconds."""
     span = timing.resend.span() or 0
     return {
         "remember": timing.remember,
@@ -83,7 +83,7 @@ def margins(timing: CommandTiming) -> dict[str, int]:
 
 
 async def check_ledger(ledger: Ledger) -> dict[str, object]:
-    """What kind of ledger it is, how much it holds, and how fast it answers."""
+    """Return what kind of ledger it is, how much it holds, and how fast it answers."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
@@ -99,7 +99,7 @@ async def check_ledger(ledger: Ledger) -> dict[str, object]:
 
 
 async def check_notifier(notifier: Notifier | None, url: str) -> dict[str, object] | None:
-    """How fast the notifier carries a hint back to this hub; None where there is only one hub."""
+    """Return how fast the notifier carries a hint back to this hub; None where there is only one hub."""
     if notifier is None:
         return None
     shown: dict[str, object] = {"url": address(url)}
@@ -112,6 +112,6 @@ async def check_notifier(notifier: Notifier | None, url: str) -> dict[str, objec
 
 
 def check_disk(folder: str) -> dict[str, int]:
-    """The free and total bytes of the disk with the data folder."""
+    """Return the free and total bytes of the disk with the data folder."""
     usage = shutil.disk_usage(folder)
     return {"free": usage.free, "total": usage.total}

@@ -75,14 +75,14 @@ class FloorWatch:
 
 
 async def lanes_ahead(ledger: Ledger) -> int:
-    """The number of lanes whose last message was made in the future, further than a sender's clock may be
-    ahead: what their senders say now can be superseded."""
+    """Return the number of lanes whose last message was made in the future, further than a sender's clock may
+    be ahead: what their senders say now can be superseded."""
     limit = (ledger.clock.now() + TOLERATED_AHEAD) // MS
     return sum(ms > limit for _, ms in (await ledger.marks()).values())
 
 
 def senders_ahead(lanes: int) -> str:
-    """The sentence that tells an operator about lanes that are in the future."""
+    """Return the sentence that tells an operator about lanes that are in the future."""
     return (
         f"{lanes} {'lane is' if lanes == 1 else 'lanes are'} in the future, since a clock was wrong: what "
         "the senders say now may be superseded by what they said then. Set the clock if it is wrong; "
@@ -91,7 +91,7 @@ def senders_ahead(lanes: int) -> str:
 
 
 def floor_ahead(by: int) -> str:
-    """The sentence that tells an operator about a floor in the future."""
+    """Return the sentence that tells an operator about a floor in the future."""
     return (
         f"the ledger's floor is {show(by)} in the future, since a clock was wrong: new messages may be "
         "refused as stale until then. Set the clock if it is wrong; 'duly floor --mend' takes the floor back"

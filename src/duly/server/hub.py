@@ -225,7 +225,7 @@ class Hub:
         self.tasks.every("check of sentinels' heartbeats", HEARTBEAT_SECONDS, self.alerts.heartbeats.check)
 
     async def _open_notifier(self) -> Notifier | None:
-        """The notifier, where other hubs may use the same ledger."""
+        """Return the notifier, where other hubs may use the same ledger."""
         settings = self.settings
         if self.ledger.sole:
             return None
@@ -303,17 +303,18 @@ class Hub:
         return await self.metrics.measure(stored=stored)
 
     async def cluster_totals(self) -> list[ClusterTotal]:
-        """The totals of all hubs on this ledger."""
+        """Return the totals of all hubs on this ledger."""
         return await self.metrics.cluster_totals()
 
     def chart(self, step: ChartStep) -> ChartSnapshot:
-        """The columns of a chart of this hub."""
+        """Return the columns of a chart of this hub."""
         return self.telemetry.chart(step)
 
     async def list_devices(
         self, who: Principal, after: str, limit: int
     ) -> tuple[list[dict[str, object]], str | None]:
-        """A page of the devices that a caller may see, and the name after which the next page begins."""
+        """Return a page of the devices that a caller may see, and the name after which the next page
+        begins."""
         return await self.gateway.devices.page(who, after, limit)
 
     async def trace_line(self, record: Record, who: Principal) -> dict[str, object] | None:
@@ -323,14 +324,14 @@ class Hub:
     async def list_alerts(
         self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
     ) -> tuple[list[dict[str, object]], tuple[int, bytes] | None]:
-        """A page of alerts, the newest first, and where the next page begins."""
+        """Return a page of alerts, the newest first, and where the next page begins."""
         alerts, following = await self.alerts.operations.page(
             standing=standing, sentinel=sentinel, limit=limit, before=before, since=since
         )
         return [alert_queries.show(alert) for alert in alerts], following
 
     async def show_alert(self, key: bytes) -> dict[str, object] | None:
-        """One alert; None if the ledger has none of this key."""
+        """Return one alert; None if the ledger has none of this key."""
         return await self.alerts.show(key)
 
     async def _may_report(self, name: str) -> bool:

@@ -202,7 +202,7 @@ def has_ipv4() -> bool:
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:
-    """The TLS context of a hub with a certificate; None for a hub without one."""
+    """Return the TLS context of a hub with a certificate; None for a hub without one."""
     if not settings.tls_cert:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

@@ -65,7 +65,7 @@ async def _prune_deliveries(ledger: Ledger, archive: Archive, now: int, kept: in
 
 
 async def _aged(ledger: Ledger, before: int) -> AsyncIterator[list[AgedMessage]]:
-    """Alerts whose deliveries are due to be forgotten, page by page."""
+    """Yield alerts whose deliveries are due to be forgotten, page by page."""
     reached, _ = (await ledger.marks(MARK)).get(MARK, (0, 0))
     after = (reached, OLDEST[1])
     while page := await ledger.aged(EVENT, after, before, STEP):

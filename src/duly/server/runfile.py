@@ -37,7 +37,7 @@ def remove(folder: Path) -> None:
 
 
 def read(folder: Path) -> RunFile | None:
-    """The run file in this data folder, if its process exists."""
+    """Return the run file in this data folder, if its process exists."""
     try:
         content = msgspec.json.decode((folder / NAME).read_bytes(), type=RunFile)
         os.kill(content.pid, 0)

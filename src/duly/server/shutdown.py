@@ -35,7 +35,7 @@ class Shutdown:
         self._parts.append((name, stop, PART_SECONDS if least is None else least))
 
     def call(self, name: str, function: Callable[[], None]) -> None:
-        """The same for a part that is stopped by a plain call."""
+        """Stop a part, as `add` does, by a function that does not wait."""
 
         async def stop() -> None:
             function()

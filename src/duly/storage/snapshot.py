@@ -144,7 +144,7 @@ class TableDigest:
             self._hash.update(encode(row))
 
     def summary(self) -> TableSummary:
-        """The count and the hash, as they are printed and stored."""
+        """Return the count and the hash, as they are printed and stored."""
         return TableSummary(self.rows, self._hash.hexdigest())
 
 

@@ -20,11 +20,11 @@ class ManualClock:
         self._passed = 0
 
     def now(self) -> int:
-        """The wall time, in microseconds."""
+        """Return the wall time, in microseconds."""
         return self._now
 
     def steady(self) -> int:
-        """The time that has passed, in microseconds; it never goes back."""
+        """Return the time that has passed, in microseconds; it never goes back."""
         return self._passed
 
     def advance(self, seconds: float) -> None:

@@ -105,7 +105,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         super().__init__(self._jump)
 
     def time(self) -> float:
-        """The virtual time, in seconds."""
+        """Return the virtual time, in seconds."""
         return self._jump.elapsed
 
     def run_in_executor(
@@ -143,11 +143,11 @@ class LoopClock:
         self._slept = 0
 
     def now(self) -> int:
-        """The wall time, in microseconds."""
+        """Return the wall time, in microseconds."""
         return self._zero + round(self._loop.time() * SECOND)
 
     def steady(self) -> int:
-        """The time that has passed, in microseconds; it never goes back."""
+        """Return the time that has passed, in microseconds; it never goes back."""
         return self._slept + round(self._loop.time() * SECOND)
 
     def step(self, by: int) -> None:

@@ -105,7 +105,7 @@ class _FrameQueue(WebSocketDataQueue):
         return cast("WSMessage", await super().read())
 
     def is_empty(self) -> bool:
-        """Whether no message waits for the task that serves the connection."""
+        """Return whether no message waits for the task that serves the connection."""
         return not self._buffer
 
     async def finish(self, said: bool | Awaitable[object]) -> None:

@@ -115,7 +115,7 @@ class ReadMemory:
             first.give_up()
 
     def _largest(self) -> _Owner | None:
-        """One of those that hold most of what is still being read: no other holds twice as much."""
+        """Return one of those that hold most of what is being read: no other holds twice as much."""
         for names in reversed(self._by_size):
             if names:
                 return self._owners[next(iter(names))]

@@ -54,7 +54,7 @@ class CloudEvent(Struct, frozen=True):
 
 
 def media_type(content_type: str) -> str:
-    """A content type without its parameters.
+    """Return a content type without its parameters.
 
     >>> media_type("application/CloudEvents+JSON; charset=utf-8")
     'application/cloudevents+json'

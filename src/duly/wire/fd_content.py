@@ -91,7 +91,7 @@ _BASE64: Final = Form.BASE64.value
 
 
 def is_string(raw: bytes) -> bool:
-    """Whether a JSON text is a string: its first byte says so, and no other value begins with it.
+    """Return whether a JSON text is a string: its first byte says so, and no other value begins with it.
 
     >>> is_string(b'"on"'), is_string(b'{"on": true}')
     (True, False)

@@ -70,17 +70,18 @@ class AlertQueries:
         self._ledger = ledger
 
     async def get(self, key: bytes) -> AlertRecord | None:
-        """The alert of this key."""
+        """Return the alert of this key."""
         record = await self._ledger.find(key)
         return None if record is None or record.message.kind != EVENT else await self.whole(record)
 
     async def get_all(self, keys: Collection[bytes]) -> list[AlertRecord]:
-        """The alerts of these keys that are known, in any order."""
+        """Return the alerts of these keys that are known, in any order."""
         found = await self._ledger.find_all(keys)
         return await self.wholes([record for record in found if record.message.kind == EVENT])
 
     async def find(self, id_: str, sentinel: str = "") -> AlertRecord:
-        """The alert of this id, or the only one whose id begins with it; raises `Malformed` otherwise."""
+        """Return the alert of this id, or the only one whose id begins with it; raises `Malformed`
+        otherwise."""
         if sentinel and (exact := await self.get(key_of(sentinel, id_))) is not None:
             return exact
         found = [
@@ -97,7 +98,7 @@ class AlertQueries:
         return await self.whole(found[0])
 
     async def newest(self, limit: int, before: tuple[int, bytes] = NEWEST) -> AsyncIterator[Record]:
-        """The newest alerts below `before`, newest first."""
+        """Yield the newest alerts below `before`, newest first."""
         async for records in self.newest_pages(limit, before):
             for record in records:
                 yield record
@@ -105,7 +106,7 @@ class AlertQueries:
     async def newest_pages(
         self, limit: int, before: tuple[int, bytes] = NEWEST, first: int = PAGE
     ) -> AsyncIterator[list[Record]]:
-        """The newest alerts below `before`, newest first, as many at once as are read with one query:
+        """Yield the newest alerts below `before`, newest first, as many at once as are read with one query:
         `first`, and then `PAGE`."""
         size = first
         while limit > 0 and (page := await self._ledger.of_kind(EVENT, before, min(size, limit))):
@@ -115,12 +116,12 @@ class AlertQueries:
             size = PAGE
 
     async def whole(self, record: Record) -> AlertRecord:
-        """The alert of this record, with its status and deliveries."""
+        """Return the alert of this record, with its status and deliveries."""
         return (await self.wholes([record]))[0]
 
     async def wholes(self, records: Sequence[Record]) -> list[AlertRecord]:
-        """The alerts of these records, with their statuses and deliveries: two queries, however many they
-        are."""
+        """Return the alerts of these records, with their statuses and deliveries: two queries, however many
+        they are."""
         keys = [record.message.key for record in records]
         bodies, deliveries = await asyncio.gather(
             self._ledger.items([(STATUSES, name_in_bucket(key)) for key in keys]),
@@ -132,7 +133,7 @@ class AlertQueries:
         ]
 
     async def alerts(self, *, standing: str = "", sentinel: str = "", limit: int = 50) -> list[AlertRecord]:
-        """The newest alerts with this status and of this sentinel."""
+        """Return the newest alerts with this status and of this sentinel."""
         return (await self.page(standing=standing, sentinel=sentinel, limit=limit))[0]
 
     async def page(
@@ -144,8 +145,8 @@ class AlertQueries:
         before: tuple[int, bytes] = NEWEST,
         since: int = 0,
     ) -> tuple[list[AlertRecord], tuple[int, bytes] | None]:
-        """A page of the newest alerts below `before` that were accepted after `since`, and where the next
-        page begins; None after the last page. A page may be short or empty and still have a next one,
+        """Return a page of the newest alerts below `before` that were accepted after `since`, and where the
+        next page begins; None after the last page. A page may be short or empty and still have a next one,
         since only so many alerts are searched for one page."""
         found, following = await self._search(standing, sentinel, limit, before, since)
         return await self.wholes(found), following
@@ -176,8 +177,9 @@ class AlertQueries:
         return found, None
 
     async def deliveries(self, *, state: str = "", limit: int = 50) -> list[tuple[AlertRecord, Delivery]]:
-        """The newest deliveries in a state; `open` are those that have not ended, `dead` the `dead_letters`.
-        An alert that failed without a delivery, as its profile was missing, is shown with one to `none`."""
+        """Return the newest deliveries in a state; `open` are those that have not ended, `dead` the
+        `dead_letters`. An alert that failed without a delivery, as its profile was missing, is shown with one
+        to `none`."""
         if state not in ("", "open", "dead", *(one.word for one in State)):
             words = ", ".join(one.word for one in State)
             raise Malformed(f"{state!r} is not a state of deliveries; use open, dead, {words}")
@@ -208,8 +210,8 @@ def calls_off(standing: AlertState, kind: DeliveryKind) -> bool:
 
 
 def dead_letters(alert: AlertRecord) -> list[Delivery]:
-    """Deliveries of an alert that ended without having surely arrived and that still need a person: the last
-    one to each recipient, unless it was sent to another address since, or is no longer wanted."""
+    """Return deliveries of an alert that ended without having surely arrived and that still need a person:
+    the last one to each recipient, unless it was sent to another address since, or is no longer wanted."""
     standing = alert.status.standing
     last = {one.ref.recipient: one for one in sorted(alert.deliveries, key=lambda one: one.ref.round)}
     return [
@@ -223,7 +225,7 @@ def dead_letters(alert: AlertRecord) -> list[Delivery]:
 
 
 def _to_no_recipient(alert: AlertRecord) -> list[Delivery]:
-    """The delivery that is shown for an alert that failed without one."""
+    """Return the delivery that is shown for an alert that failed without one."""
     record = alert.record
     if record.state not in DEAD:
         return []
@@ -253,12 +255,12 @@ def _is(wanted: str, state: State) -> bool:
 
 
 def named(alert: AlertRecord) -> dict[str, object]:
-    """The names of an alert: its event and its sentinel."""
+    """Return the names of an alert: its event and its sentinel."""
     return {"event": alert.record.message.id, "sentinel": alert.record.message.scope}
 
 
 def show(alert: AlertRecord) -> dict[str, object]:
-    """An alert as the API shows it; times are in milliseconds."""
+    """Return an alert as the API shows it; times are in milliseconds."""
     record, status = alert.record, alert.status
     event = read_event(record.message.body) if record.message.kind == EVENT else None
     seen = shown(record.message, status) | {
@@ -276,7 +278,7 @@ def show(alert: AlertRecord) -> dict[str, object]:
 
 
 def show_delivery(one: Delivery) -> dict[str, object]:
-    """A delivery as the API shows it; times are in milliseconds."""
+    """Return a delivery as the API shows it; times are in milliseconds."""
     seen: dict[str, object] = {
         "recipient": one.ref.recipient,
         "round": one.ref.round,
@@ -294,6 +296,6 @@ def show_delivery(one: Delivery) -> dict[str, object]:
 
 
 def show_forgotten(one: Delivery) -> dict[str, object]:
-    """A delivery without its alert, as the archive keeps it."""
+    """Return a delivery without its alert, as the archive keeps it."""
     sentinel, event = names_in(one.ref.key)
     return {"event": event, "sentinel": sentinel} | show_delivery(one)

@@ -284,7 +284,7 @@ def text(message: Message, status: AlertStatus) -> str:
 
 
 def plain(raw: Raw) -> str:
-    """A JSON value as a text for people."""
+    """Return a JSON value as a text for people."""
     try:
         fields = _decode_fields(raw)
     except msgspec.ValidationError:
@@ -293,7 +293,7 @@ def plain(raw: Raw) -> str:
 
 
 def _short(raw: Raw) -> str:
-    """A value as text; a number that is out of range is shown as it was written."""
+    """Return a value as text; a number that is out of range is shown as it was written."""
     try:
         value = msgspec.json.decode(raw)
     except msgspec.ValidationError:

@@ -120,7 +120,7 @@ class NotificationSender:
         )
 
     def _links_of(self, attempt: StartAttempt) -> dict[bytes, str]:
-        """The links of the alerts that a notification names one by one."""
+        """Return the links of the alerts that a notification names one by one."""
         links, now = self.links, self._ledger.clock.now()
         if links is None:
             return {}

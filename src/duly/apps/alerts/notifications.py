@@ -72,7 +72,7 @@ class NotificationContext(Struct, frozen=True):
         return lines
 
     def held_back(self, message: Message) -> list[str]:
-        """A line with what a summary tells of: how many signals, of which reasons, since when."""
+        """Return a line with what a summary tells of: how many signals, of which reasons, since when."""
         raw = read_event(message.body).summary
         if bytes(raw) == b"null":
             return []
@@ -100,7 +100,7 @@ def _undated(message: Message, zone: str) -> str:
 
 
 def moment(at: int, zone: str) -> str:
-    """A time as a text for people, with its zone.
+    """Return a time as a text for people, with its zone.
 
     >>> moment(1_794_786_893_877_000, "Asia/Shanghai")
     '2026-11-16 07:54:53 CST (UTC+08:00)'
@@ -113,7 +113,7 @@ def moment(at: int, zone: str) -> str:
 
 
 def ago(at: int, now: int) -> str:
-    """How long ago a time was, as a text; empty for a short while.
+    """Return how long ago a time was, as a text; empty for a short while.
 
     >>> ago(0, 3 * HOUR + 2 * MINUTE), ago(0, 5 * SECOND), ago(2 * HOUR, 0)
     (', 3 h 2 min ago', '', ', 2 h ahead of our clock')
@@ -124,7 +124,7 @@ def ago(at: int, now: int) -> str:
 
 
 def span(length: int) -> str:
-    """A length of time as a text for people.
+    """Return a length of time as a text for people.
 
     >>> span(26 * HOUR), span(61 * MINUTE)
     ('1 d 2 h', '1 h 1 min')

@@ -72,7 +72,7 @@ class AlertOperations(AlertQueries):
         """held while a status is replaced by one that depends on it"""
 
     def now(self) -> int:
-        """The time of the ledger's clock."""
+        """Return the time of the ledger's clock."""
         return self._ledger.clock.now()
 
     async def forget(self, keys: Sequence[bytes]) -> None:
@@ -128,8 +128,8 @@ class AlertOperations(AlertQueries):
         return PutItem(STATUSES, name_in_bucket(alert.key), msgspec.json.encode(status))
 
     def _follow(self, alert: AlertRecord, status: AlertStatus, now: int) -> Group:
-        """What follows from a new status: deliveries that are cancelled, and recipients that are notified
-        again."""
+        """Return what follows from a new status: deliveries that are cancelled, and recipients that are
+        notified again."""
         writes: list[Write] = []
         standing = status.standing
         reason = f"{standing.value} by {status.by}" if status.by else standing.value
@@ -157,8 +157,8 @@ class AlertOperations(AlertQueries):
         return tuple(writes)
 
     def corrections(self, alert: AlertRecord, now: int) -> list[Write]:
-        """Deliveries of the cancellation, or of the end, to recipients that were, or may have been, notified;
-        one for each."""
+        """Return deliveries of the cancellation, or of the end, to recipients that were, or may have been,
+        notified; one for each."""
         told = {
             one.ref.recipient
             for one in alert.deliveries
@@ -287,7 +287,7 @@ class AlertOperations(AlertQueries):
         return noted
 
     def _to_fallback(self, alert: AlertRecord, now: int, tried: Collection[str]) -> list[Deliver]:
-        """Deliveries to the recipients of the default profile, except those that were tried."""
+        """Return deliveries to the recipients of the default profile, except those that were tried."""
         profile = self._profiles.fallback
         to = [] if profile is None else [label for step in profile.steps for label in step.to]
         expires = now + self._lasts(alert)

@@ -109,7 +109,7 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
         RecipientPolicy(most=self.most, together=self.together)
 
     def plan(self, now: int, *, urgent: bool) -> tuple[PlannedDelivery, ...]:
-        """The deliveries of a new alert."""
+        """Return the deliveries of a new alert."""
         begins = now if urgent or not self.quiet else self._after_quiet(now)
         opens = begins if begins > now else 0
         return tuple(
@@ -124,7 +124,7 @@ class Profile(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return RecipientPolicy(most=self.most, together=self.together)
 
     def _after_quiet(self, now: int) -> int:
-        """The present time, or the end of the quiet hours.
+        """Return the present time, or the end of the quiet hours.
 
         >>> night = Profile(quiet="22:00-07:00")
         >>> three = 3 * 3_600_000_000
@@ -224,7 +224,8 @@ class Profiles:
         return body if self._box is None else self._box.encrypt(body.decode(), _box_context(label)).encode()
 
     def _decrypt(self, label: str, body: bytes) -> ChannelAddress | None:
-        """The address; None if it is encrypted and there is no key, so that only its label can be shown."""
+        """Return the address; None if it is encrypted and there is no key, so that only its label can be
+        shown."""
         text = body.decode()
         if self._box is not None:
             text = self._box.decrypt(text, _box_context(label))
@@ -244,7 +245,7 @@ class Profiles:
         self._policies = policies
 
     async def knows(self, name: str) -> bool:
-        """Whether there is a profile for alerts that name this one; it may be one that another hub has
+        """Return whether there is a profile for alerts that name this one; it may be one that another hub has
         just stored."""
         if self.get(name) is None and not self._ledger.sole:
             for one in (name, DEFAULT):
@@ -256,7 +257,7 @@ class Profiles:
     # ── from memory ──────────────────────────────────────────────────────────────────────────────
 
     def get(self, name: str) -> Profile | None:
-        """The profile for alerts that name this one; the default profile if it is missing."""
+        """Return the profile for alerts that name this one; the default profile if it is missing."""
         return self._profiles.get(name) or self._profiles.get(DEFAULT)
 
     @property
@@ -265,26 +266,26 @@ class Profiles:
         return self._profiles.get(DEFAULT)
 
     def tries(self, message: Message) -> int:
-        """The most attempts for a delivery of this alert; 0 for no limit."""
+        """Return the most attempts for a delivery of this alert; 0 for no limit."""
         profile = self.get(message.recipient)
         return 0 if profile is None else profile.tries
 
     def all(self) -> dict[str, Profile]:
-        """All profiles, sorted by name."""
+        """Return all profiles, sorted by name."""
         return dict(sorted(self._profiles.items()))
 
     def named(self, name: str) -> Profile:
-        """The profile of this name; raises `Malformed` if there is none."""
+        """Return the profile of this name; raises `Malformed` if there is none."""
         if name not in self._profiles:
             raise Malformed(f"there is no profile {name!r}; 'duly profile list' shows which there are")
         return self._profiles[name]
 
     def address(self, label: str) -> ChannelAddress | None:
-        """The address behind a label."""
+        """Return the address behind a label."""
         return self._addresses.get(label)
 
     async def find_address(self, label: str) -> ChannelAddress | None:
-        """The address behind a label; it may be one that another hub has just stored."""
+        """Return the address behind a label; it may be one that another hub has just stored."""
         if label not in self._addresses and label not in self._missing and not self._ledger.sole:
             await self.refresh()
             if label not in self._addresses:
@@ -292,11 +293,11 @@ class Profiles:
         return self._addresses.get(label)
 
     def recipient_policy(self, label: str) -> RecipientPolicy:
-        """How many messages a recipient gets."""
+        """Return how many messages a recipient gets."""
         return self._policies.get(label, _DEFAULT_POLICY)
 
     def doubt(self, label: str) -> DoubtPolicy:
-        """What follows an attempt of which it is not known whether it arrived."""
+        """Return what follows an attempt of which it is not known whether it arrived."""
         address = self._addresses.get(label)
         return DoubtPolicy.STOP if address is None else declared(address.url)
 
@@ -353,7 +354,7 @@ class Profiles:
         return gone
 
     async def _prepare_address(self, url: str, secret: str) -> tuple[str, list[Write], str]:
-        """The label of an address, the writes that store it, and its secret if that is new."""
+        """Return the label of an address, the writes that store it, and its secret if that is new."""
         await asyncio.to_thread(check_url, url, private=self._private)  # some services are slow to load
         label = self._label(url)
         known = self._addresses.get(label)
@@ -369,7 +370,7 @@ class Profiles:
         return label, [PutItem(ADDRESSES, label, self._encrypt(label, address))], made
 
     def _label(self, url: str) -> str:
-        """The label of an address; a known address keeps its own."""
+        """Return the label of an address; a known address keeps its own."""
         known = (label for label, address in self._addresses.items() if address.url == url)
         return next(known, None) or label_of(url, b"" if self._box is None else self._box.tag_key)
 

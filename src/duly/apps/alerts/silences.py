@@ -48,7 +48,7 @@ class Silence(Struct, frozen=True, omit_defaults=True):
     """when it was made; before that, less the skew, it suppresses nothing: the clock was set back"""
 
     def covers(self, message: Message, event: AlertEvent, now: int) -> bool:
-        """Whether notifications about this alert are suppressed now."""
+        """Return whether notifications about this alert are suppressed now."""
         return (
             self.since - SKEW <= now < self.until
             and (self.critical or event.severity is not Severity.CRITICAL)
@@ -85,6 +85,6 @@ class AlertSilences:
         return gone
 
     async def all(self) -> dict[str, Silence]:
-        """All silences by name."""
+        """Return all silences by name."""
         bucket = await self._ledger.bucket(SILENCES)
         return {name: msgspec.json.decode(body, type=Silence) for name, body in bucket.items()}

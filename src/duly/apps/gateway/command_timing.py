@@ -51,9 +51,9 @@ class CommandTiming(Struct, frozen=True):
         LanePolicy(self.window, self.drift)
 
     def horizon(self) -> Horizon:
-        """How long the ids of commands are remembered."""
+        """Return how long the ids of commands are remembered."""
         return Horizon(keep=self.remember, skew=self.skew, fresh=min(self.max_age, self.remember))
 
     def lanes(self) -> LanePolicy:
-        """How commands of one sender to one device are ordered."""
+        """Return how commands of one sender to one device are ordered."""
         return LanePolicy(self.window, self.drift, gated=True)

@@ -31,5 +31,5 @@ class DeviceSignatures:
         signatures.check(message, by=device)
 
     def required(self, device: str) -> bool:
-        """Whether a device has a key."""
+        """Return whether a device has a key."""
         return bool(self._accounts.key_of(device))

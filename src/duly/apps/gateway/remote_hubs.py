@@ -106,7 +106,7 @@ class GatewayRemote(RemoteHubs, Protocol):
         ...
 
     def online_devices(self) -> list[str]:
-        """The devices that are connected to any hub, by name."""
+        """Return the devices that are connected to any hub, by name."""
         ...
 
     # what devices tell
@@ -130,7 +130,7 @@ class GatewayRemote(RemoteHubs, Protocol):
         ...
 
     async def waiting_commands(self) -> Iterable[Message]:
-        """The commands that wait for any device."""
+        """Return the commands that wait for any device."""
         ...
 
     def handed_over(self, record: Record) -> bool:
@@ -220,7 +220,7 @@ class SingleHub(NoRemoteHubs):
         """Do nothing: no other hub wants it."""
 
     def online_devices(self) -> list[str]:
-        """The devices whose sessions are here."""
+        """Return the devices whose sessions are here."""
         return sorted(self._local.sessions.devices)
 
     def pushed(self, device: str) -> None:
@@ -239,7 +239,7 @@ class SingleHub(NoRemoteHubs):
         return await self._ledger.open_deliveries(self._channel)
 
     async def waiting_commands(self) -> Iterable[Message]:
-        """The commands that wait here."""
+        """Return the commands that wait here."""
         return self._local.waiting()
 
     def handed_over(self, record: Record) -> bool:
@@ -345,7 +345,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return False
 
     def has_given_up(self, device: str) -> bool:
-        """Whether this hub has told apps that a dead hub's device is gone."""
+        """Return whether this hub has told apps that a dead hub's device is gone."""
         return device in self._given_up
 
     def search(self, device: str) -> Awaitable[bool] | None:
@@ -365,7 +365,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         self.registry.end_claim(device)
 
     def online_devices(self) -> list[str]:
-        """The devices held by live hubs, by name."""
+        """Return the devices held by live hubs, by name."""
         return self.registry.held_devices()
 
     async def _learn_moves(self, devices: Collection[str]) -> None:
@@ -382,7 +382,7 @@ class GatewayRemoteHubs(PolledRemoteHubs):
         return await self._deliveries.ours()
 
     async def waiting_commands(self) -> Iterable[Message]:
-        """The commands that wait at any hub."""
+        """Return the commands that wait at any hub."""
         open_ = await self._ledger.open_deliveries(self._channel)
         return [item.message for item in open_ if not item.delivery.attempt]
 

@@ -263,7 +263,7 @@ class GatewayService:
         return Engine(self._inbox, self._ledger, no_effect, performers=performers, fair=True, ours=ours)
 
     def performers(self) -> Performers:
-        """The functions that perform the engine's effects, by type."""
+        """Return the functions that perform the engine's effects, by type."""
         effects = self.effects
         return {Reply: effects.reply, Transmit: effects.transmit, ReportOutcome: effects.report}
 
@@ -293,7 +293,7 @@ class GatewayService:
     # ── what other hubs ask for (`LocalGateway`) ─────────────────────────────────────────────────
 
     def waiting(self) -> Iterable[Message]:
-        """The commands that wait here for their devices."""
+        """Return the commands that wait here for their devices."""
         return self._inbox.waiting()
 
     def tell_end(self, record: Record, origins: Iterable[Origin]) -> None:

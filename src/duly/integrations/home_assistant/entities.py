@@ -118,8 +118,8 @@ class EntityDeclaration(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return slug(f"{self.device}_{self.field or self.kind}")
 
     def state_of(self, value: object, light: LightWish | None = None) -> str:
-        """How Home Assistant writes this value of the field, and what is known of a light; `UNKNOWN` for a
-        value that the kind cannot have."""
+        """Return how Home Assistant writes this value of the field, and what is known of a light; `UNKNOWN`
+        for a value that the kind cannot have."""
         if self.light:
             return show(self._word_of(value), light or LightWish())
         return self._word_of(value)
@@ -132,7 +132,7 @@ class EntityDeclaration(Struct, frozen=True, forbid_unknown_fields=True, kw_only
         return _STATES[self.kind][value] if isinstance(value, bool) else UNKNOWN
 
     def working(self, word: str) -> str | None:
-        """The state while a command is under way; None if the kind has no such state."""
+        """Return the state while a command is under way; None if the kind has no such state."""
         return _WORKING.get(word)
 
 
@@ -181,28 +181,28 @@ class Topics(Struct, frozen=True):
         return f"{self.discovery}/status"
 
     def online(self, device: str) -> str:
-        """Whether a device is online."""
+        """Return whether a device is online."""
         return f"{self.prefix}/{slug(device)}/availability"
 
     def state(self, entity: EntityDeclaration) -> str:
-        """The state of an entity."""
+        """Return the state of an entity."""
         return f"{self.prefix}/{entity.object_id}/state"
 
     def attributes(self, entity: EntityDeclaration) -> str:
-        """How the last command of an entity has ended."""
+        """Return how the last command of an entity has ended."""
         return f"{self.prefix}/{entity.object_id}/attributes"
 
     def commands(self, entity: EntityDeclaration) -> str:
-        """Where Home Assistant commands an entity."""
+        """Return where Home Assistant commands an entity."""
         return f"{self.prefix}/{entity.object_id}/set"
 
     def config(self, entity: EntityDeclaration) -> str:
-        """Where Home Assistant reads what an entity is."""
+        """Return where Home Assistant reads what an entity is."""
         return f"{self.discovery}/{entity.kind}/{entity.object_id}/config"
 
 
 def discovery(entity: EntityDeclaration, topics: Topics, device_name: str) -> dict[str, object]:
-    """The discovery message of an entity; `device_name` is the name of its device for people."""
+    """Return the discovery message of an entity; `device_name` is the name of its device for people."""
     described: dict[str, object] = {
         "name": (entity.name or entity.field) if entity.kind == "sensor" else None,
         "unique_id": f"{slug(topics.prefix)}_{entity.object_id}",
@@ -239,7 +239,7 @@ def discovery(entity: EntityDeclaration, topics: Topics, device_name: str) -> di
 def read_command(
     entity: EntityDeclaration, payload: bytes, now: int, expires: float = EXPIRES
 ) -> HomeAssistantCommand:
-    """The command in a message; raises `Malformed`, or `Expired` if it was given too long ago.
+    """Return the command in a message; raises `Malformed`, or `Expired` if it was given too long ago.
 
     >>> lock = EntityDeclaration(device="lock-1", kind="lock")
     >>> read_command(lock, b'{"command": "UNLOCK", "at": 5.25}', now=6_000_000).data
@@ -273,7 +273,7 @@ def read_command(
 
 
 def check_entities(entities: Sequence[EntityDeclaration]) -> Sequence[EntityDeclaration]:
-    """These entities, if no two of them have the same topics; raises `Malformed` otherwise."""
+    """Return these entities, if no two of them have the same topics; raises `Malformed` otherwise."""
     if not entities:
         raise Malformed("no device is named for Home Assistant; name one with --lock, --light or --switch")
     seen: dict[str, EntityDeclaration] = {}
@@ -285,7 +285,8 @@ def check_entities(entities: Sequence[EntityDeclaration]) -> Sequence[EntityDecl
 
 
 def device_names(entities: Sequence[EntityDeclaration]) -> Mapping[str, str]:
-    """The name of each device for people: that of its first entity that is no sensor, if it has one."""
+    """Return the name of each device for people: that of its first entity that is no sensor, if it has
+    one."""
     names = {entity.device: entity.device for entity in entities}
     for entity in reversed(entities):
         if entity.name and entity.kind != "sensor":
@@ -294,8 +295,8 @@ def device_names(entities: Sequence[EntityDeclaration]) -> Mapping[str, str]:
 
 
 def slug(text: str) -> str:
-    """A text as a level of a topic and an id of Home Assistant: letters, digits, _ and -. Other characters
-    become _, and a digest keeps two such names apart.
+    """Return a text as a level of a topic and an id of Home Assistant: letters, digits, _ and -. Other
+    characters become _, and a digest keeps two such names apart.
 
     >>> slug("lock-1"), slug("Tür 1") == slug("Tur 1")
     ('lock-1', False)

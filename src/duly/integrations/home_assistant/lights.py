@@ -50,7 +50,7 @@ class LightFields(Struct, frozen=True):
         return frozenset((self.brightness, self.color, self.color_temp)) - {""}
 
     def templates(self) -> dict[str, str]:
-        """The templates by which Home Assistant reads the state."""
+        """Return the templates by which Home Assistant reads the state."""
         found = {"state_template": "{{ value_json.state }}"}
         if self.brightness:
             found["brightness_template"] = "{{ value_json.brightness }}"
@@ -63,7 +63,7 @@ class LightFields(Struct, frozen=True):
         return found
 
     def wishes(self) -> str:
-        """The part of the template for ON that says how bright and in which colour."""
+        """Return the part of the template for ON that says how bright and in which colour."""
         parts = ""
         if self.brightness:
             parts += '{% if brightness is defined %}, "brightness": {{ brightness }}{% endif %}'
@@ -74,7 +74,7 @@ class LightFields(Struct, frozen=True):
         return parts
 
     def data(self, wish: LightWish) -> dict[str, object]:
-        """What the device is told; raises `Malformed` for a wish that it has no field for."""
+        """Return what the device is told; raises `Malformed` for a wish that it has no field for."""
         said: dict[str, object] = {}
         for word, field in (
             ("brightness", self.brightness),
@@ -128,7 +128,8 @@ class LightFields(Struct, frozen=True):
 
 
 def show(state: str, known: LightWish) -> str:
-    """The state of a light as its templates read it. Home Assistant takes the brightness 0 for none."""
+    """Return the state of a light as its templates read it. Home Assistant takes the brightness 0 for
+    none."""
     shown = {
         "state": state,
         "brightness": known.brightness or 0,

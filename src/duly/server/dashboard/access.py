@@ -145,7 +145,7 @@ class DashboardAccess:
         return gone
 
     async def users(self) -> dict[str, str]:
-        """The names of all users with passwords, and their roles."""
+        """Return the names of all users with passwords, and their roles."""
         found = await self._ledger.bucket(USERS)
         return {name: _user(body).role.word for name, body in found.items()}
 
@@ -204,7 +204,7 @@ class DashboardAccess:
         return await self.session(key)
 
     async def session(self, key: str) -> DashboardVisitor | None:
-        """The visitor of the session with this hash; a valid session is prolonged."""
+        """Return the visitor of the session with this hash; a valid session is prolonged."""
         body = await self._ledger.item(SESSIONS, key)
         if body is None:
             return None
@@ -220,7 +220,7 @@ class DashboardAccess:
         return _visitor(key, session)
 
     async def sessions(self) -> list[tuple[str, DashboardSession]]:
-        """All sessions with their hashes, the newest first."""
+        """Return all sessions with their hashes, the newest first."""
         now = self._ledger.clock.now()
         found = [(key, _session(body)) for key, body in (await self._ledger.bucket(SESSIONS)).items()]
         return sorted((one for one in found if one[1].expires > now), key=lambda one: -one[1].created)

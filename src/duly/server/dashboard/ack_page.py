@@ -76,7 +76,7 @@ class AckPage:
         self._audit = audit
 
     def routes(self) -> list[web.RouteDef]:
-        """The routes of the links."""
+        """Return the routes of the links."""
         return [web.get(PATH, self._show), web.post(PATH, self._acknowledge)]
 
     async def _show(self, request: web.Request) -> web.Response:

@@ -21,7 +21,7 @@ class CounterLimits(Struct, frozen=True):
     bad: float | None = None
 
     def level(self, value: float) -> str:
-        """`ok`, `warning` or `bad`."""
+        """Return `ok`, `warning` or `bad`."""
         if self.bad is not None and value >= self.bad:
             return "bad"
         return "warning" if self.warning is not None and value >= self.warning else "ok"
@@ -64,7 +64,7 @@ class AlertCounters:
         self._hub = hub
 
     async def shown(self, silent: int) -> list[dict[str, object]]:
-        """All counters with their levels; `silent` is the number of silent sentinels."""
+        """Return all counters with their levels; `silent` is the number of silent sentinels."""
         backlog = self._hub.alerts.backlog
         values = await self._totals() | {
             "open_deliveries": backlog.open_deliveries,

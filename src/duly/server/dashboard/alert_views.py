@@ -60,7 +60,7 @@ class AlertViews:
     # ── lists ────────────────────────────────────────────────────────────────────────────────────
 
     async def page(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """A page of alerts, the newest first."""
+        """Return a page of alerts, the newest first."""
         standing, sentinel = text_of(query, "status"), text_of(query, "sentinel")
         if standing not in ("", "active", *(one.value for one in AlertState)):
             known = ", ".join(one.value for one in AlertState)
@@ -75,7 +75,7 @@ class AlertViews:
         return {"alerts": found, "next": following}
 
     async def deliveries(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """A page of alerts with deliveries that are open, or were given up."""
+        """Return a page of alerts with deliveries that are open, or were given up."""
         wanted = text_of(query, "state") or "dead"
         if wanted not in ("dead", "open", "all"):
             raise Malformed(f"{wanted!r} is not a state of deliveries; use open, dead or all")
@@ -148,7 +148,7 @@ class AlertViews:
     # ── one of them ──────────────────────────────────────────────────────────────────────────────
 
     async def one(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """One alert with its deliveries, and the other events of its episode."""
+        """Return one alert with its deliveries, and the other events of its episode."""
         sentinel, event = text_of(query, "sentinel"), text_of(query, "event")
         if not sentinel or not event:
             raise Malformed("name an alert by its sentinel and its event")
@@ -180,7 +180,7 @@ class AlertViews:
     # ── the rest of the status page ──────────────────────────────────────────────────────────────
 
     async def status(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """The counters, the sentinels, the silences and the profiles."""
+        """Return the counters, the sentinels, the silences and the profiles."""
         hub = self._hub
         names = {one.name for one in hub.accounts.list() if one.role is Role.SENTINEL}
         seen = await presence(hub.ledger, names)

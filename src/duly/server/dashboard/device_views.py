@@ -57,7 +57,7 @@ class DeviceViews:
         self._counted: tuple[float, Counter[str]] = (0.0, Counter())
 
     async def page(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """A page of devices and nodes, by name, and the counts of all of them."""
+        """Return a page of devices and nodes, by name, and the counts of all of them."""
         limit, after = number(query.get("limit"), 50, PAGE_LIMIT), text_of(query, "after")
         part, only = text_of(query, "name").lower(), text_of(query, "only")
         if only not in ("", "online", "offline", "device", "node"):
@@ -139,7 +139,7 @@ class DeviceViews:
         return self._hub.ledger.clock.now() // MS - heard > STALE_BEATS * beat
 
     def _pushed(self, device: str, newest: Iterable[StreamEntry]) -> dict[str, object]:
-        """Version, battery and signal as the newest pushes of a device name them."""
+        """Return version, battery and signal as the newest pushes of a device name them."""
         found: dict[str, object] = {}
         born = self._hub.accounts.created_at(device)
         for entry in newest:
@@ -159,7 +159,7 @@ class DeviceViews:
         return found
 
     def _waiting(self) -> Counter[str]:
-        """How many commands wait for each device, at this hub and for devices that no hub holds."""
+        """Return how many commands wait for each device, at this hub and for devices that no hub holds."""
         counted_at, counts = self._counted
         if monotonic() - counted_at > COUNT_SECONDS:
             gateway = self._hub.gateway
@@ -171,7 +171,7 @@ class DeviceViews:
     # ── one of them ──────────────────────────────────────────────────────────────────────────────
 
     async def one(self, _: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """One device or node, with its newest pushes."""
+        """Return one device or node, with its newest pushes."""
         name = text_of(query, "name")
         if not name:
             raise Malformed("say which device: /device.json?name=NAME")

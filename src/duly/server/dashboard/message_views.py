@@ -74,7 +74,7 @@ OF_ALERTS: Final = frozenset({EVENT, UPDATE, CANCEL})
 
 
 def filter_of(query: Mapping[str, str]) -> MessageFilter:
-    """The filter in a query; raises `Malformed` for what it cannot mean."""
+    """Return the filter in a query; raises `Malformed` for what it cannot mean."""
     word = text_of(query, "state")
     if word in ("", "any"):
         states: frozenset[State] = frozenset()
@@ -124,7 +124,7 @@ class MessageViews:
     # ── finding ──────────────────────────────────────────────────────────────────────────────────
 
     async def page(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """A page of messages, newest first, with a cursor to the next one."""
+        """Return a page of messages, newest first, with a cursor to the next one."""
         limit = number(query.get("limit"), 50, PAGE_LIMIT)
         wanted = filter_of(query)
         id_ = text_of(query, "id").strip()
@@ -165,7 +165,7 @@ class MessageViews:
     # ── one of them ──────────────────────────────────────────────────────────────────────────────
 
     async def one(self, visitor: DashboardVisitor, query: Mapping[str, str]) -> dict[str, object]:
-        """One message with its deliveries and everything that is known to have happened to it."""
+        """Return one message with its deliveries and everything that is known to have happened to it."""
         record = await self._record(text_of(query, "scope"), text_of(query, "id"))
         hub, key = self._hub, record.message.key
         deliveries = await hub.ledger.deliveries(key)
@@ -267,7 +267,7 @@ class MessageViews:
 
 
 def _timeline(record: Record, hops: list[Hop], refusals: list[RefusalRow]) -> list[TimelineStep]:
-    """The timeline of a message, the same as `duly trace` shows."""
+    """Return the timeline of a message, the same as `duly trace` shows."""
     return timeline_of(
         record.state.word,
         made=(time_of(record.message.id) or 0) // MS,
@@ -280,7 +280,7 @@ def _timeline(record: Record, hops: list[Hop], refusals: list[RefusalRow]) -> li
 
 
 def _time_in(key: bytes) -> int:
-    """The time that a key begins with, in milliseconds."""
+    """Return the time that a key begins with, in milliseconds."""
     return int.from_bytes(key[:6], "big")
 
 
@@ -300,7 +300,7 @@ def _row(record: Record) -> dict[str, object]:
 
 
 def _data(message: Message) -> object:
-    """The data of a message and its own fields, as text; long ones are cut."""
+    """Return the data of a message and its own fields, as text; long ones are cut."""
     try:
         body = unpack(message.body)
         whole = {"data": body.data or Raw(b"null")} | dict(body.fields)

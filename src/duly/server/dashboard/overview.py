@@ -141,7 +141,7 @@ class OverviewViews:
             return {"ledger": {"problem": str(problem)}, "notifier": None, "disk": None}
 
     async def chart(self, _: DashboardVisitor, query: Mapping[str, str]) -> object:
-        """The columns of the charts, for the last minutes, hours or days."""
+        """Return the columns of the charts, for the last minutes, hours or days."""
         span = text_of(query, "span") or "minutes"
         if span not in SPANS:
             raise Malformed(f"{span!r} is not a span of a chart; use one of {', '.join(SPANS)}")

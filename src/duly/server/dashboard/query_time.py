@@ -31,7 +31,7 @@ class QueryTime:
         self._limits = RateLimits(SHARE)
 
     def wait(self, name: str) -> int:
-        """How long a visitor has to wait before the next question, in microseconds."""
+        """Return how long a visitor has to wait before the next question, in microseconds."""
         return self._limits.spend(name, _now(), 0)
 
     def spend(self, name: str, seconds: float) -> None:

@@ -57,7 +57,7 @@ def cookie_name(request: web.Request) -> str:
 
 
 def session_token(request: web.Request) -> str:
-    """The session's token in the cookie of a request; empty if there is none."""
+    """Return the session's token in the cookie of a request; empty if there is none."""
     return request.cookies.get(cookie_name(request), "")
 
 

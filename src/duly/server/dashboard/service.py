@@ -138,7 +138,7 @@ class Dashboard:
         self._hub.tasks.every("live updates of the dashboard", TICK_SECONDS, self.live.tick)
 
     def routes(self) -> list[web.RouteDef]:
-        """The routes of the page."""
+        """Return the routes of the page."""
         shell = [web.get(path, self._files.shell) for path in PAGES]
         views = [web.get(f"/{name}.json", self._serve_view(name)) for name in self.views]
         return [

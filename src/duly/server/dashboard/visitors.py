@@ -28,7 +28,7 @@ class DashboardRole(IntEnum):
 
     @classmethod
     def named(cls, word: str) -> DashboardRole:
-        """The role of this name; raises `Malformed` if there is none."""
+        """Return the role of this name; raises `Malformed` if there is none."""
         for role in cls:
             if role.word == word:
                 return role

@@ -248,7 +248,7 @@ class ReceiverRun:
         )
 
     def _lane_numbers(self, lane: str) -> list[int]:
-        """The numbers of a lane that a hub knows, including those that are only reserved."""
+        """Return the numbers of a lane that a hub knows, including those that are only reserved."""
         return [number_of(task.id) for task in self._tasks.values() if task.lane in (lane, None)]
 
     async def _answered(self, step: ExpectAnswer) -> None:
@@ -356,7 +356,8 @@ class ReceiverRun:
         self.remark = f"it still remembered the first of {sent} commands; --memory N sends more than N"
 
     async def _remembers(self, name: str) -> bool:
-        """Whether a repeat of a command is answered as the command was; not: it is forgotten, or has run."""
+        """Return whether a repeat of a command is answered as the command was; not: it is forgotten, or has
+        run."""
         self._deliver(DeliverTask(name))
         task = self._tasks[name]
         await self._probe()  # an answer to the repeat comes before the one to this

@@ -37,7 +37,7 @@ class RestartedClient(Protocol):
         ...
 
     def said(self) -> str:
-        """The end of what it has printed."""
+        """Return the end of what it has printed."""
         ...
 
 
@@ -89,7 +89,7 @@ class Subject:
         self._process = None
 
     def said(self) -> str:
-        """The end of what it has printed."""
+        """Return the end of what it has printed."""
         with suppress(OSError):
             return self._output.read_bytes()[-2_000:].decode(errors="replace")
         return ""

@@ -112,7 +112,7 @@ class Process:
     # ── time ─────────────────────────────────────────────────────────────────────────────────────
 
     def now(self) -> float:
-        """The time by this process's own clock, in seconds since 1970; clocks may differ."""
+        """Return the time by this process's own clock, in seconds since 1970; clocks may differ."""
         return self._host.clock.now() / SECOND
 
     # ── a transport for code that does not use duly ──────────────────────────────────────────────
@@ -203,19 +203,19 @@ class Process:
     # ── clients ──────────────────────────────────────────────────────────────────────────────────
 
     def app(self) -> App:
-        """A `duly.App` with the name of this process, connected to the simulated hub."""
+        """Return a `duly.App` with the name of this process, connected to the simulated hub."""
         return self._host.adopt(clients.ProgramApp(self._host), Role.APP)
 
     def device(self) -> Device:
-        """A `duly.Device` with the name of this process, connected to the simulated hub."""
+        """Return a `duly.Device` with the name of this process, connected to the simulated hub."""
         return self._host.adopt(clients.ProgramDevice(self._host), Role.DEVICE)
 
     def sentinel(self, profile: str = "default") -> Sentinel:
-        """A `duly.Sentinel` with the name of this process, connected to the simulated hub."""
+        """Return a `duly.Sentinel` with the name of this process, connected to the simulated hub."""
         return self._host.adopt(clients.ProgramSentinel(self._host, profile), Role.SENTINEL)
 
     def node(self, *, ordered: bool = False) -> Node:
-        """A `duly.Node` with the name of this process, connected to a simulated MQTT broker."""
+        """Return a `duly.Node` with the name of this process, connected to a simulated MQTT broker."""
         return self._host.adopt(clients.ProgramNode(self._host, ordered=ordered), None)
 
 

@@ -132,11 +132,11 @@ class SimBroker:
             connection.wire.break_()
 
     def retained(self, topic: str) -> bytes | None:
-        """The retained message of a topic."""
+        """Return the retained message of a topic."""
         return self._retained.get(topic)
 
     def sessions_of(self, client: str) -> list[SimSession]:
-        """The sessions under the client ids of this client."""
+        """Return the sessions under the client ids of this client."""
         return [s for id_, s in self._sessions.items() if id_.partition("-")[0] == client]
 
     def _break_all(self) -> None:
@@ -373,7 +373,7 @@ class SimSocket(asyncio.Transport):
         self._connection.wire.break_()
 
     def is_closing(self) -> bool:
-        """Whether the connection is closed or closing."""
+        """Return whether the connection is closed or closing."""
         return self._closing
 
     def receive(self, data: bytes) -> None:

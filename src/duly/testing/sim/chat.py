@@ -60,11 +60,11 @@ class _OpenChatAccounts(Accounts):
         return Role.USER if name in self._names else None
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
-        """The same as `stored_role`: no other hub could know more."""
+        """Return the same as `stored_role`: no other hub could know more."""
         return self.stored_role(name)
 
     def is_current(self, principal: Principal) -> bool:
-        """Whether the account has the role that the principal was given."""
+        """Return whether the account has the role that the principal was given."""
         return self.stored_role(principal.name) is principal.role
 
     def proof(self, principal: Principal, device: str = "") -> tuple[w.CheckItem, ...]:
@@ -111,7 +111,7 @@ class ChatHub(GatewayHub):
         await self.chat.start()
 
     def principal(self, name: str) -> Principal:
-        """A person's account."""
+        """Return a person's account."""
         return Principal(name, Role.USER)
 
     def hear(self, session: Session, name: str, raw: bytes) -> None:

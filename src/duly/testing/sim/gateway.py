@@ -243,11 +243,11 @@ class OpenAccounts(Accounts):
         self._people = frozenset(apps)
 
     def may(self, principal: Principal, device: str) -> bool:
-        """Always true: permissions are tested in the world with guests."""
+        """Return True: permissions are tested in the world with guests."""
         return True
 
     def allows(self, sender: str, device: str) -> bool:
-        """Always true: permissions are tested in the world with guests."""
+        """Return True: permissions are tested in the world with guests."""
         return True
 
     def granted(self, app: str) -> frozenset[str]:
@@ -259,15 +259,15 @@ class OpenAccounts(Accounts):
         return ()
 
     def epoch(self, name: str) -> int:
-        """Always 0: no login of the world becomes void."""
+        """Return 0: no login of the world becomes void."""
         return 0
 
     def created_at(self, name: str) -> int:
-        """Always 0: no account is ever created again."""
+        """Return 0: no account is ever created again."""
         return 0
 
     def freed_at(self, name: str) -> int:
-        """Always 0: no account takes over the name of another one."""
+        """Return 0: no account takes over the name of another one."""
         return 0
 
     def apps_of(self, device: str) -> frozenset[str]:
@@ -275,7 +275,7 @@ class OpenAccounts(Accounts):
         return self._people
 
     def is_sent_once(self, device: str) -> bool:
-        """Always false: every device of the world recognises repeats."""
+        """Return False: every device of the world recognises repeats."""
         return False
 
     def stored_role(self, name: str) -> Role | None:
@@ -283,11 +283,11 @@ class OpenAccounts(Accounts):
         return Role.DEVICE if name in self._devices else Role.APP if name in self._people else None
 
     async def find_role(self, name: str, asker: str = "") -> Role | None:
-        """The same as `stored_role`: no other hub could know more."""
+        """Return the same as `stored_role`: no other hub could know more."""
         return self.stored_role(name)
 
     def key_of(self, name: str) -> str:
-        """Always empty: no device of the world signs."""
+        """Return no key: no device of the world signs."""
         return ""
 
 
@@ -297,7 +297,7 @@ class SeenGateway(GatewayService):
     node: SimProcess
 
     def performers(self) -> Performers:
-        """The gateway's own performers, each of which notes its effect for the checkers first."""
+        """Return the gateway's own performers, each of which notes its effect for the checkers first."""
         return {kind: partial(self._note, perform) for kind, perform in super().performers().items()}
 
     def _note(self, perform: Callable[..., None], effect: Effect) -> None:
@@ -337,7 +337,7 @@ class GatewayHub(SimProcess):
         await self.gateway.start()
 
     async def open_accounts(self, devices: list[str], apps: list[str]) -> OpenAccounts:
-        """The accounts of the devices and apps."""
+        """Return the accounts of the devices and apps."""
         return OpenAccounts(devices, apps)
 
     def notifier(self) -> Notifier | None:

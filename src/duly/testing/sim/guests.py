@@ -46,11 +46,11 @@ class GuestAccounts(OpenAccounts):
         self.shared = Accounts(ledger)
 
     def may(self, principal: Principal, device: str) -> bool:
-        """Whether the guest's stored grant allows it; other accounts always may."""
+        """Return whether the guest's stored grant allows it; other accounts always may."""
         return principal.name != GUEST or self.shared.may(principal, device)
 
     def allows(self, sender: str, device: str) -> bool:
-        """Whether the guest's stored grant allows it; other senders are always allowed."""
+        """Return whether the guest's stored grant allows it; other senders are always allowed."""
         return sender != GUEST or self.shared.allows(sender, device)
 
     def stored_role(self, name: str) -> Role | None:

@@ -55,7 +55,7 @@ class JournalProcess(SimProcess):
         self._loop.call_soon(self.crash)
 
     def open_ledger(self) -> JournalLedger:
-        """A real SQLite ledger on simulated sectors that may fail at any write."""
+        """Return a real SQLite ledger on simulated sectors that may fail at any write."""
         world = self.world
         return JournalLedger(
             self.clock, self.files, f"{self.name}#{self.incarnation}",

@@ -163,7 +163,7 @@ class BrokeredDevice(GatewayDevice):
     world: MqttWorld
 
     def client(self) -> Device:
-        """A device that speaks MQTT."""
+        """Return a device that speaks MQTT."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
         return _MqttDevice(self)
@@ -249,7 +249,7 @@ class MqttWorld(GatewayWorld):
         return self.broker.accept(protocol, client)
 
     def _connections(self, client: str, connected: bool) -> None:
-        """The hub's own broker tells it who connects."""
+        """Let the hub's own broker tell it who connects."""
         hub = self.first_hub
         if hub.serves_broker:
             hub.devices.connections(client, connected)

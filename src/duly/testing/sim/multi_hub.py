@@ -85,7 +85,7 @@ class DeviceStay(Struct):
     until: float = float("inf")
 
     def lasts(self) -> bool:
-        """Whether the period goes on: the device has not left, and its hub has not died."""
+        """Return whether the period goes on: the device has not left, and its hub has not died."""
         hub, there = self.hub, self.hub.incarnation == self.incarnation
         return there and hub.ready and self.since < self.until == float("inf")
 
@@ -146,14 +146,14 @@ class MultiHub(GatewayHub):
         self.spawn(self._poll())
 
     async def open_accounts(self, devices: list[str], apps: list[str]) -> OpenAccounts:
-        """Accounts with one guest, whose grant other hubs may revoke."""
+        """Return accounts with one guest, whose grant other hubs may revoke."""
         admit_guest(self.disk)
         self.guests = GuestAccounts(devices, apps, self.ledger)
         await self.guests.shared.refresh()
         return self.guests
 
     def notifier(self) -> Notifier:
-        """A notifier that loses some notifications."""
+        """Return a notifier that loses some notifications."""
         notifier = LossyNotifier(self, self.world.bus)
         self.world.bus.notifiers.append(notifier)
         return notifier
@@ -256,7 +256,7 @@ class MultiHubWorld(GatewayWorld):
         return hubs
 
     def hubs(self) -> list[MultiHub]:
-        """All hubs, also those that are dead."""
+        """Return all hubs, also those that are dead."""
         return [node for node in self.nodes.values() if isinstance(node, MultiHub)]
 
     def hub_for(self, client: str, tries: int) -> GatewayHub:

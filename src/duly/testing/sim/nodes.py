@@ -82,7 +82,7 @@ class SimProcess:
             self.spawn(self._prune())
 
     def open_ledger(self) -> SimLedger | JournalLedger:
-        """The ledger on the disk of the process."""
+        """Return the ledger on the disk of the process."""
         world = self.world
         return SimLedger(
             self.clock, self.disk, f"{self.name}#{self.incarnation}",

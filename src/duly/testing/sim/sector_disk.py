@@ -265,7 +265,7 @@ class _SimVfs(apsw.VFS):
 
 @cache
 def sector_vfs() -> str:
-    """The name of the VFS, registered once in a process."""
+    """Return the name of the VFS, registered once in a process."""
     global _vfs  # noqa: PLW0603 - SQLite uses it as long as the process lives
     _vfs = _SimVfs()
     return VFS

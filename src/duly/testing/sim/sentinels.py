@@ -107,7 +107,7 @@ class SentinelTower(GatewayHub):
             await alerts.heartbeats.check()
 
     def principal(self, name: str) -> Principal:
-        """A sentinel's account."""
+        """Return a sentinel's account."""
         return Principal(name, Role.SENTINEL)
 
 
@@ -157,7 +157,7 @@ class SimWatcher(SimProcess):
     world: SentinelWorld
 
     def key(self, event: str) -> bytes:
-        """The key of an event at the tower."""
+        """Return the key of an event at the tower."""
         return key_of(self.name, event)
 
     async def begin(self) -> None:

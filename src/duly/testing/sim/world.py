@@ -175,7 +175,7 @@ class World:
         """Called when a hub sends a frame to a client."""
 
     def views(self) -> dict[str, dict[str, list[SeenMessage]]]:
-        """The chat lines that each person was shown, by conversation."""
+        """Return the chat lines that each person was shown, by conversation."""
         return {}
 
     def _open_loop(self) -> VirtualLoop:

@@ -18,7 +18,7 @@ VectorCase: TypeAlias = dict[str, Any]
 
 
 def read(name: str) -> dict[str, list[VectorCase]]:
-    """The cases of one file, by what they are about.
+    """Return the cases of one file, by what they are about.
 
     >>> read("codes")["server"][5]["name"]
     'duplicate'

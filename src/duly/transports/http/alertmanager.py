@@ -46,7 +46,7 @@ _PASSING: Final = (ServerCode.INTERNAL, ServerCode.OFFLINE)
 
 
 def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
-    """Returns the routes of the webhooks. Grafana sends them by POST or by PUT, as its contact point says."""
+    """Return the routes of the webhooks. Grafana sends them by POST or by PUT, as its contact point says."""
     serve = AlertWebhooks(server).serve
     return [web.post(ALERTMANAGER, serve), web.post(GRAFANA, serve), web.put(GRAFANA, serve)]
 
@@ -58,7 +58,7 @@ class AlertWebhooks:
         self._server = server
 
     async def serve(self, request: web.Request) -> web.Response:
-        """Takes one webhook, and answers when its alerts are stored."""
+        """Take one webhook, and answer when its alerts are stored."""
         try:
             who = await messages.entered(self._server, request, _token(request))
             if who.role not in (Role.SENTINEL, Role.ADMIN):
@@ -117,7 +117,7 @@ async def _in_turns(items: Iterable[T]) -> AsyncIterator[T]:
 
 
 def _token(request: web.Request) -> str | None:
-    """The token in the head of a request; of Basic authentication it is the password."""
+    """Return the token in the head of a request; of Basic authentication it is the password."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "basic":
         return messages.token_in(request)

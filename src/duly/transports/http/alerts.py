@@ -28,16 +28,16 @@ class AlertsBackend(http.MessagesBackend, Protocol):
     async def list_alerts(
         self, *, standing: str, sentinel: str, limit: int, before: tuple[int, bytes], since: int
     ) -> tuple[list[dict[str, object]], tuple[int, bytes] | None]:
-        """A page of alerts accepted since then, newest first, and where the next one begins."""
+        """Return a page of alerts accepted since then, newest first, and where the next one begins."""
         ...
 
     async def show_alert(self, key: bytes) -> dict[str, Any] | None:
-        """Returns one alert as JSON values; None if the ledger has none with this key."""
+        """Return one alert as JSON values; None if the ledger has none with this key."""
         ...
 
 
 def routes(server: AlertsBackend) -> list[web.RouteDef]:
-    """Returns the routes for lists of alerts and for single alerts."""
+    """Return the routes for lists of alerts and for single alerts."""
     lists = _Lists(server)
     guarded = http.MessagesEndpoint(server).guarded
     return [
@@ -51,7 +51,7 @@ class _Lists:
         self._server = server
 
     async def page(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers with a page of alerts, newest first, and a cursor to the next page."""
+        """Answer with a page of alerts, newest first, and a cursor to the next page."""
         query = request.query
         limit, before = number(query.get("limit"), 100, MOST), query.get("before")
         cursors, since = self._server.cursors, self._server.sees_from(who)
@@ -69,7 +69,7 @@ class _Lists:
         return http.as_json({"alerts": alerts, "next": begins})
 
     async def one(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers with one alert, or 404 if it does not exist or belongs to another account."""
+        """Answer with one alert, or 404 if it does not exist or belongs to another account."""
         sentinel, event = request.match_info["sentinel"], request.match_info["event"]
         found = None
         if _sees_all(who) or who.name == sentinel:

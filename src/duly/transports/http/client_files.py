@@ -13,7 +13,7 @@ from aiohttp import web
 
 
 def routes() -> list[web.RouteDef]:
-    """Returns the routes of the client libraries that the hub serves as files."""
+    """Return the routes of the client libraries that the hub serves as files."""
     return [
         web.get("/duly.js", _file("clients/js/duly.js", "text/javascript")),
         web.get("/duly_device.py", _file("clients/micropython/duly_device.py", "text/x-python")),

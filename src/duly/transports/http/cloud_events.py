@@ -19,7 +19,7 @@ from duly.wire.frames import ServerCode
 
 
 def routes(server: messages.MessagesBackend) -> list[web.RouteDef]:
-    """Returns the route of events."""
+    """Return the route of events."""
     guarded = messages.MessagesEndpoint(server).guarded
     return [web.post("/v1/cloudevents", guarded(CloudEventsEndpoint(server).post))]
 
@@ -31,7 +31,7 @@ class CloudEventsEndpoint:
         self._server = server
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
-        """Takes an event or a batch, and answers with a `server_ack` for each."""
+        """Take an event or a batch, and answer with a `server_ack` for each."""
         wait = seconds_in(request.query.get("wait"))
         headers = {name.lower(): value for name, value in request.headers.items()}
         batch = await self._take(who, headers, await bodies.read(request), wait)
@@ -55,7 +55,7 @@ class CloudEventsEndpoint:
 
 
 def _said(waiter: WaitingRequest) -> FastAnswer:
-    """The answer to one event."""
+    """Return the answer to one event."""
     said = messages.answer_to(waiter, wait=1.0)
     if waiter.answer.code == ServerCode.OFFLINE:
         return FastAnswer(503, said.body, said.later or LATER)

@@ -28,7 +28,7 @@ class DevicesBackend(http.MessagesBackend, Protocol):
 
 
 def routes(server: DevicesBackend) -> list[web.RouteDef]:
-    """Returns the route of the list of devices."""
+    """Return the route of the list of devices."""
 
     async def page(request: web.Request, who: Principal) -> web.Response:
         """Answers with a page of the devices that the caller may see."""

@@ -41,7 +41,7 @@ class Exposition:
         GCCollector(registry=self._registry)
 
     def text(self, snapshot: TelemetrySnapshot) -> bytes:
-        """A snapshot as Prometheus reads it."""
+        """Return a snapshot as Prometheus reads it."""
         self._own.metrics = snapshot.metrics
         return generate_latest(self._registry)
 

@@ -134,7 +134,7 @@ class KeepAliveConnection(asyncio.Protocol):
         self._answered: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Registers the connection with the hub, which may refuse it, and starts its timer."""
+        """Register the connection with the hub, which may refuse it, and start its timer."""
         self._loop = asyncio.get_running_loop()
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
         peer = transport.get_extra_info("peername")
@@ -145,7 +145,7 @@ class KeepAliveConnection(asyncio.Protocol):
             self._visitor.watch()
 
     def connection_lost(self, problem: Exception | None) -> None:
-        """Removes the connection from the hub's."""
+        """Remove the connection from the hub's."""
         self._path.connections.discard(self)
         if self._visitor is not None:
             self._visitor.leave()
@@ -153,7 +153,7 @@ class KeepAliveConnection(asyncio.Protocol):
     # ── requests ─────────────────────────────────────────────────────────────────────────────────
 
     def data_received(self, data: bytes) -> None:
-        """Starts serving a request that is complete and simple; hands any other to the framework.
+        """Start serving a request that is complete and simple; hand any other to the framework.
 
         Bytes that come while a request is being served are kept until it is answered.
         """
@@ -189,7 +189,7 @@ class KeepAliveConnection(asyncio.Protocol):
         cast("asyncio.Protocol", other).data_received(data)
 
     def _begin(self, token: str | None, body: bytes) -> None:
-        """Serves a request; with a task if something has to be awaited before its frames are handed over."""
+        """Serve a request; with a task if something has to be awaited before its frames are handed over."""
         try:
             begun = self._path.begin(token, body, self._reply)
         except Exception:
@@ -237,7 +237,7 @@ class KeepAliveConnection(asyncio.Protocol):
             self._answered.set_result(None)
 
     def _reply(self, account: str, said: FastAnswer) -> None:
-        """Answers the request that is being served."""
+        """Answer the request that is being served."""
         self._end_of_request()
         if account and self._visitor is not None:
             self._visitor.recognise(account)
@@ -270,12 +270,12 @@ class KeepAliveConnection(asyncio.Protocol):
     # ── the other side reads, or does not ────────────────────────────────────────────────────────
 
     def pause_writing(self) -> None:
-        """Stops reading: the client does not read its answers."""
+        """Stop reading: the client does not read its answers."""
         self._stalled = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        """Reads again: the client has read its answers."""
+        """Read again: the client has read its answers."""
         self._stalled = False
         self._go_on()
 
@@ -286,7 +286,7 @@ class KeepAliveConnection(asyncio.Protocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Closes the connection at once, without sending what is still buffered."""
+        """Close the connection at once, without sending what is still buffered."""
         self._transport.abort()
 
 

@@ -26,23 +26,23 @@ class PeopleRegistry(Protocol):
     """Registers people and logs them in."""
 
     async def register(self, name: str, password: str, address: str) -> None:
-        """Creates a user."""
+        """Create a user."""
         ...
 
     async def log_in(self, name: str, password: str, address: str, device: str = "") -> str:
-        """Checks a password and begins a session; returns its token."""
+        """Check a password and begin a session; return its token."""
         ...
 
     async def log_out(self, token: str) -> bool:
-        """Ends one session; returns whether there was one."""
+        """End one session; return whether there was one."""
         ...
 
     async def log_out_everywhere(self, name: str) -> int:
-        """Ends all sessions of a user; returns how many there were."""
+        """End all sessions of a user; return how many there were."""
         ...
 
     async def change_password(self, name: str, old: str, new: str, address: str) -> None:
-        """Replaces a user's password, and ends all sessions of that user."""
+        """Replace a user's password, and end all sessions of that user."""
         ...
 
 
@@ -55,12 +55,12 @@ class LoginsBackend(Protocol):
         ...
 
     async def login(self, token: str | None, address: str) -> Principal:
-        """Returns the account that a token belongs to; raises `NotAuthenticated`."""
+        """Return the account that a token belongs to; raises `NotAuthenticated`."""
         ...
 
 
 def routes(server: LoginsBackend) -> list[web.RouteDef]:
-    """Returns the routes to register, log in, log out and change a password."""
+    """Return the routes to register, log in, log out and change a password."""
     logins = _Logins(server)
     return [
         web.post("/v1/people", _guarded(logins.register)),
@@ -75,13 +75,13 @@ class _Logins:
         self._server = server
 
     async def register(self, request: web.Request) -> web.Response:
-        """Creates a user, and answers 201 with its name."""
+        """Create a user, and answer 201 with its name."""
         wanted = await _body(request, Credentials)
         await self._server.people.register(wanted.name, wanted.password, address_of(request))
         return _json({"name": wanted.name}, 201)
 
     async def log_in(self, request: web.Request) -> web.Response:
-        """Checks a password, and answers with the token of a new session."""
+        """Check a password, and answer with the token of a new session."""
         wanted = await _body(request, Credentials)
         token = await self._server.people.log_in(
             wanted.name, wanted.password, address_of(request), wanted.device
@@ -89,7 +89,7 @@ class _Logins:
         return _json({"name": wanted.name, "token": token})
 
     async def log_out(self, request: web.Request) -> web.Response:
-        """Ends this session, or all sessions of the user, and answers how many have ended."""
+        """End this session, or all sessions of the user, and answer how many have ended."""
         token, who = await self._who(request)
         leaving = await _body(request, LogoutRequest) if request.can_read_body else LogoutRequest()
         people = self._server.people
@@ -97,7 +97,7 @@ class _Logins:
         return _json({"ended": int(ended)})
 
     async def change_password(self, request: web.Request) -> web.Response:
-        """Replaces the password of the caller."""
+        """Replace the password of the caller."""
         _, who = await self._who(request)
         wanted = await _body(request, PasswordChange)
         await self._server.people.change_password(who.name, wanted.old, wanted.new, address_of(request))

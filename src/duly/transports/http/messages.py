@@ -202,7 +202,7 @@ def _answer(batch: FrameBatch, wait: float = 0.0) -> FastAnswer:
 
 
 def routes(http: MessagesEndpoint) -> list[web.RouteDef]:
-    """The routes of frames, outcomes and lists."""
+    """Return the routes of frames, outcomes and lists."""
     return [
         web.post("/v1/messages", http.guarded(http.post)),
         web.get("/v1/messages", http.guarded(http.list_messages)),
@@ -237,7 +237,7 @@ class MessagesEndpoint:
     # ── sending ──────────────────────────────────────────────────────────────────────────────────
 
     async def post(self, request: web.Request, who: Principal) -> web.Response:
-        """Accepts one frame or a list of frames, and answers with a `server_ack` for each."""
+        """Accept one frame or a list of frames, and answer with a `server_ack` for each."""
         wait = seconds_in(request.query.get("wait")) if request.query_string else 0.0
         id_ = request.headers.get("Idempotency-Key")
         batch = await self._take(who, await bodies.read(request), wait, id_)
@@ -300,7 +300,7 @@ class MessagesEndpoint:
     # ── looking ──────────────────────────────────────────────────────────────────────────────────
 
     async def outcome(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers with one message, its deliveries and its hops, or 404 if the caller may not see it."""
+        """Answer with one message, its deliveries and its hops, or 404 if the caller may not see it."""
         scope, id_ = request.match_info["scope"], request.match_info["id"]
         key = key_of(scope, id_)
         record = await self._server.ledger.find(key)
@@ -315,7 +315,7 @@ class MessagesEndpoint:
         return as_json(shown | {"hops": hops} | ({} if line is None else {"line": line}))
 
     async def list_messages(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers with a page of messages and a cursor to the next; with `id`, the messages of that id."""
+        """Answer with a page of messages and a cursor to the next; with `id`, the messages of that id."""
         if (id_ := request.query.get("id")) is not None:
             return await self._list_under(id_, who)
         limit = number(request.query.get("limit"), 100, 1_000)
@@ -332,7 +332,7 @@ class MessagesEndpoint:
         return as_json({"messages": [show(record) for record in found], "next": begins})
 
     async def _list_under(self, id_: str, who: Principal) -> web.Response:
-        """Answers with the messages of this id: an admin gets all, any other account its own."""
+        """Answer with the messages of this id: an admin gets all, any other account its own."""
         if who.role is Role.ADMIN:
             found = await self._server.ledger.with_id(id_)
         else:
@@ -360,7 +360,7 @@ class MessagesEndpoint:
         return found, place
 
     async def refusals(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers with recent refusals: an admin gets all, any other account its own."""
+        """Answer with recent refusals: an admin gets all, any other account its own."""
         limit = number(request.query.get("limit"), 100, 10_000)
         before, cursors, born = (
             request.query.get("before"),
@@ -380,7 +380,7 @@ class MessagesEndpoint:
         return as_json({"refusals": shown, "next": begins})
 
     async def state(self, request: web.Request, who: Principal) -> web.Response:
-        """Answers an admin with the state of the hub."""
+        """Answer an admin with the state of the hub."""
         if who.role is not Role.ADMIN:
             raise NotAllowed("only an admin may ask for the hub's state")
         return as_json(self._server.health.state())
@@ -400,7 +400,7 @@ class MessagesEndpoint:
         return as_json({"error": "internal", "detail": "; ".join(detail), "parts": named}, 503)
 
     async def openapi(self, request: web.Request) -> web.Response:
-        """Answers with the OpenAPI description of these routes; it needs no token."""
+        """Answer with the OpenAPI description of these routes; it needs no token."""
         return as_json(OPENAPI)
 
 
@@ -453,7 +453,7 @@ def show(record: Record) -> dict[str, object]:
 
 
 def show_delivery(delivery: Delivery) -> dict[str, object]:
-    """Returns a delivery as JSON values, with times in milliseconds."""
+    """Return a delivery as JSON values, with times in milliseconds."""
     shown: dict[str, object] = {
         "channel": delivery.ref.channel,
         "recipient": delivery.ref.recipient,
@@ -522,18 +522,18 @@ def _status(frame: ServerAck) -> int:
 
 
 def response(said: FastAnswer) -> web.Response:
-    """Turns an answer of the fast path into one of aiohttp."""
+    """Turn an answer of the fast path into one of aiohttp."""
     headers = _JSON | {"Retry-After": str(said.later)} if said.later else _JSON
     return web.Response(body=said.body, status=said.status, headers=headers)
 
 
 def as_json(value: object, status: int = 200) -> web.Response:
-    """Returns a response with this value as JSON."""
+    """Return a response with this value as JSON."""
     return response(FastAnswer(status, msgspec.json.encode(value)))
 
 
 def error(status: int, word: str, detail: str, wait: int = 0) -> web.Response:
-    """Returns a response with an error as JSON; `wait` (µs) is how long to wait before the next try."""
+    """Return a response with an error as JSON; `wait` (µs) is how long to wait before the next try."""
     return response(_trouble(status, word, detail, wait))
 
 
@@ -546,12 +546,12 @@ def _trouble(status: int, word: str, detail: str, wait: int = 0) -> FastAnswer:
 
 
 def problem(trouble: DulyError) -> web.Response:
-    """Returns the response that reports this error to the client."""
+    """Return the response that reports this error to the client."""
     return response(said_of(trouble))
 
 
 def said_of(trouble: DulyError) -> FastAnswer:
-    """Returns the answer that reports this error, with the HTTP status for its kind."""
+    """Return the answer that reports this error, with the HTTP status for its kind."""
     match trouble:
         case TooManyLogins() | RateLimited():
             status = 429

@@ -67,16 +67,16 @@ class MetricsBackend(http.MessagesBackend, Protocol):
         ...
 
     async def cluster_totals(self) -> list[ClusterTotal]:
-        """The totals of all hubs."""
+        """Return the totals of all hubs."""
         ...
 
     def chart(self, step: ChartStep) -> ChartSnapshot:
-        """The columns of a chart."""
+        """Return the columns of a chart."""
         ...
 
 
 def routes(server: MetricsBackend) -> list[web.RouteDef]:
-    """The routes of metrics and health."""
+    """Return the routes of metrics and health."""
     shown = MetricsEndpoint(server)
     return [
         web.get("/metrics", shown.scrape),
@@ -95,7 +95,7 @@ class MetricsEndpoint:
         self._exposition: Exposition | None = None
 
     async def scrape(self, request: web.Request) -> web.Response:
-        """Answers Prometheus, which asks for metrics as text."""
+        """Answer Prometheus, which asks for metrics as text."""
         try:
             if not is_local(request):
                 await self._reader(request)
@@ -112,7 +112,7 @@ class MetricsEndpoint:
         )
 
     async def metrics(self, request: web.Request) -> web.Response:
-        """Answers with all metrics as JSON."""
+        """Answer with all metrics as JSON."""
         try:
             who = await self._reader(request)
             totals = await self._server.cluster_totals()
@@ -124,7 +124,7 @@ class MetricsEndpoint:
         return http.as_json(answer)
 
     async def chart(self, request: web.Request) -> web.Response:
-        """Answers with the columns of a chart: seconds, minutes or hours."""
+        """Answer with the columns of a chart: seconds, minutes or hours."""
         try:
             await self._reader(request)
             word = request.match_info["step"]

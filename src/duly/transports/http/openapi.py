@@ -63,7 +63,7 @@ _ACKS: Final = {"anyOf": [_ref(AnsweredServerAck), {"type": "array", "items": _r
 
 
 def _answers(*statuses: int) -> dict[str, object]:
-    """The answers of a request that sends no frame."""
+    """Return the answers of a request that sends no frame."""
     return {
         str(status): {"description": _WORDS[status]}
         | ({"content": _json(_ref(ErrorAnswer))} if status >= 400 else {})
@@ -72,7 +72,8 @@ def _answers(*statuses: int) -> dict[str, object]:
 
 
 def _said_of_frames(*statuses: int) -> dict[str, object]:
-    """The answers to frames: a `server_ack`, with the `ack` in it if that was waited for; or an error."""
+    """Return the answers to frames: a `server_ack`, with the `ack` in it if that was waited for; or an
+    error."""
     either = {"anyOf": [*_ACKS["anyOf"], _ref(ErrorAnswer)]}
     return {
         str(status): {"description": _WORDS[status], "content": _json(_ACKS if status < 400 else either)}
@@ -86,7 +87,8 @@ def _account(summary: str, status: int, body: type) -> dict[str, object]:
 
 
 def _webhook(sender: str) -> dict[str, object]:
-    """The route of a webhook that reports alerts; Basic authentication carries the token as its password."""
+    """Return the route of a webhook that reports alerts; Basic authentication carries the token as its
+    password."""
     report = {"content": _json(_ref(WebhookReport))}
     either = {"content": _json({"anyOf": [_ref(WebhookReport), _ref(ErrorAnswer)]})}
     return {

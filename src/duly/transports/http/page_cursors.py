@@ -30,14 +30,14 @@ class PageCursors:
         self._cipher = AESGCM(key)
 
     def encrypt(self, reader: str, place: bytes) -> str:
-        """A cursor for this place in a list, for this reader of it."""
+        """Return a cursor for this place in a list, for this reader of it."""
         nonce = secrets.token_bytes(_NONCE)
         padded = len(place).to_bytes(2, "big") + place.ljust(LONGEST, b"\0")
         encrypted = nonce + self._cipher.encrypt(nonce, padded, reader.encode(errors="surrogatepass"))
         return base64.urlsafe_b64encode(encrypted).decode().rstrip("=")
 
     def decrypt(self, reader: str, cursor: str) -> bytes:
-        """The place that a cursor stands for."""
+        """Return the place that a cursor stands for."""
         from cryptography.exceptions import InvalidTag
 
         try:

@@ -7,7 +7,7 @@ from duly.transports.http.openapi import WAIT_LIMIT
 
 
 def seconds_in(text: str | None) -> float:
-    """Reads the option `wait`; 0 if it is absent."""
+    """Read the option `wait`; 0 if it is absent."""
     if not text:
         return 0.0
     try:
@@ -20,7 +20,7 @@ def seconds_in(text: str | None) -> float:
 
 
 def number(text: str | None, default: int, most: int) -> int:
-    """Reads the option `limit`: a number from 1 to `most`, or `default` if it is absent."""
+    """Read the option `limit`: a number from 1 to `most`, or `default` if it is absent."""
     if text is None:
         return default
     if not text.isdecimal() or len(text) > 9 or not 1 <= int(text) <= most:

@@ -71,8 +71,9 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, url: str) -> BrokerAddress:
-        """mqtt://user:password@host:port, or mqtts://; over WebSocket ws://user:password@host:port/mqtt, or
-        wss://. Where ws:// may also be the address of a hub, mqtt+ws:// and mqtt+wss:// mean the broker.
+        """Read an address: mqtt://user:password@host:port, or mqtts://; over WebSocket
+        ws://user:password@host:port/mqtt, or wss://. Where ws:// may also be the address of a hub, mqtt+ws://
+        and mqtt+wss:// mean the broker.
         Options follow as in ?client_id=…&keepalive=…; the others are cafile, cert, key, version (3 or 5) and
         session_expiry."""
         parts = urlsplit(url)
@@ -121,7 +122,7 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
         return f"ws{'s' * self.tls}://{host}:{self.port}{self.path}"
 
     def tls_context(self) -> ssl.SSLContext | bool:
-        """Returns the TLS settings for a connection to this broker; False for one without TLS."""
+        """Return the TLS settings for a connection to this broker; False for one without TLS."""
         if not self.tls:
             return False
         if self.pinned:
@@ -146,7 +147,7 @@ class BrokerAddress(Struct, frozen=True, kw_only=True):
 
 
 def _seconds(options: dict[str, str], name: str, usual: int, most: int) -> int:
-    """The option of this name, which is a number of seconds."""
+    """Return the option of this name, which is a number of seconds."""
     text = options.get(name, str(usual))
     if not (text.isascii() and text.isdigit() and len(text) <= 10 and 1 <= int(text) <= most):
         raise Malformed(f"{name} must be a number of seconds from 1 to {most}")

@@ -212,7 +212,7 @@ class MqttLink:
         return session
 
     def lost(self) -> ConnectionLost:
-        """The error for a missing connection, with its reason; it names the broker once."""
+        """Return the error for a missing connection, with its reason; it names the broker once."""
         where = repr(self.address)
         return ConnectionLost(
             self.problem if where in self.problem else f"no connection to {where}: {self.problem}"
@@ -224,7 +224,7 @@ class MqttLink:
             self._session.end(reason)
 
     async def subscribe(self, *filters: str, latest: bool = False) -> None:
-        """Also subscribe to these. Without a connection they are noted, and subscribed to with the next
+        """Subscribe to these as well. Without a connection they are noted, and subscribed to with the next
         one."""
         wanted = _wanted(filters, 0 if latest else 1)
         new = wanted.keys() - self._filters.keys()

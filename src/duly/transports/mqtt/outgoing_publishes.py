@@ -144,7 +144,7 @@ class OutgoingPublishes:
         self._confirmed(number, problem)
 
     def _refusal(self, topic: str, code: int, said: str) -> DulyError:
-        """The error of a message that the broker refuses; each code is logged once in a connection."""
+        """Return the error of a message that the broker refuses; each code is logged once in a connection."""
         why = f"{self._address!r} refuses a message to {topic}: {reason_codes.words(code, said)}"
         if code not in self._logged:
             self._logged.add(code)

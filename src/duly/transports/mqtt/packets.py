@@ -57,8 +57,8 @@ def connect(
     will: tuple[str, bytes, bool] | None = None,
     properties: bytes | None = None,
 ) -> bytes:
-    """CONNECT. `will` is (topic, payload, retain), and goes out at QoS 1. With `properties` it is one of
-    MQTT 5."""
+    """Return a CONNECT. `will` is (topic, payload, retain), and goes out at QoS 1. With `properties` it
+    is one of MQTT 5."""
     level, no_properties = (4, b"") if properties is None else (5, b"\0")
     flags = 0x02 * clean
     body = (properties or b"") + text(client_id)
@@ -77,21 +77,21 @@ RETAIN_AS_PUBLISHED: Final = 0x08
 
 
 def subscribe(number: int, filters: Mapping[str, int], properties: bytes = b"", options: int = 0) -> bytes:
-    """SUBSCRIBE, each at its QoS. `options`, and `properties` here and below, are those of MQTT 5; 3.1.1 has
-    none."""
+    """Return a SUBSCRIBE to these filters, each at its QoS. `options`, and `properties` here and below, are
+    those of MQTT 5; 3.1.1 has none."""
     wanted = b"".join(text(each) + bytes((qos | options,)) for each, qos in filters.items())
     return _packet(_SUBSCRIBE, number.to_bytes(2, "big") + properties + wanted)
 
 
 def unsubscribe(number: int, filters: Sequence[str], properties: bytes = b"") -> bytes:
-    """UNSUBSCRIBE from these filters."""
+    """Return an UNSUBSCRIBE from these filters."""
     return _packet(_UNSUBSCRIBE, number.to_bytes(2, "big") + properties + b"".join(text(f) for f in filters))
 
 
 def publish(
     topic: bytes, number: int, payload: bytes, *, retain: bool = False, properties: bytes = b""
 ) -> bytes:
-    """PUBLISH at QoS 1. `topic` is a `text`, made once for many.
+    """Return a PUBLISH at QoS 1. `topic` is a `text`, made once for many.
 
     >>> publish(text("a"), 7, b"hi")
     b'2\\x07\\x00\\x01a\\x00\\x07hi'
@@ -102,7 +102,7 @@ def publish(
 
 
 def acknowledge(numbers: Iterable[int]) -> bytes:
-    """A PUBACK for each of these numbers.
+    """Return a PUBACK for each of these numbers.
 
     >>> acknowledge([7, 8])
     b'@\\x02\\x00\\x07@\\x02\\x00\\x08'
@@ -111,7 +111,7 @@ def acknowledge(numbers: Iterable[int]) -> bytes:
 
 
 def text(value: str) -> bytes:
-    """A text as it stands in packets: led by its size.
+    """Return a text as it stands in packets: led by its size.
 
     >>> text("ö")
     b'\\x00\\x02\\xc3\\xb6'
@@ -150,7 +150,7 @@ def split(data: bytes) -> tuple[list[Packet], int, int]:
 
 
 def published(first: int, data: bytes, start: int, end: int) -> tuple[str | bytes, int, int]:
-    """The topic of a PUBLISH, its number (0: it has none, and wants no PUBACK), and where what follows
+    """Return the topic of a PUBLISH, its number (0: it has none, and wants no PUBACK), and where what follows
     begins. A topic that is no text is given as its bytes. Raises `Malformed` for what is no PUBLISH at QoS 0
     or 1.
 
@@ -182,7 +182,7 @@ def _topic(raw: bytes) -> str | bytes:
 
 
 def number(data: bytes, start: int, end: int) -> int:
-    """A packet's number, in these two bytes. Raises `Malformed` for any other size, and for 0.
+    """Return a packet's number, in these two bytes. Raises `Malformed` for any other size, and for 0.
 
     >>> number(acknowledge([7]), 2, 4)
     7

@@ -44,7 +44,7 @@ Numbers: TypeAlias = dict[int, int]
 
 
 def encode(about: PublishProperties) -> bytes:
-    """The properties of a PUBLISH, as they stand in the packet.
+    """Return the properties of a PUBLISH, as they stand in the packet.
 
     >>> encode(PublishProperties(expires=5))
     b'\\x05\\x02\\x00\\x00\\x00\\x05'
@@ -63,12 +63,12 @@ def encode(about: PublishProperties) -> bytes:
 
 @lru_cache(1_024)
 def _response_topic(topic: str) -> bytes:
-    """The property for a topic, which is the same in all tasks of one sender."""
+    """Return the property for a topic, which is the same in all tasks of one sender."""
     return _sized(RESPONSE_TOPIC, topic.encode())
 
 
 def number(property: int, value: int) -> bytes:
-    """A property that is a number; what is too large becomes the largest.
+    """Return a property that is a number; what is too large becomes the largest.
 
     >>> number(SESSION_EXPIRY, 60)
     b'\\x11\\x00\\x00\\x00<'
@@ -78,13 +78,13 @@ def number(property: int, value: int) -> bytes:
 
 
 def packed(found: bytes) -> bytes:
-    """Properties led by their size, as they stand in a packet."""
+    """Return properties led by their size, as they stand in a packet."""
     size = len(found)
     return (bytes((size,)) if size < 0x80 else varint(size)) + found
 
 
 def varint(value: int) -> bytes:
-    """A number of one to four bytes, seven bits in each.
+    """Return a number of one to four bytes, seven bits in each.
 
     >>> varint(321)
     b'\\xc1\\x02'
@@ -98,7 +98,7 @@ def varint(value: int) -> bytes:
 
 
 def skip(data: bytes, at: int, end: int) -> int:
-    """Where the properties that begin at `at` end; at most at `end`."""
+    """Return where the properties that begin at `at` end; at most at `end`."""
     size = data[at] if at < end else 0x80
     if size < 0x80:
         after = at + 1 + size

@@ -62,12 +62,12 @@ _WORDS: Final = {
 
 
 def return_code(code: int) -> str:
-    """The words for why a broker of MQTT 3.1.1 refuses a connection."""
+    """Return the words for why a broker of MQTT 3.1.1 refuses a connection."""
     return _RETURN_CODES.get(code, f"code {code}")
 
 
 def words(code: int, said: str = "") -> str:
-    """The words for a code, with the code, and with what the broker has said besides.
+    """Return the words for a code, with the code, and with what the broker has said besides.
 
     >>> words(0x87)
     'not authorized (0x87)'
@@ -79,7 +79,7 @@ def words(code: int, said: str = "") -> str:
 
 
 def publish_error(code: int, sentence: str) -> DulyError:
-    """The error for a message that the broker has refused with this code."""
+    """Return the error for a message that the broker has refused with this code."""
     if code == 0x95:
         return TooLarge(sentence)
     if code in (0x90, 0x99):

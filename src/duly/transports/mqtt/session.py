@@ -213,7 +213,7 @@ class MqttSession(asyncio.Protocol):
         )
 
     def end(self, reason: str) -> None:
-        """This connection is no longer of use."""
+        """Give the connection up, and fail what waits for an answer of the broker."""
         self.reason = self.reason or reason
         self._over = True
         self.closed.set()
@@ -265,8 +265,8 @@ class MqttSession(asyncio.Protocol):
             self._watch = self._loop.call_later(look, self._watch_socket)
 
     def _unanswered(self, now: float, within: float) -> bool:
-        """Whether the broker is silent for longer than it has for an answer to the PINGREQ of the first
-        silent look, behind what was written before."""
+        """Return whether the broker is silent for longer than it has for an answer to the PINGREQ of the
+        first silent look, behind what was written before."""
         written = self._writer.written
         if self._heard_at >= self._looked_at:
             self._silent_looks, self._written_before = 0, written
@@ -344,7 +344,7 @@ class MqttSession(asyncio.Protocol):
             raise ConnectionRefused(f"{self._address!r} refuses the subscription to {', '.join(refused)}")
 
     def _codes(self, answer: bytes) -> bytes:
-        """The codes in a SUBACK, one for each filter."""
+        """Return the codes in a SUBACK, one for each filter."""
         return answer[properties.skip(answer, 2, len(answer)) if self._five else 2 :]
 
     def _refused(self, filter: str, code: int) -> str:
@@ -371,7 +371,7 @@ class MqttSession(asyncio.Protocol):
     # ── in ───────────────────────────────────────────────────────────────────────────────────────
 
     def _greeted(self, kind: int, body: bytes) -> None:
-        """The first word of a broker is its CONNACK, and nothing else is."""
+        """Take the first packet of a broker, which is its CONNACK and nothing else."""
         if kind != packets.CONNACK:
             raise Malformed(f"a packet of kind {kind >> 4} before the CONNACK")
         if len(body) != 2 and not (self._five and len(body) > 2):
@@ -389,7 +389,7 @@ class MqttSession(asyncio.Protocol):
         self._keepalive = limits.get(properties.SERVER_KEEPALIVE, 0) or self._keepalive
 
     def _answered(self, kind: int, body: bytes) -> None:
-        """Something we wait for, or of no interest: an answer to a PINGREQ."""
+        """Pass on an answer that is waited for; an answer to a PINGREQ is not."""
         if kind == packets.CONNACK:
             raise Malformed("a second CONNACK")
         if kind == packets.DISCONNECTED and self._five:
@@ -415,7 +415,7 @@ class MqttSession(asyncio.Protocol):
         self._arrived(arrival, topic, data[body:end], first & _OLD != 0)
 
     def _due(self) -> bytes:
-        """The PUBACKs of what is committed, as far as everything before it is."""
+        """Return the PUBACKs of what is committed, as far as everything before it is."""
         arrivals, numbers = self._arrivals, []
         while arrivals and arrivals[0].committed and not self._over:
             numbers.append(arrivals.popleft().number)
@@ -423,7 +423,7 @@ class MqttSession(asyncio.Protocol):
 
 
 def _why(problem: OSError) -> str:
-    """The reason of a failed connection in the system's words, without asyncio's list of addresses."""
+    """Return the reason of a failed connection in the system's words, without asyncio's list of addresses."""
     if isinstance(problem, socket.gaierror):
         return problem.strerror or str(problem)
     found = _NUMBER.search(str(problem))

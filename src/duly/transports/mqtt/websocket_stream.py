@@ -101,7 +101,7 @@ class WebSocketStream(asyncio.Transport):
         self._may_read.set()
 
     def is_closing(self) -> bool:
-        """Whether the connection has ended, or is about to."""
+        """Return whether the connection has ended, or is about to."""
         return self._closing
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ LOCAL: Final = frozenset({"file", "console"})
 
 
 def label_of(url: str, key: bytes = b"") -> str:
-    """The label of an address. It leaves out the parts that hold passwords and tokens; with a key, not
+    """Return the label of an address. It leaves out the parts that hold passwords and tokens; with a key, not
     even a guess at them can be checked.
 
     >>> label_of("https://token@hooks.example.com/secret/path")
@@ -71,7 +71,7 @@ def check_url(url: str, *, private: bool = True) -> None:
 
 
 def is_outside(url: str) -> bool:
-    """Whether an address is that of a file which may not be written; older versions stored such."""
+    """Return whether an address is that of a file which may not be written; older versions stored such."""
     parts = _split(url)
     if parts.scheme != "file":
         return False
@@ -81,13 +81,13 @@ def is_outside(url: str) -> bool:
 
 
 def is_webhook(url: str) -> bool:
-    """Whether an address is that of a webhook, which has a secret."""
+    """Return whether an address is that of a webhook, which has a secret."""
     return _split(url).scheme in WEBHOOK
 
 
 def declared(url: str) -> DoubtPolicy:
-    """What follows an attempt in doubt at this address: `?doubt=resend|repeat|stop`, or the default of its
-    channel."""
+    """Return what follows an attempt in doubt at this address: `?doubt=resend|repeat|stop`, or the default of
+    its channel."""
     parts = _split(url)
     asked = parse_qs(parts.query).get("doubt") if parts.scheme not in WEBHOOK else None
     if asked:

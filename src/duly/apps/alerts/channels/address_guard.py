@@ -37,7 +37,7 @@ class PrivateAddress(OSError):
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address is public. An address that contains another one counts as that one.
+    """Return whether an address is public. An address that contains another one counts as that one.
 
     >>> [is_public(ipaddress.ip_address(a)) for a in ("1.1.1.1", "10.0.0.1", "100.64.0.1")]
     [True, False, False]

@@ -36,7 +36,7 @@ LONGEST_NAME: Final = 200
 
 
 def is_file_name(name: str) -> bool:
-    """Whether this is the plain name of a file, without a folder.
+    """Return whether this is the plain name of a file, without a folder.
 
     >>> is_file_name("alerts.jsonl"), is_file_name("../alerts.jsonl")
     (True, False)
