@@ -19,6 +19,7 @@ from typing import Final
 
 from duly.apps.alerts.channels import webhook
 from duly.apps.alerts.channels.channel import Notification
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.apps.alerts.channels.webhook import WebhookChannel
 from duly.errors import Declined, InDoubt, NotSent
 from proof.counts import count
@@ -111,7 +112,7 @@ async def attack(cases: int, seed: int) -> None:
     open_before = descriptors()
     receiver = HostileReceiver(f"webhooks {seed}")
     server = await receiver.start()
-    channel = WebhookChannel(receiver.url, "", private=True)
+    channel = WebhookChannel(receiver.url, "", ChannelThreads(), private=True)
     before = 0
     try:
         for first in range(0, cases, AT_ONCE):

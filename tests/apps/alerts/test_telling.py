@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import time
 
 import pytest
 
 from tests.apps.alerts.conftest import Tower, event
 from tests.receivers import Mailbox, Receiver, receiver
+from tests.stopwatch import Stopwatch
 
 
 def mail_to(box: Mailbox, more: str = "") -> str:
@@ -64,6 +67,22 @@ async def test_an_outage_of_a_channel_is_two_lines_in_the_log(
     begun, ended = (line.removeprefix("the channel to http:127.0.0.1:") for line in said)
     assert "does not work: " in begun
     assert "works again, after " in ended
+
+
+async def test_mail_servers_that_hang_delay_no_other_recipient(tower: Tower, hook: Receiver) -> None:
+    """The name of the webhook has to be looked up, which takes a thread, too."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        mails = [f"mailto://127.0.0.1:{port}?to=ops{n}@example.org" for n in range(40)]
+        await tower.profile("mails", *mails)
+        await tower.profile("home", hook.url.replace("127.0.0.1", "localhost"))
+        await tower.post(event("for-mails", profile_id="mails"))
+        connection, _ = await asyncio.get_running_loop().run_in_executor(None, silent.accept)
+        with connection:
+            watch = Stopwatch()
+            await tower.post(event())
+            await hook.got(1)
+            assert watch.seconds < 5, "a step of SMTP times out after 15"
 
 
 async def test_a_receiver_that_hangs_is_given_up_and_asked_again_with_the_same_key(

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from duly.apps.alerts.ack_links import AckLinks
 from duly.apps.alerts.channels import open_channel
 from duly.apps.alerts.channels.channel import Channel
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.apps.alerts.model import NAMED, AlertStatus
 from duly.apps.alerts.notifications import NotificationContext, notification
 from duly.apps.alerts.profiles import ChannelAddress, Profiles
@@ -58,6 +59,7 @@ class NotificationSender:
         self._received: dict[bytes, int] = {}
         """when alerts were received according to the ledger, so that every attempt at every hub shows the
         same time"""
+        self._threads = ChannelThreads()
         self._channels: dict[str, tuple[ChannelAddress, Channel]] = {}
 
     async def send(self, attempt: StartAttempt) -> SendResult:
@@ -135,8 +137,9 @@ class NotificationSender:
         if known is not None and known[0] == address:
             return known[1]
         channel = await asyncio.to_thread(
-            open_channel, address.url, address.secret, folder=self._folder, private=self._private
-        )
+            open_channel, address.url, address.secret, folder=self._folder, private=self._private,
+            threads=self._threads,
+        )  # fmt: skip
         others = self._channels.get(label)
         if others is not known and others is not None and others[0] == address:
             return others[1]  # another attempt has opened it meanwhile

@@ -14,6 +14,7 @@ from typing import Final
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
 from duly.apps.alerts.channels.channel import Channel
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.core.fanout.plan import DoubtPolicy
 from duly.errors import Malformed
 
@@ -99,24 +100,35 @@ def declared(url: str) -> DoubtPolicy:
     return DoubtPolicy.RESEND if parts.scheme in WEBHOOK | LOCAL else DoubtPolicy.REPEAT
 
 
-def open_channel(url: str, secret: str = "", *, folder: Path | None = None, private: bool = False) -> Channel:
-    """Open the channel of an address; `folder` is the data folder, without which no file is written."""
+def open_channel(
+    url: str,
+    secret: str = "",
+    *,
+    folder: Path | None = None,
+    private: bool = False,
+    threads: ChannelThreads | None = None,
+) -> Channel:
+    """Open the channel of an address; `folder` is the data folder, without which no file is written. The
+    channels of one hub share their `threads`."""
+    threads = threads or ChannelThreads()
     parts = _split(url)
     if parts.scheme in WEBHOOK:
         from duly.apps.alerts.channels.webhook import WebhookChannel
 
-        return WebhookChannel(url, secret, private=private)
+        return WebhookChannel(url, secret, threads, private=private)
     if parts.scheme in MAIL:
         from duly.apps.alerts.channels.mail import MailChannel
 
-        return MailChannel(parts, private=private)
+        return MailChannel(parts, threads, private=private)
     if parts.scheme in LOCAL:
         from duly.apps.alerts.channels.local import ConsoleChannel, FileChannel
 
-        return FileChannel(folder, parts.path) if parts.scheme == "file" else ConsoleChannel()
+        if parts.scheme == "console":
+            return ConsoleChannel(threads)
+        return FileChannel(folder, parts.path, threads)
     from duly.apps.alerts.channels.apprise_services import AppriseChannel
 
-    return AppriseChannel(url, private=private)
+    return AppriseChannel(url, threads, private=private)
 
 
 def _split(url: str) -> SplitResult:

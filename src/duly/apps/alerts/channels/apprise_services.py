@@ -11,12 +11,11 @@ Apprise opens all such files in one place, where channels refuse them, whatever 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import warnings
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, Final, Protocol, Self
 
 from duly.apps.alerts.channels.address_guard import (
@@ -27,6 +26,7 @@ from duly.apps.alerts.channels.address_guard import (
     public_only,
 )
 from duly.apps.alerts.channels.channel import Channel, Notification
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.extras import needed_for
 
@@ -87,11 +87,14 @@ def _open_service(url: str) -> AppriseService | None:
 class AppriseChannel(Channel):
     """Sends to one address of an Apprise service."""
 
-    def __init__(self, url: str, *, private: bool = False) -> None:
+    def __init__(self, url: str, threads: ChannelThreads, *, private: bool = False) -> None:
         apprise = _apprise()
         self._private = private
+        self._threads = threads
         self._kinds = apprise.NotifyType
         self._service = _open_service(url)
+        host = getattr(self._service, "host", None)
+        self._server = f"{url.partition(':')[0]}:{host}"
 
     async def send(self, notification: Notification) -> None:
         """Send by Apprise in a thread; if the service does not answer in time, the attempt is in doubt."""
@@ -99,8 +102,9 @@ class AppriseChannel(Channel):
             raise NotSent("Apprise does not know this kind of address")
         kind = self._kinds.FAILURE if notification.urgent else self._kinds.WARNING
         try:
-            async with asyncio.timeout(SECONDS):
-                sent = await asyncio.to_thread(self._notify, self._service, notification, kind)
+            sent = await self._threads.run(
+                self._server, SECONDS, partial(self._notify, self._service, notification, kind)
+            )
         except TimeoutError:
             raise InDoubt(f"the service did not answer within {SECONDS:.0f} s") from None
         if not sent:

@@ -7,7 +7,6 @@ token could write lines from a sentinel into any file that the hub's user may wr
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import stat
@@ -18,8 +17,9 @@ from typing import Final
 import msgspec
 
 from duly.apps.alerts.channels.channel import Channel, Notification
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.core.printable import printable, printable_json, printable_lines
-from duly.errors import Declined, Malformed, NotSent
+from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.runtime.files import PRIVATE_FILE, PRIVATE_FOLDER
 
 FOLDER: Final = "notifications"
@@ -33,6 +33,8 @@ NOT_A_FILE: Final = (
     "another name"
 )
 LONGEST_NAME: Final = 200
+SECONDS: Final = 15.0
+"""The limit for one notification."""
 
 
 def is_file_name(name: str) -> bool:
@@ -54,9 +56,20 @@ def check_file_name(name: str) -> None:
 class ConsoleChannel(Channel):
     """Prints notifications on the standard output of the hub."""
 
+    def __init__(self, threads: ChannelThreads) -> None:
+        self._threads = threads
+
     async def send(self, notification: Notification) -> None:
-        """Print the notification. Most of its text comes from the sentinel, which may be hostile."""
-        sys.stdout.write(f"{printable(notification.title)}\n{printable_lines(notification.text)}\n")
+        """Print the notification. Most of its text comes from the sentinel, which may be hostile. The output
+        may be a pipe that stands still."""
+        text = f"{printable(notification.title)}\n{printable_lines(notification.text)}\n"
+        try:
+            await self._threads.run("console", SECONDS, lambda: self._print(text))
+        except TimeoutError:
+            raise InDoubt(f"the output took nothing within {SECONDS:.0f} s") from None
+
+    def _print(self, text: str) -> None:
+        sys.stdout.write(text)
         sys.stdout.flush()
 
     async def close(self) -> None:
@@ -66,10 +79,11 @@ class ConsoleChannel(Channel):
 class FileChannel(Channel):
     """Appends to a file in the folder `notifications` of a data folder."""
 
-    def __init__(self, folder: Path | None, name: str) -> None:
+    def __init__(self, folder: Path | None, name: str, threads: ChannelThreads) -> None:
         check_file_name(name)
         if folder is None:
             raise Declined("this hub has no data folder, so it cannot write files; use another channel")
+        self._threads = threads
         self._folder = folder / FOLDER
         self._name = name
 
@@ -84,7 +98,9 @@ class FileChannel(Channel):
         # The file is also read in terminals, so control characters are escaped; the JSON stays equivalent.
         line = f"{printable_json(msgspec.json.encode(shown).decode())}\n".encode()
         try:
-            await asyncio.to_thread(self._append, line)
+            await self._threads.run("file", SECONDS, lambda: self._append(line))
+        except TimeoutError:
+            raise InDoubt(f"the disk did not answer within {SECONDS:.0f} s") from None
         except OSError as problem:
             raise NotSent(f"the file cannot be written: {problem.strerror}") from None
 

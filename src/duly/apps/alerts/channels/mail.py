@@ -8,7 +8,6 @@ failed, so this channel speaks SMTP itself, with the standard library. A repeat 
 
 from __future__ import annotations
 
-import asyncio
 import re
 import smtplib
 import socket
@@ -22,6 +21,7 @@ from msgspec import Struct
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, public_only
 from duly.apps.alerts.channels.channel import Channel, Notification
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 
 SECONDS: Final = 15.0
@@ -69,8 +69,9 @@ class MailAddress(Struct, frozen=True):
 class MailChannel(Channel):
     """Sends to one or several mailboxes, which get the same mail."""
 
-    def __init__(self, parts: SplitResult, *, private: bool = False) -> None:
+    def __init__(self, parts: SplitResult, threads: ChannelThreads, *, private: bool = False) -> None:
         self._private = private
+        self._threads = threads
         self._box = MailAddress.parse(parts)
 
     async def send(self, notification: Notification) -> None:
@@ -85,8 +86,7 @@ class MailChannel(Channel):
             mail["X-Priority"] = "1"
         mail.set_content(notification.text)
         try:
-            async with asyncio.timeout(ALL_SECONDS):
-                await asyncio.to_thread(self._send, mail)
+            await self._threads.run(self._box.host, ALL_SECONDS, lambda: self._send(mail))
         except TimeoutError:
             raise InDoubt(f"the mail server did not finish within {ALL_SECONDS:.0f} s") from None
 

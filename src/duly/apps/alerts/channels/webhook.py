@@ -17,15 +17,18 @@ import socket
 import time
 from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from functools import partial
 from hashlib import sha256
 from typing import Final, cast
 from urllib.parse import SplitResult, quote, urlsplit
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 
 from duly.apps.alerts.channels.address_guard import PRIVATE, PrivateAddress, check_address, check_written
 from duly.apps.alerts.channels.channel import Channel, Notification
+from duly.apps.alerts.channels.threads import ChannelThreads
 from duly.core.units import HOUR, seconds
 from duly.errors import Declined, InDoubt, Malformed, NotSent
 from duly.wire.cloud_events import OutgoingEvent, binary, structured
@@ -116,23 +119,54 @@ _FORMS: Final[dict[str, Callable[[Notification], tuple[bytes, dict[str, str]]]]]
 """The form of the body, by the prefix before the `+` of an address."""
 
 
+class _Resolver(AbstractResolver):
+    """Resolves names in threads of the channels, as aiohttp's own does in those of the whole program."""
+
+    def __init__(self, threads: ChannelThreads) -> None:
+        self._threads = threads
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a name."""
+        flags = socket.AI_ADDRCONFIG
+        look_up = partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM, 0, flags)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=str(where[0]) + (f"%{where[3]}" if len(where) > 3 and where[3] else ""),
+                port=port,
+                family=kind,
+                proto=proto,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for kind, _, proto, _, where in await self._threads.run(host, SECONDS, look_up)
+        ]
+
+    async def close(self) -> None:
+        """Do nothing: each look-up has its own thread."""
+
+
 class WebhookChannel(Channel):
     """Sends to one webhook in the form given by its address."""
 
-    def __init__(self, url: str, secret: str, *, private: bool) -> None:
+    def __init__(self, url: str, secret: str, threads: ChannelThreads, *, private: bool) -> None:
         check_host(urlsplit(url), private=private)
         form, _, plain = url.partition("+")
         self._render = _FORMS.get(form, _plain)
         self._url = url if self._render is _plain else plain
         self._secret = secret
         self._private = private
+        self._threads = threads
         self._session: aiohttp.ClientSession | None = None
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             judged = None if self._private else _socket
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(socket_factory=judged, limit=64, use_dns_cache=False),
+                connector=aiohttp.TCPConnector(
+                    socket_factory=judged, limit=64, use_dns_cache=False, resolver=_Resolver(self._threads)
+                ),
                 timeout=aiohttp.ClientTimeout(total=SECONDS, sock_connect=CONNECT_SECONDS),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
