@@ -21,6 +21,7 @@ import pytest
 from duly.core import operations as w
 from duly.core.lifecycle import State
 from duly.errors import LedgerDamaged, LedgerError, LedgerInUse, LedgerUnavailable
+from duly.storage import open_ledger
 from duly.storage.ledger import Ledger
 from duly.storage.sqlite import file as sqlite_file
 from duly.storage.sqlite import ledger as sqlite
@@ -99,8 +100,16 @@ async def test_a_second_process_is_refused_under_every_name_and_without_the_lock
 @pytest.mark.parametrize("other", [by_symlink, by_hard_link, without_lock])
 async def test_so_is_a_second_writer_in_the_same_process(path: Path, other: Callable[[Path], Path]) -> None:
     async with await SqliteLedger.open(path, ManualClock()):
-        with pytest.raises(LedgerInUse, match="another process"):
+        with pytest.raises(LedgerInUse, match="open in this process already; use that ledger"):
             await SqliteLedger.open(other(path), ManualClock())
+
+
+async def test_a_file_that_this_process_shares_is_not_said_to_be_of_another_one(path: Path) -> None:
+    async with await open_ledger(f"sqlite:///{path}?mode=shared"):
+        with pytest.raises(
+            LedgerInUse, match=r"open in this process already; .* \?mode=shared in both places"
+        ):
+            await SqliteLedger.open(path, ManualClock())
 
 
 async def test_a_ledger_opened_by_a_symlink_keeps_its_log_beside_the_file_itself(path: Path) -> None:

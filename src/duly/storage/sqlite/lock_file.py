@@ -76,6 +76,11 @@ class LockFile:
 
     def in_use(self, owner: str) -> LedgerInUse:
         """Return the error for a ledger that the process `owner` holds."""
+        if owner == str(os.getpid()):
+            return LedgerInUse(
+                f"{self._ledger} is open in this process already; use that ledger here too, or open it with "
+                "?mode=shared in both places"
+            )
         return LedgerInUse(
             f"{self._ledger} is being written by another process (pid {owner}); stop that one, send through "
             "it, open the ledger with ?mode=ro to read, or use postgresql:// to share a ledger"
