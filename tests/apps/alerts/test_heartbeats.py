@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from duly.apps.alerts.heartbeats import PROMISES, _decode, _encode, presence
+from duly.apps.alerts.heartbeats import MOST, PROMISES, _decode, _encode, presence
 from duly.clients.sentinel import Sentinel
 from duly.core.heartbeat_watch import Promise
 from duly.core.monitor.signals import Severity
@@ -242,6 +242,23 @@ async def _list(tower: Tower) -> Any:
         ) as answer,
     ):
         return await answer.json()
+
+
+async def test_one_sentinel_promises_heartbeats_for_so_many_profiles(tower: Tower) -> None:
+    """With a default profile every name has one. What is promised already is kept, also after a restart."""
+    await tower.profile("default", nobody=True)
+    for n in range(MOST):
+        assert (await tower.post(beat(60_000, f"p{n}")))[0] < 300
+    for _ in range(2):
+        status, said = await tower.post(beat(60_000, "one more") | {"seq_id": "hb-1"})
+        assert (status, said["error"], said["seq_id"]) == (403, "not_allowed", "hb-1")
+        assert "100 profiles" in said["detail"]
+        assert (await tower.post(beat(60_000, "p7")))[0] < 300
+        assert (await tower.post(beat(60_000), "barn"))[0] < 300
+        await tower.stop()
+        await tower.start()
+    await tower.post(beat(0, "p7"))
+    assert (await tower.post(beat(60_000, "one more")))[0] < 300
 
 
 async def test_several_hubs_tell_of_one_silence_once(hubs: list[Tower], hook: Receiver) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypedDict
 
@@ -24,7 +25,7 @@ from duly.core.messages import Message, key_of
 from duly.core.monitor.signals import EVENT, SILENT, EventData, encode, raw
 from duly.core.operations import CheckItem, DropItem, PutItem, PutNewItem
 from duly.core.units import MINUTE, MS, SECOND
-from duly.errors import DulyError, Malformed
+from duly.errors import DulyError, Malformed, NotAllowed
 from duly.storage.ledger import Ledger
 from duly.wire import optional_fields
 
@@ -36,6 +37,8 @@ CHECK_SECONDS: Final = 2.0
 """How often a hub checks for silent sentinels."""
 SEEN_AFTER: Final = 30 * SECOND
 """How often the presence of a sentinel without a connection is stored."""
+MOST: Final = 100
+"""The most promises of one sentinel: each is for another profile, and would be an alert of its own."""
 LONGEST: Final = 86_400_000
 """The longest promise, in milliseconds."""
 
@@ -94,13 +97,16 @@ class Heartbeats:
         self._reported: set[str] = set()
         self._beaten: dict[str, float] = {}
         """when (monotonic) a heartbeat was last stored, by sentinel and profile"""
+        self._promised: Counter[str] | None = None
+        """how many promises each sentinel has, by the last check and the promises made here since"""
         self._seen: dict[str, int] = {}
         """when (steady clock) the presence of each sentinel was last stored"""
 
     # ── storing heartbeats ───────────────────────────────────────────────────────────────────────
 
     async def beat(self, sentinel: str, beat: HeartbeatData) -> None:
-        """Store a heartbeat of a sentinel; one without a promise counts if its profile demands heartbeats."""
+        """Store a heartbeat of a sentinel; one without a promise counts if its profile demands heartbeats.
+        Raises `NotAllowed` if the sentinel has too many promises."""
         name = f"{sentinel}/{beat.profile_id}"
         if beat.every:
             await self._keep(name, sentinel, beat.profile_id, beat.every * MS)
@@ -127,12 +133,27 @@ class Heartbeats:
         self._beaten[name] = asyncio.get_running_loop().time()
         while True:
             body = await self._ledger.item(PROMISES, name)
+            promised = await self._check_room(sentinel) if body is None else Counter[str]()
+            promised[sentinel] += 1
             old = Promise(sentinel, profile) if body is None else _decode(body)
             new = old.kept(self._ledger.clock.now(), old.every if every is None else every)
             if await self._swap(name, body, new):
                 break
+            promised[sentinel] -= 1
         if new.event:
             await self._returned(name, new)
+
+    async def _check_room(self, sentinel: str) -> Counter[str]:
+        """Return how many promises each sentinel has; raises `NotAllowed` if this one may have no more."""
+        if self._promised is None:
+            bodies = await self._ledger.bucket(PROMISES)
+            self._promised = Counter(_decode(body).sentinel for body in bodies.values())
+        if self._promised[sentinel] >= MOST:
+            raise NotAllowed(
+                f"{sentinel} has promised heartbeats for {MOST} profiles; take one back ('every': 0), or "
+                "watch for fewer profiles with one account"
+            )
+        return self._promised
 
     async def _remove_promise(self, name: str, sentinel: str) -> None:
         """Forget a promise that the sentinel withdraws, but not when the sentinel was last heard from."""
@@ -143,6 +164,8 @@ class Heartbeats:
             heard = max(promise.heard, self._ledger.clock.now()) // MS
             then = (DropItem(PROMISES, name), PutItem(SEEN, sentinel, b"%d" % heard))
             if await self._ledger.apply(CheckItem(PROMISES, name, body, then=then)):
+                if self._promised is not None:
+                    self._promised[sentinel] -= 1
                 return
 
     # ── checking ─────────────────────────────────────────────────────────────────────────────────
@@ -163,6 +186,7 @@ class Heartbeats:
             if not await self._known(one.sentinel):
                 del promises[name]
                 await self._ledger.write(DropItem(PROMISES, name, bodies[name]))
+        self._promised = Counter(one.sentinel for one in promises.values())
         now = self._ledger.clock.now()
         elapsed = round(asyncio.get_running_loop().time() * SECOND)
         for name in self._watcher.overdue(promises, self._patience, elapsed, now):
