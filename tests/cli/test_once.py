@@ -78,6 +78,16 @@ def test_a_forgotten_key_runs_again_and_others_do_not(cli: CommandLine) -> None:
     assert states(cli) == {"b": "done"}
 
 
+def test_the_latest_keys_are_listed_first(cli: CommandLine) -> None:
+    @duly.once(url(cli), scope="pay", key=str)
+    def pay(order: str) -> None: ...
+
+    for order in ("b", "a", "c"):
+        pay(order)
+    assert list(states(cli)) == ["c", "a", "b"]
+    assert list(states(cli, "--limit", "1", "--state", "done")) == ["c"]
+
+
 def test_a_running_process_hears_of_it(cli: CommandLine) -> None:
     runs: list[int] = []
 

@@ -39,7 +39,9 @@ app = typer.Typer(
 )
 
 PAGES: Final = 1_000
-"""The most pages, of a thousand messages each, that a list reads."""
+"""The most pages of the ledger that a list reads."""
+STRETCH: Final = 50_000
+"""How many messages the ledger searches for a page."""
 
 Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope, as 'duly once list' shows it.")]
 Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
@@ -82,7 +84,7 @@ def list_(
     at: OnceLedger,
     json: Json = False,
 ) -> None:
-    """List keys, those whose ids carry the latest time first."""
+    """List keys, the latest first."""
     found = asyncio.run(_list(state, scope, limit, at))
     if json:
         print_json(found)
@@ -141,15 +143,18 @@ def forget(scope: Scope, key: Key, *, at: OnceLedger, json: Json = False) -> Non
 
 
 async def _list(state: Shown, scope: str | None, limit: int, at: OnceLedger) -> list[JsonObject]:
+    from duly.core.lifecycle import State
     from duly.idempotency.runs import KINDS
+    from duly.storage.message_filter import OPEN_STATES, MessageFilter
 
+    states = {Shown.ANY: frozenset(State), Shown.RUNNING: OPEN_STATES}
+    wanted = MessageFilter(scope, states=states.get(state) or frozenset({State[state.name]}))
     found: list[JsonObject] = []
     async with await open_to_read(at.folder, at.ledger) as book:
         before: bytes | None = None
         for _ in range(PAGES):
-            page = await book.messages(scope=scope, before=before, limit=1_000)
+            page = await book.newest(wanted=wanted, before=before, limit=1_000, look_at=STRETCH)
             found += [_shown(record) for record in page.records if record.message.kind in KINDS]
-            found = [one for one in found if state in (Shown.ANY, one["state"])]
             before = page.next
             if before is None or len(found) >= limit:
                 break
