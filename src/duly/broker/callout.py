@@ -99,6 +99,10 @@ class _ConnectOptions(Struct):
     password: str = msgspec.field(default="", name="pass")
 
 
+class _ServerInfo(Struct):
+    server_id: str
+
+
 class _ServerId(Struct):
     id: str
 
@@ -138,6 +142,9 @@ class _Conns(Struct):
 
 class _Connz(Struct):
     data: _Conns
+
+
+_decode_info: Final = msgspec.json.Decoder(_ServerInfo).decode
 
 
 class Issuer:
@@ -291,8 +298,8 @@ class Callout:
         try:
             async with asyncio.timeout(ANSWER_WITHIN):
                 reader, self._writer = await asyncio.open_connection("127.0.0.1", port)
-                info = msgspec.json.decode((await reader.readline()).removeprefix(b"INFO "))
-                self._server = str(info["server_id"]).encode()
+                info = _decode_info((await reader.readline()).removeprefix(b"INFO "))
+                self._server = info.server_id.encode()
                 hello = {"verbose": False, "user": USER, "pass": self.password, "protocol": 1}
                 self._send(b"CONNECT %b" % msgspec.json.encode(hello))
                 for number, subject in enumerate((_QUESTION, _GONE, self._inbox + b".*"), 1):

@@ -424,6 +424,8 @@ def _show_refusals(refusals: list[JsonObject]) -> None:
 
 
 async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: bool) -> None:
+    import msgspec
+
     from duly.clients.websocket_link import Access, WebSocketLink
     from duly.wire import frames
     from duly.wire.frames import Frame, ServerCode
@@ -454,7 +456,7 @@ async def _watch(hub: HubClient, find: Callable[[], HubClient | None], json: boo
             elif frame.type == "server_ack":
                 raise CommandFailed(Exit.NOT_ALLOWED, frame.detail or "the hub does not allow it")
             if frame.type == "seen":
-                seen = {"time": frame.time, **frames.load(frame.data)}
+                seen = {"time": frame.time, **msgspec.json.decode(frame.data, type=JsonObject)}
                 print_json(seen) if json else say(_seen(seen))
     finally:
         await link.stop()

@@ -29,6 +29,7 @@ from duly.clients.chat_types import (
     SentLine,
     Typing,
     line_of,
+    receipt_of,
 )
 from duly.clients.local_ledger import MINTED
 from duly.clients.news_feed import NewsFeed
@@ -246,8 +247,7 @@ class Chat(OutboxClient, ChatRequests):
             case "server_ack" if frame.seq_id is not None:
                 self._server_ack(frame.seq_id, frame)
             case "receipt" if frame.conv is not None and frame.n is not None:
-                state = frames.load(frame.data)["state"]
-                self._tell(Receipt(frame.conv, frame.n, frame.from_ or "", state))
+                self._tell(receipt_of(frame))
             case "typing" if frame.conv is not None:
                 self._tell(Typing(frame.conv, frame.from_ or ""))
             case "presence":

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Struct
 
+from duly.errors import Malformed
 from duly.wire import frames
 from duly.wire.frames import Frame
 
@@ -53,6 +55,10 @@ class Receipt(Struct, frozen=True):
     conv: str
     n: int
     reader: str
+    state: Literal["delivered", "read"]
+
+
+class _ReceiptState(Struct, frozen=True):
     state: Literal["delivered", "read"]
 
 
@@ -112,3 +118,12 @@ def line_of(frame: Frame) -> Line:
         frame.seq_id or "",
         frame.edited,
     )
+
+
+def receipt_of(frame: Frame) -> Receipt:
+    """Decode a receipt from its frame; raises `Malformed` for a state that this version does not know."""
+    try:
+        state = msgspec.json.decode(frame.data, type=_ReceiptState).state
+    except msgspec.DecodeError as problem:
+        raise Malformed(f"a receipt says {bytes(frame.data)[:80]!r}: {problem}") from None
+    return Receipt(frame.conv or "", frame.n or 0, frame.from_ or "", state)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from inspect import isawaitable
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from duly.errors import Malformed, ProgramError
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
@@ -66,7 +66,7 @@ class GuardedApplication:
 
     def __init__(
         self,
-        app: Callable[..., Any],
+        app: Callable[..., object],
         *,
         ledger: LedgerSource,
         routes: Mapping[str, IdempotencyPolicy] | None = None,

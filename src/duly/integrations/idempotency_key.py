@@ -15,7 +15,7 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, Final, Literal, TypeAlias, cast
+from typing import Final, Literal, TypeAlias, cast
 
 import msgspec
 from msgspec import Struct
@@ -82,7 +82,7 @@ class RequestHead(Struct, frozen=True):
     path: str
     headers: Mapping[str, str]
     """by lower-case names"""
-    raw: Any
+    raw: object
     """the ASGI scope, the WSGI environ, or Django's request"""
 
 
@@ -532,7 +532,7 @@ class LoopTransaction(Struct, frozen=True):
         return RemoteTransaction(self.transaction, self.loop)
 
 
-def transaction_of(request: Any) -> Transaction:
+def transaction_of(request: object) -> Transaction:
     """Return the ledger's transaction in a handler whose route is `exactly_once`: from a Starlette, FastAPI,
     Litestar or Django request, an ASGI scope or a WSGI environ. In a handler that is a plain function its
     methods are not awaited; in an async one they are, also where the application is a WSGI one."""

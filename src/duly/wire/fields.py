@@ -8,7 +8,7 @@ byte that no JSON text begins with, so the two cannot be confused.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -63,12 +63,12 @@ def timeout_in(body: bytes) -> int:
     return unpack(body).timeout if body[:1] == MORE else 0
 
 
-def values_in(body: bytes) -> dict[str, Any]:
+def values_in(body: bytes) -> dict[str, object]:
     """Return the values of the fields beside `data`."""
     return load_fields(unpack(body).fields) if body[:1] == MORE else {}
 
 
-def load_fields(fields: Mapping[str, Raw]) -> dict[str, Any]:
+def load_fields(fields: Mapping[str, Raw]) -> dict[str, object]:
     """Return the values of fields by name."""
     return {name: any_json.read(raw) for name, raw in fields.items()}
 

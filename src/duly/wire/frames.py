@@ -474,7 +474,7 @@ def raw(text: bytes) -> Raw:
     return Raw(text) if text else NOTHING
 
 
-def load(data: Raw | bytes) -> Any:
+def load(data: Raw | bytes) -> object:
     """Return the value of a frame's `data`, or of a body's."""
     text = data_in(data) if type(data) is bytes else data
     return any_json.read(text) if text else None

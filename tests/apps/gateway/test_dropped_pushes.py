@@ -63,7 +63,7 @@ class FloodedHub:
             while self.hub.mqtt.devices.refusals.total < count:
                 await asyncio.sleep(0.01)
 
-    async def stored(self) -> list[int]:
+    async def stored(self) -> list[object]:
         entries = await self.hub.ledger.entries(stream_of("lock"), 0, 100)
         pushes = [frames.decode(entry.body) for entry in entries]
         return [frames.load(push.data) for push in pushes if push.type == "event_report"]

@@ -349,12 +349,19 @@ def _remains(type_: str, entry: StreamEntry) -> LineFrame:
     return LineFrame(type_, id_, scope)
 
 
+class _RemovedMember(Struct, frozen=True):
+    user: str
+
+
+_decode_removal: Final = msgspec.json.Decoder(_RemovedMember).decode
+
+
 def leaver_in(line: LineFrame) -> str | None:
     """Return the person who is no longer in the group after this line."""
     match line.type:
         case "group_leave":
             return line.from_
         case "group_remove":
-            return str(msgspec.json.decode(line.data)["user"])
+            return _decode_removal(line.data).user
         case _:
             return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, Final
+from typing import Final
 
 from duly.apps.gateway.pushes import last_heard
 from duly.core.operations import PutItem
@@ -69,14 +69,16 @@ class DeviceList:
         granted = sorted(self._accounts.granted(app))
         return [device for device in granted if self._online(device) or awaited(device)]
 
-    async def page(self, who: Principal, after: str, limit: int) -> tuple[list[dict[str, Any]], str | None]:
+    async def page(
+        self, who: Principal, after: str, limit: int
+    ) -> tuple[list[dict[str, object]], str | None]:
         """Return the devices that a principal may see, by name, and the name after which the next page
         begins."""
         names = self._seen_by(who)
         start = bisect_right(names, after)
         page = names[start : start + limit]
         heard = await self.last_heard(page)
-        devices = [
+        devices: list[dict[str, object]] = [
             {"name": name, "online": self._online(name), "last_heard": heard.get(name)} for name in page
         ]
         return devices, page[-1] if start + limit < len(names) else None

@@ -6,13 +6,13 @@ SQLite asks when it compiles a statement, so a statement that a trigger runs is 
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import apsw
 
 from duly.errors import ProgramError
 
-Row: TypeAlias = tuple[Any, ...]
+Row: TypeAlias = tuple[object, ...]
 
 LEDGER_TABLES: Final = frozenset(
     (

@@ -51,7 +51,7 @@ from duly.testing.sim.gateway import (
 from duly.testing.sim.nodes import SimProcess
 from duly.testing.sim.peers import own_tasks, owned_task
 from duly.testing.sim.plan import SimPlan
-from duly.testing.sim.push_checkers import GATEWAY_CHECKERS, is_presence
+from duly.testing.sim.push_checkers import GATEWAY_CHECKERS, is_online, is_presence
 from duly.testing.sim.world import BUSY, CALM, WorldLog
 from duly.transports.mqtt.address import BrokerAddress
 from duly.transports.mqtt.link import MqttLink
@@ -258,8 +258,8 @@ class MqttWorld(GatewayWorld):
         """Note when a device's presence was stored, and as what."""
         super().committed(node, disk, write, result)
         if isinstance(write, w.AppendEntry) and write.stream.startswith("push/") and is_presence(write.body):
-            online = frames.load(frames.decode(write.body).data)["online"]
-            self.mqtt_log.presence.append((self.loop.time(), write.stream.removeprefix("push/"), online))
+            device = write.stream.removeprefix("push/")
+            self.mqtt_log.presence.append((self.loop.time(), device, is_online(write.body)))
 
     # ── the broker and devices die ───────────────────────────────────────────────────────────────
 

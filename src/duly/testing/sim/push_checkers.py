@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+import msgspec
+from msgspec import Struct
+
 from duly.clients.push_outbox import OURS
 from duly.core import operations as w
 from duly.core.messages import Verdict, VerdictKind, key_of, names_in
@@ -50,9 +53,7 @@ def presence_reported(world: World) -> Iterator[Finding]:
         if not name.startswith("dev") or name in world.gone:
             continue
         said = [
-            frames.load(frames.decode(entry.body).data)["online"]
-            for entry in hub.streams.get(f"push/{name}", ())
-            if is_presence(entry.body)
+            is_online(entry.body) for entry in hub.streams.get(f"push/{name}", ()) if is_presence(entry.body)
         ]
         if said != [n % 2 == 0 for n in range(len(said))]:
             yield f"apps were told of {name}, one after the other: {said}", b""
@@ -64,6 +65,15 @@ def is_presence(body: bytes) -> bool:
     """Return whether an entry of a device's stream reports that it connected or left; otherwise it is a
     push."""
     return frames.decode(body).type == DEVICE_STATUS
+
+
+class _Presence(Struct, frozen=True):
+    online: bool
+
+
+def is_online(body: bytes) -> bool:
+    """Return whether such an entry reports that the device connected."""
+    return msgspec.json.decode(frames.decode(body).data, type=_Presence).online
 
 
 GATEWAY_CHECKERS: Final[tuple[Checker[World], ...]] = (
