@@ -13,6 +13,7 @@ from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.apps.chat.receipts import AwaitedReceipt
 from duly.apps.chat.subscriptions import AGAIN, WOKEN, Subscriptions
 from duly.core.operations import AppendEntry, PutItem
+from duly.core.steps import Step
 from duly.core.units import MS, SECOND
 from duly.identity.accounts import Principal, Role
 from duly.runtime.tasks import Supervisor
@@ -49,10 +50,11 @@ class Room:
         self.ledger = MemoryLedger(self.clock)
         self.tasks = Supervisor()
         self.connections = Connections()
+        self.cursors = ReaderCursors(lambda conv, readers: None, lambda: None)
         self.subscriptions = Subscriptions(
             self.ledger,
             self.connections,
-            ReaderCursors(self.ledger, self.tasks, lambda conv, readers: None),
+            self.cursors,
             self.tasks,
             now=self.clock.now,
             nudge=self._nudged,
@@ -87,8 +89,11 @@ class Room:
         self.clock.set(end)
 
     async def settle(self) -> None:
-        """Until everything is done that was begun."""
+        """Until everything is done that was begun, and stored what an engine would store."""
         await self.tasks.finish()
+        for step in self.cursors.take():
+            assert isinstance(step, Step)
+            await self.ledger.write(*step.writes)
         assert not self.tasks.failures
 
     async def noted(self) -> AwaitedReceipt | None:

@@ -4,7 +4,8 @@ The law: a request is one step that also ends it: the message is admitted, its l
 further writes are made, or none of it happens. So nothing is ever under way, a crash leaves nothing half
 done, and there is nothing to restore. A repeat gets the number of the first line.
 
-The engine's timer also drives the subscriptions, which send unacknowledged lines again.
+The engine's timer also drives the subscriptions, which send unacknowledged lines again. How far readers have
+come is stored in the flush of the lines that are stored at that moment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final, Protocol, cast
 from msgspec import Struct
 
 from duly.apps.chat.conversations import HORIZON, Request
+from duly.apps.chat.reader_cursors import ReaderCursors
 from duly.core import horizon as horizons
 from duly.core.lifecycle import State
 from duly.core.messages import Message, Verdict, VerdictKind
@@ -60,12 +62,14 @@ class ChatTimers(Protocol):
 
 
 class LineStore:
-    """Stores each request in one step; it has nothing under way."""
+    """Stores each request in one step, and what `cursors` has gathered in another; it has nothing under
+    way."""
 
     channel = CHANNEL
 
-    def __init__(self, timers: ChatTimers) -> None:
+    def __init__(self, timers: ChatTimers, cursors: ReaderCursors) -> None:
         self._timers = timers
+        self._cursors = cursors
 
     def handle(self, event: Event, now: int) -> list[Todo]:
         """Return the one step that stores a request, or refuses it if its id is too old."""
@@ -109,13 +113,14 @@ class LineStore:
         return []
 
     def wake(self, now: int) -> list[Todo]:
-        """Run the timers that are due."""
+        """Run the timers that are due; return the step that stores how far readers have come."""
         self._timers.wake(now)
-        return []
+        return self._cursors.take()
 
     def next_wake(self) -> int | None:
-        """Return when the next timer is due, or None."""
-        return self._timers.next_wake()
+        """Return when the next timer is due, or readers' positions are to be stored; or None."""
+        due = self._cursors.next_wake()
+        return self._timers.next_wake() if due is None else due
 
     def shift(self, by: int) -> None:
         """Move all timers because the wall clock was set."""

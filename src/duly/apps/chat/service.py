@@ -38,7 +38,7 @@ from duly.core.account_limits import AccountLimits, CountedBytes
 from duly.core.lifecycle import State
 from duly.core.messages import VerdictKind
 from duly.core.retry import RetryPolicy
-from duly.core.steps import Arrived, Reply
+from duly.core.steps import Arrived, MachineEffect, Reply
 from duly.core.units import MS
 from duly.errors import Malformed, NotAllowed, Overloaded, RateLimited, SenderError
 from duly.identity.accounts import LEAVING, Accounts, Principal, Role
@@ -95,7 +95,7 @@ class ChatService:
         self._trail = Trail(ledger) if trail is None else trail
         self.tasks = Supervisor()
         self.connections = Connections()
-        self._cursors = ReaderCursors(ledger, self.tasks, self._moved)
+        self._cursors = ReaderCursors(self._moved, self._nudge)
         self.subscriptions = Subscriptions(
             ledger,
             self.connections,
@@ -107,7 +107,10 @@ class ChatService:
             trail=self._trail,
         )
         self.engine = Engine(
-            LineStore(self.subscriptions), ledger, no_effect, performers={Reply: self._reply}
+            LineStore(self.subscriptions, self._cursors),
+            ledger,
+            no_effect,
+            performers={Reply: self._reply, MachineEffect: self._cursors.perform},
         )
         self._broadcast = Broadcast(ledger, self.connections)
         self._permissions = ChatPermissions(ledger, accounts, friends_only=self.policy.friends_only)
@@ -143,6 +146,7 @@ class ChatService:
 
     async def stop(self) -> None:
         """Stop storing, then sending; acknowledgements are stored before."""
+        self._cursors.stop()
         await self.engine.stop()
         await self.tasks.finish()
         await self.tasks.stop()

@@ -356,7 +356,6 @@ class Subscriptions:
     def restored(self) -> None:
         """Catch up after a failure of the ledger: a line may have been stored without being sent, and may
         have started a conversation."""
-        self._cursors.save()
         for name in self._connections.people():
             self.refresh_person(name)
         for conv in self._connections.conversations():
