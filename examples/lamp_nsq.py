@@ -22,15 +22,26 @@ def switch(message: duly.QueueMessage) -> None:
         lamp.write(f"{message.lane} {message.body!r}\n")
 
 
+def read(delivery: nsq.Message) -> duly.QueueMessage:
+    try:
+        said = json.loads(delivery.body)
+        return duly.QueueMessage(
+            str(said["id"]),
+            str(said["body"]),
+            str(said["sender"]),
+            str(said["lane"]),
+            int(said["n"]),
+            delivery.timestamp / 1e9,
+        )
+    except (KeyError, TypeError, ValueError):
+        return duly.QueueMessage("", delivery.body)  # without an id it is refused, and does not come again
+
+
 async def consume(address: str, consumer: duly.Consumer) -> None:
     async with consumer, asyncio.TaskGroup() as tasks:
 
         async def take(delivery: nsq.Message) -> None:
-            said = json.loads(delivery.body)
-            message = duly.QueueMessage(
-                said["id"], said["body"], said["sender"], said["lane"], said["n"], delivery.timestamp / 1e9
-            )
-            await consumer.accept(message)  # it is stored: NSQ need not keep it any longer
+            await consumer.accept(read(delivery))  # it is stored: NSQ need not keep it any longer
             delivery.finish()
 
         def taken(delivery: nsq.Message) -> None:

@@ -21,19 +21,25 @@ def switch(message: duly.QueueMessage) -> None:
         lamp.write(f"{message.lane} {message.body!r}\n")
 
 
+def read(delivery: AbstractIncomingMessage) -> duly.QueueMessage:
+    try:
+        return duly.QueueMessage(
+            delivery.message_id or "",
+            delivery.body,
+            str(delivery.app_id),
+            lane=str(delivery.headers["lane"]),
+            n=int(str(delivery.headers["n"])),
+            time=delivery.timestamp or 0,
+        )
+    except (KeyError, ValueError):
+        return duly.QueueMessage("", delivery.body)  # without an id it is refused, and does not come again
+
+
 async def consume(url: str, consumer: duly.Consumer) -> None:
     async with await aio_pika.connect(url) as broker, consumer, asyncio.TaskGroup() as tasks:
 
         async def take(delivery: AbstractIncomingMessage) -> None:
-            message = duly.QueueMessage(
-                str(delivery.message_id),
-                delivery.body,
-                str(delivery.app_id),
-                lane=str(delivery.headers["lane"]),
-                n=int(str(delivery.headers["n"])),
-                time=delivery.timestamp or 0,
-            )
-            await consumer.accept(message)  # it is stored: the queue need not keep it any longer
+            await consumer.accept(read(delivery))  # it is stored: the queue need not keep it any longer
             await delivery.ack()
 
         channel = await broker.channel()

@@ -24,7 +24,12 @@ def switch(message: duly.QueueMessage) -> None:
 
 
 def read(fields: dict[str, str]) -> duly.QueueMessage:
-    return duly.QueueMessage(fields["id"], fields["body"], fields["sender"], fields["lane"], int(fields["n"]))
+    try:
+        return duly.QueueMessage(
+            fields["id"], fields["body"], fields["sender"], fields["lane"], int(fields["n"])
+        )
+    except (KeyError, ValueError):
+        return duly.QueueMessage("", str(fields))  # without an id it is refused, and does not come again
 
 
 async def consume(url: str, consumer: duly.Consumer) -> None:

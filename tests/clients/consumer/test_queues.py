@@ -29,6 +29,8 @@ from tests.nsqd import Nsqd
 ORDERS = list(itertools.permutations(range(4)))
 Switch = dict[Any, Any]
 Publish = Callable[[list[Switch]], Awaitable[None]]
+NONSENSE: Switch = {"body": "nonsense"}
+"""What an example cannot read: it must not end the consumer, nor the one that is started after it."""
 HALF = 40
 """Of 96 switches, those after which the first consumer dies."""
 
@@ -79,9 +81,9 @@ def rabbitmq_queue(server: servers.RabbitMqHost) -> Queue:
             for switch in switches:
                 message = aio_pika.Message(
                     switch["body"].encode(),
-                    message_id=switch["id"],
-                    app_id=switch["sender"],
-                    headers={"lane": switch["lane"], "n": switch["n"]},
+                    message_id=switch.get("id"),
+                    app_id=switch.get("sender"),
+                    headers={name: switch[name] for name in ("lane", "n") if name in switch},
                     delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
                 )
                 await channel.default_exchange.publish(message, "lamps")
@@ -165,7 +167,7 @@ class Lamps:
 @pytest.fixture
 async def lamps(queue: Queue, tmp_path: Path, ledger: str) -> AsyncIterator[Lamps]:
     it = Lamps(queue, tmp_path, ledger)
-    await queue.publish(switches())
+    await queue.publish([NONSENSE, *switches()])
     yield it
     await it.end()
 
