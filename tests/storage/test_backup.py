@@ -62,6 +62,31 @@ async def test_an_existing_file_is_never_replaced(folder: Path, tmp_path: Path) 
     assert file.read_text() == "mine"
 
 
+async def test_the_log_of_a_removed_ledger_is_not_applied_to_a_restored_one(
+    folder: Path, tmp_path: Path
+) -> None:
+    """A killed hub leaves its log. Its owner removes the ledger, and then the lock file that is named."""
+    file, new = tmp_path / "b.db", tmp_path / "new"
+    await back_up(settings(folder), file)
+    new.mkdir()
+    async with await open_ledger(file_url(new / "ledger.db"), clock=ManualClock()) as lost:
+        await lost.write(w.AppendEntry("lost", b"1", 1))
+        left = {name: (new / name).read_bytes() for name in ("ledger.db-wal", "ledger.db.lock")}
+    for path in new.iterdir():
+        path.unlink()
+    for name, content in left.items():
+        (new / name).write_bytes(content)
+    with pytest.raises(LedgerError, match=r"ledger\.db\.lock and ledger\.db-wal of it are left"):
+        await restore(settings(new), file)
+    (new / "ledger.db.lock").unlink()
+    with pytest.raises(LedgerError, match=r"ledger\.db-wal of it is left; remove it first"):
+        await restore(settings(new), file)
+    (new / "ledger.db-wal").unlink()
+    await restore(settings(new), file, skew=0)
+    async with await open_ledger(file_url(new / "ledger.db")) as ledger:
+        assert await ledger.entries("lost", 0, 1) == []
+
+
 async def test_a_full_disk_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
     async with await open_ledger(file_url(folder / "ledger.db"), clock=ManualClock()) as ledger:
         for n in range(80):

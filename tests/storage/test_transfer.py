@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import secrets
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from duly.core.operations import AppendEntry
 from duly.errors import LedgerError, LedgerInUse, LedgerTooNew, LedgerUnavailable, Malformed
 from duly.storage import file_url, open_ledger, open_snapshot
 from duly.storage.bulk_load import fill
@@ -16,6 +19,7 @@ from duly.storage.export import ExportReader, export_lines
 from duly.storage.snapshot import Summaries, summarize
 from duly.testing import ManualClock
 from tests import servers
+from tests.small_disk import small_disk
 from tests.storage.whole_ledger import fill_up
 
 
@@ -85,6 +89,22 @@ async def test_a_copy_that_fails_leaves_nothing(ledger: str, tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         await copy_ledger(ledger, file_url(tmp_path / "copy.db"), stop)
     assert [path.name for path in tmp_path.iterdir() if "copy" in path.name] == []
+
+
+async def test_a_copy_to_a_disk_with_almost_enough_room_is_whole_or_leaves_nothing(tmp_path: Path) -> None:
+    """The log of the new ledger fits, but it and the database together do not."""
+    url = file_url(tmp_path / "ledger.db")
+    async with await open_ledger(url, clock=ManualClock()) as made:
+        for n in range(20):
+            await made.write(AppendEntry("large", secrets.token_bytes(100_000), n))
+    ends = []
+    for size in range(1_600, 6_000, 400):
+        with small_disk(tmp_path / f"disk{size}", f"{size}k") as disk:
+            with suppress(LedgerUnavailable):
+                await copy_ledger(url, file_url(disk / "copy.db"))
+            ends.append("whole" if list(disk.iterdir()) else "nothing")
+    assert sorted(ends) == ends
+    assert set(ends) == {"nothing", "whole"}
 
 
 async def test_an_export_is_imported_unchanged(ledger: str, tmp_path: Path) -> None:

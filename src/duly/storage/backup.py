@@ -69,7 +69,7 @@ async def write_backup(
     progress: Progress = lambda rows: None,
 ) -> BackupInfo:
     """Write a backup of a snapshot and verify it; a given secret key is included."""
-    async with new_ledger_file(path, alone=True) as ledger:
+    async with new_ledger_file(path) as ledger:
         written = await fill(ledger, snapshot.rows, progress)
         needed = await secret_box.needed_key(ledger)
         about = BackupInfo(now, snapshot.engine, snapshot.schema, needed, key is not None, written)

@@ -18,9 +18,9 @@ from duly.storage.ledger import Ledger
 
 
 @asynccontextmanager
-async def new_ledger_file(path: Path, *, alone: bool = False) -> AsyncIterator[Ledger]:
-    """Yield an empty ledger; when the block ends, it is closed, flushed and renamed to `path`. With `alone`
-    the ledger is a single file even while it is read: SQLite creates no log beside it."""
+async def new_ledger_file(path: Path) -> AsyncIterator[Ledger]:
+    """Yield an empty ledger; when the block ends, it is closed, flushed and renamed to `path`. It is a single
+    file, even while it is read: SQLite creates no log beside it until something writes."""
     refuse_existing(path)
     fresh = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     beside = [fresh.with_name(fresh.name + end) for end in ("-wal", "-shm", "-journal", ".lock")]
@@ -28,8 +28,7 @@ async def new_ledger_file(path: Path, *, alone: bool = False) -> AsyncIterator[L
         try:
             async with await open_ledger(file_url(fresh)) as ledger:
                 yield ledger
-            if alone:
-                _leave_log(fresh)
+            _leave_log(fresh)
             _flush(fresh)
             refuse_existing(path)
             fresh.rename(path)
@@ -44,17 +43,21 @@ async def new_ledger_file(path: Path, *, alone: bool = False) -> AsyncIterator[L
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise if a file exists at this path, or if a ledger once did."""
-    lock = path.with_name(path.name + ".lock")
+    """Raise if a file exists at this path, or if a ledger once did: SQLite would apply the log that it left
+    to the new one."""
     if path.exists():
         raise LedgerError(f"there is a file at {path} already; name another one. It was not touched")
-    if lock.exists():
+    beside = [path.with_name(path.name + end) for end in (".lock", "-wal", "-journal")]
+    left = [each.name for each in beside if each.exists()]
+    if left:
         raise LedgerError(
-            f"there was a ledger at {path}, and its {lock.name} is left; remove that file first"
+            f"there was a ledger at {path}, and {' and '.join(left)} of it "
+            f"{'are' if len(left) > 1 else 'is'} left; remove {'them' if len(left) > 1 else 'it'} first"
         )
 
 
 def _leave_log(path: Path) -> None:
+    """Move what is left of the log into the database: closing tries that, but is silent when it fails."""
     from duly.storage.sqlite.file import connect, set_journal_mode, translated
 
     with translated(path):
