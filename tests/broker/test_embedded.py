@@ -22,8 +22,8 @@ import paho.mqtt.client as paho
 import pytest
 from paho.mqtt.enums import CallbackAPIVersion
 
-from duly.broker import acl_dialects, broker_folder, embedded, publish_rates
-from duly.broker.acl_dialects import NODES, BrokerUser, subject_of
+from duly.broker import acl_dialects, broker_folder, broker_streams, embedded, publish_rates
+from duly.broker.acl_dialects import DEVICES, NODES, BrokerUser, subject_of
 from duly.broker.clients import BrokerRefusal
 from duly.broker.embedded import EmbeddedBroker
 from duly.core.rate_limits import Rate, RateLimits
@@ -174,6 +174,39 @@ async def test_users_change_while_others_stay(broker: EmbeddedBroker) -> None:
             await a.link.publish("nodes/c/pending", b"hello")
             await until(lambda: c.heard == [b"hello"] == hub.heard)
         assert (hub.link.connections, a.link.connections) == (1, 1), "undisturbed"
+
+
+async def fill(link: MqttLink) -> None:
+    """Publish small messages, so that not a byte is left."""
+    for _ in range(1_000):
+        await link.publish("nodes/asleep/pending", b"x" * 100)
+
+
+async def test_what_waits_for_nodes_leaves_devices_their_own_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(broker_streams, "STORED", {DEVICES: 1 << 20, NODES: 1 << 20})
+    refused: list[BrokerRefusal] = []
+    lock = BrokerUser("lock", "secret", ["#"], ["#"], DEVICES)
+    async with running(EmbeddedBroker(tmp_path, ack_wait=1.0, on_refused=refused.append)) as broker:
+        await broker.set_users([node("a"), node("asleep"), lock])
+        async with Client(broker, "asleep", "secret", "nodes/asleep/pending"):
+            await until(lambda: NODES not in broker.clients.not_limited)
+        async with Client(broker, "a", "secret") as a:
+            for _ in range(5):
+                await a.link.publish("nodes/asleep/pending", b"x" * 200_000)
+            with pytest.raises(ConnectionLost):
+                await fill(a.link)
+        await until(lambda: refused)
+        assert (refused[0].user, refused[0].word) == ("a", "overloaded")
+        async with Client(broker, "lock", "secret", "nodes/lock/pending") as device:
+            await device.link.publish("nodes/lock/pending", b"to a device")
+            await until(lambda: device.heard)
+        async with Client(broker, "asleep", "secret", "nodes/asleep/pending") as asleep:
+            await until(lambda: len(asleep.heard) >= 4)
+            async with Client(broker, "a", "secret") as a:
+                await a.link.publish("nodes/asleep/pending", b"again")
+            await until(lambda: b"again" in asleep.heard)
 
 
 async def test_no_user_takes_over_a_session_of_another(broker: EmbeddedBroker) -> None:

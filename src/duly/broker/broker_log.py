@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from duly.broker.acl_dialects import topic_of
-from duly.errors import Malformed, NotAllowed, TooLarge
+from duly.errors import Malformed, NotAllowed, Overloaded, TooLarge
 
 _TEXT: Final = r'"((?:[^"\\]|\\.)*)"'
 _CLIENT: Final = re.compile(r"\[ERR\] \S+ - mid(?:_ws)?:(\d+) - " + _TEXT + " - (?:read error: )?(.*)")
@@ -28,6 +28,10 @@ _OTHERS: Final = (
 asks for another version of MQTT is told so, and connects with 3.1.1: many begin with version 5. One that
 hangs up while it is judged cannot be registered."""
 
+FULL: Final = (
+    "the broker is full of messages for clients that do not fetch them; it takes more when they have "
+    "connected, or when their accounts are removed"
+)
 _ADVICE: Final = {
     "character not supported": "a topic must not contain white space",
     "maximum payload exceeded": "send it in parts",
@@ -66,6 +70,8 @@ def refused_client(line: str) -> ClientRefused | None:
         return ClientRefused(cid, "subscribe", unquoted(bad[1]), Malformed.word, _advised(bad[2]))
     if text.lower().startswith(_OTHERS) or text == "maximum payload exceeded":
         return None  # over WebSocket, the line before says how large it was
+    if text.startswith("JetStream failed") and " exceeded (" in text:
+        return ClientRefused(cid, "packet", "", Overloaded.word, FULL)
     word = TooLarge.word if text.startswith("maximum payload") else Malformed.word
     return ClientRefused(cid, "packet", "", word, _advised(text))
 

@@ -17,13 +17,19 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from duly.broker.acl_dialects import subject_of, topic_of
+from duly.broker.acl_dialects import DEVICES, NODES, subject_of, topic_of
 from duly.core.units import SECOND
 from duly.errors import BrokerError
 
 NOT_FOUND: Final = 404
 AT_ONCE: Final = 100
 """Sessions that are read at the same time."""
+
+STORED: Final = {DEVICES: 1 << 30, NODES: 3 << 30}
+"""Bytes of messages that wait for the clients of an account. When they are used up the broker takes no more
+of that account, and outboxes wait: messages to nodes that never come leave devices their own room."""
+COUNTED: Final = 2_000_000
+"""The same for their number."""
 
 _SESSIONS: Final = "$MQTT_sess"
 _MESSAGES: Final = "$MQTT_msgs"
@@ -74,6 +80,7 @@ class _StreamState(Struct):
 
 class _StreamAnswer(Struct):
     state: _StreamState | None = None
+    config: dict[str, object] | None = None
     error: _StreamError | None = None
 
 
@@ -91,6 +98,21 @@ class BrokerStreams:
 
     def __init__(self, request: Request) -> None:
         self._request = request
+
+    async def limit(self, account: str) -> bool:
+        """Limit how many messages wait for the clients of an account. Returns False if there is nothing to
+        limit yet, since no client has connected."""
+        body = await self._request(f"{imported(account)}.STREAM.INFO.{_MESSAGES}", {})
+        answer = msgspec.json.decode(body, type=_StreamAnswer)
+        _check(answer.error)
+        if answer.config is None:
+            return False
+        limits = {"max_bytes": STORED[account], "max_msgs": COUNTED, "discard": "new"}
+        if limits.items() <= answer.config.items():
+            return True
+        body = await self._request(f"{imported(account)}.STREAM.UPDATE.{_MESSAGES}", answer.config | limits)
+        _check(msgspec.json.decode(body, type=_StreamAnswer).error)
+        return True
 
     async def sessions(self, account: str) -> list[KeptSession]:
         """Return the sessions of an account of the broker."""

@@ -112,6 +112,8 @@ class BrokerClients:
         self.kept = BrokerStreams(self.callout.request)
         self.end_session: Callable[[str], Awaitable[None]] | None = None
         """connects under a client id, without a session, and disconnects; None: sessions are not ended"""
+        self.not_limited: set[str] = set()
+        """accounts of the broker whose stored messages are not limited yet, since it has started"""
         self._leaving: set[str] = set()
         """users that are gone and whose sessions are not ended yet: no client gets their client ids"""
         self._ending = ("", "")
@@ -235,6 +237,12 @@ class BrokerClients:
         if "origin" in why:
             reason += "; an origin whose pages may connect is named with --origin"
         self._refuse(BrokerRefusal("", "connect", "", NotAllowed.word, reason))
+
+    async def limit_stored(self) -> None:
+        """Limit how many messages the broker stores for the clients of each account."""
+        for account in sorted(self.not_limited):
+            if await self.kept.limit(account):
+                self.not_limited.discard(account)
 
     async def check_rates(self) -> None:
         """Disconnect accounts that have published too fast since the last check, and then the hub, if they

@@ -39,7 +39,7 @@ from typing import Final
 import msgspec
 
 from duly import extras
-from duly.broker.acl_dialects import BrokerUser, check_users
+from duly.broker.acl_dialects import DEVICES, NODES, BrokerUser, check_users
 from duly.broker.broker_folder import STOP_WITHIN, BrokerFolder
 from duly.broker.broker_log import refused_client
 from duly.broker.clients import BrokerClients, BrokerRefusal, UserList, Users
@@ -254,6 +254,7 @@ class EmbeddedBroker:
             if self.pid is not None:
                 with contextlib.suppress(DulyError, msgspec.DecodeError):  # the broker is restarting
                     await self.clients.check_rates()
+                    await self.clients.limit_stored()
                     await self.clients.clear()
             self.clients.keep(self._folder.client_ids)
 
@@ -292,6 +293,7 @@ class EmbeddedBroker:
                 await self._ready
         except TimeoutError:
             raise BrokerError(f"the broker was not ready within {READY_WITHIN:g} s; see nats.log") from None
+        self.clients.not_limited = {DEVICES, NODES}
         await self.clients.callout.start(self._own_port)
         self.problem = None
 

@@ -32,9 +32,9 @@ JUDGED_WITHIN: Final = 10
 FLUSH_EVERY: Final = 5
 """Seconds between flushes to the disk, unless every message is flushed."""
 
-DISK_LIMIT: Final = 4 << 30
-"""Bytes of stored messages. When they are used up the broker acknowledges no more messages, and outboxes
-wait."""
+DISK_LIMIT: Final = 5 << 30
+"""Bytes of all that is stored. The limits of messages (`broker_streams`) leave some of it for sessions: a
+client that cannot connect could never fetch what fills the disk."""
 
 PAYLOAD_LIMIT: Final = 1 << 20
 """Bytes of one message."""
