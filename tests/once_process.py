@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 import duly
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.storage.ledger import Transaction
 
 
@@ -31,7 +31,7 @@ def note(log: str, order: str) -> None:
 
 async def main(url: str, effect: str, log: str, lease: str) -> None:
     ledger, seconds = await duly.open_ledger(url), float(lease)
-    wanted = msgspec.convert(effect, Effect)
+    wanted = msgspec.convert(effect, DeclaredEffect)
     if wanted == "exactly_once":
 
         @duly.once(ledger, scope="shop", key=str, effect=wanted, lease=seconds)

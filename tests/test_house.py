@@ -254,6 +254,29 @@ def repeated_classes() -> Iterator[tuple[str, int, str]]:
                 yield name, times, f"is the name of {times} classes of {where}; a class name occurs once"
 
 
+def named_types(file: str) -> Iterator[str]:
+    """The names of the type aliases at the top of a file: `Name: TypeAlias = …`, or `Name = Callable[…]`."""
+    for node in tree(file).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        if isinstance(target, ast.Name) and re.fullmatch(r"_?[A-Z][a-z]\w*", target.id):
+            yield target.id
+
+
+def ambiguous_types() -> Iterator[tuple[str, int, str]]:
+    """Names of types that only an underscore tells apart, or that are a class and an alias."""
+    files = [file for file in FILES if not file.startswith(COPIED_WHOLE)]
+    classes = [
+        node.name.lstrip("_")
+        for file in files
+        for _, node in definitions(file)
+        if isinstance(node, ast.ClassDef)
+    ]
+    aliases = {name.lstrip("_") for file in files for name in named_types(file)}
+    for name, times in sorted((Counter(classes) + Counter(aliases)).items()):
+        if times > 1:
+            yield name, times, f"is the name of {times} types, an underscore aside; a name means one thing"
+
+
 def is_overload(node: ast.ClassDef | Function) -> bool:
     """Whether this is one signature of a function that is defined below it."""
     return any(isinstance(each, ast.Name) and each.id == "overload" for each in node.decorator_list)
@@ -448,6 +471,7 @@ RULES: Final[tuple[Rule, ...]] = (
     large_classes,
     crowded_classes,
     repeated_classes,
+    ambiguous_types,
     missing_docstrings,
     riddles,
     docstrings_without_order,

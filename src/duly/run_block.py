@@ -25,7 +25,7 @@ from duly.core.operations import Advance
 from duly.errors import LedgerError, Malformed, ProgramError, Unknown, Unstorable
 from duly.idempotency.blocking import BlockingTransaction, blocking
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
-from duly.idempotency.runs import UNSTORABLE, Effect, Run, Runs
+from duly.idempotency.runs import UNSTORABLE, DeclaredEffect, Run, Runs
 from duly.idempotency.values import ResultCodec, digest_of, error_answer, key_text, said
 from duly.run_once import OnceOptions, unpack, within_key
 from duly.storage.group_commit import TransactionMark
@@ -41,7 +41,7 @@ def once_block(
     key: object,
     meaning: object = None,
     returns: object = Any,
-    effect: Effect = "at_most_once",
+    effect: DeclaredEffect = "at_most_once",
     errors: Literal["retry", "store"] = "retry",
     keep: float | None = None,
     lease: float = 30.0,

@@ -45,7 +45,7 @@ from duly.errors import (
 )
 from duly.idempotency.blocking import BlockingTransaction, blocking, blocking_within
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at
-from duly.idempotency.runs import CHANNEL, UNSTORABLE, Effect, Run, Runs, check_options
+from duly.idempotency.runs import CHANNEL, UNSTORABLE, DeclaredEffect, Run, Runs, check_options
 from duly.idempotency.values import (
     AnyFunction,
     Args,
@@ -101,7 +101,7 @@ def once(
     *,
     scope: str,
     key: Callable[..., object],
-    effect: Effect,
+    effect: DeclaredEffect,
     errors: Literal["retry", "store"] = "retry",
     keep: float | None = None,
     lease: float = 30.0,
@@ -114,7 +114,7 @@ def once(
     *,
     scope: str,
     key: Callable[..., object],
-    effect: Effect = "at_most_once",
+    effect: DeclaredEffect = "at_most_once",
     errors: Literal["retry", "store"] = "retry",
     keep: float | None = None,
     lease: float = 30.0,
@@ -203,7 +203,7 @@ class OnceOptions(msgspec.Struct, frozen=True):
 
     source: LedgerSource
     scope: str
-    effect: Effect
+    effect: DeclaredEffect
     store_errors: bool
     keep: int | None
     lease: int
@@ -222,7 +222,7 @@ class OnceOptions(msgspec.Struct, frozen=True):
         check_options(effect, errors, keep, lease)
         key_of(scope, "-")
         kept = None if keep is None else seconds(keep)
-        return cls(source, scope, cast("Effect", effect), errors == "store", kept, seconds(lease))
+        return cls(source, scope, cast("DeclaredEffect", effect), errors == "store", kept, seconds(lease))
 
     def message(self, id_: str, digest: bytes) -> Message:
         """Return the message that stands for a call."""

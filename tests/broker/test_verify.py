@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from duly.broker import acl_dialects
 from duly.broker.acl_dialects import NODES, BrokerUser, RulesRequest, device, node
 from duly.broker.embedded import EmbeddedBroker
-from duly.broker.verify import BrokerLogin, Finding, check
+from duly.broker.verify import AclFinding, BrokerLogin, check
 from duly.clients.node.node import Node
 from duly.clients.node.tasks import Task
 from duly.core.acl import AccountClass
@@ -38,7 +38,7 @@ def observer(port: int) -> BrokerAddress:
     return BrokerAddress.parse(f"mqtt://{BOSS.name}:{BOSS.password}@127.0.0.1:{port}")
 
 
-def wrong(found: list[Finding]) -> list[tuple[str, str, str, str]]:
+def wrong(found: list[AclFinding]) -> list[tuple[str, str, str, str]]:
     return [(f.verdict, f.user, f.act, f.topic) for f in found if not f.ok]
 
 

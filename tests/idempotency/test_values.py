@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, computed_field
 import duly
 from duly.errors import Conflict, Malformed, ProgramError, Unstorable
 from duly.idempotency.blocking import BlockingTransaction
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.idempotency.values import digest_of
 
 AT = datetime(2026, 11, 17, tzinfo=UTC)
@@ -99,7 +99,9 @@ ORDER = AliasedOrder.model_validate({"orderId": 7, "cost": 1.5})
 LAMP = Lamp(id=UUID(int=7), made=AT)
 
 
-def once_of(path: Path, function: Callable[..., Any], effect: Effect = "at_most_once") -> Callable[..., Any]:
+def once_of(
+    path: Path, function: Callable[..., Any], effect: DeclaredEffect = "at_most_once"
+) -> Callable[..., Any]:
     return duly.once(f"sqlite:///{path}/app.db", scope="s", key=lambda *_: "k", effect=effect)(function)
 
 
@@ -118,7 +120,7 @@ def once_of(path: Path, function: Callable[..., Any], effect: Effect = "at_most_
 )
 @pytest.mark.parametrize("effect", ["at_most_once", "exactly_once"])
 def test_the_first_caller_gets_what_a_repeat_gets(
-    tmp_path: Path, kind: object, result: object, effect: Effect
+    tmp_path: Path, kind: object, result: object, effect: DeclaredEffect
 ) -> None:
     def made(*_: object) -> object:
         return result
@@ -152,7 +154,7 @@ def test_a_model_comes_back_as_it_was(tmp_path: Path, kind: object, result: obje
 @pytest.mark.parametrize("result", [nan, inf, -inf])
 @pytest.mark.parametrize("effect", ["at_most_once", "exactly_once"])
 def test_a_number_that_json_does_not_have_is_told_and_not_taken_for_none(
-    tmp_path: Path, kind: object, result: float, effect: Effect
+    tmp_path: Path, kind: object, result: float, effect: DeclaredEffect
 ) -> None:
     def made(*_: object) -> object:
         return result
@@ -196,7 +198,7 @@ def test_such_an_argument_is_only_itself(tmp_path: Path, other: object) -> None:
 
 def test_a_block_has_the_same_result_every_time(tmp_path: Path) -> None:
     seen, url = [], f"sqlite:///{tmp_path}/app.db"
-    effects: tuple[Effect, ...] = ("at_most_once", "exactly_once")
+    effects: tuple[DeclaredEffect, ...] = ("at_most_once", "exactly_once")
     for effect in effects:
         for _ in range(2):
             with duly.once_block(url, scope=effect, key="k", effect=effect) as block:
@@ -214,7 +216,7 @@ def test_dicts_with_numbers_and_enums_as_keys_are_compared() -> None:
         digest_of({(1, 2): 3}, "f", "pass another")
 
 
-def order_once(url: str, effect: Effect) -> Callable[[Callable[..., int]], Callable[..., int]]:
+def order_once(url: str, effect: DeclaredEffect) -> Callable[[Callable[..., int]], Callable[..., int]]:
     """A decorator of which type checkers know only that it takes any function."""
     return duly.once(url, scope="b", key=lambda _, order: order, effect=effect)
 

@@ -25,7 +25,7 @@ from starlette.routing import Route
 import duly
 from duly.errors import Malformed, ProgramError
 from duly.idempotency.ledgers import close_ledgers
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.integrations.asgi import IdempotencyMiddleware
 from duly.integrations.idempotency_key import IdempotencyPolicy, RequestHead, transaction_of
 from tests.guard import GUARD
@@ -592,7 +592,9 @@ async def _twice(app: Any, status: int) -> None:
 
 @sqlite
 @pytest.mark.parametrize("effect", ["at_most_once", "exactly_once"])
-async def test_a_stream_whose_client_has_gone_ends_and_is_not_run_again(ledger: str, effect: Effect) -> None:
+async def test_a_stream_whose_client_has_gone_ends_and_is_not_run_again(
+    ledger: str, effect: DeclaredEffect
+) -> None:
     runs: list[str] = []
     gone, gate = asyncio.Event(), asyncio.Event()
 

@@ -9,14 +9,14 @@ import pytest
 from duly.core.fanout.active_messages import ActiveMessages
 from duly.core.fanout.attempts import Attempts
 from duly.core.fanout.machine import Fanout
-from duly.core.fanout.recipient_queue import QueuedDelivery, Where
+from duly.core.fanout.recipient_queue import QueuedDelivery, QueueName
 from duly.core.steps import Todo
 from tests.testing.planting import breaks, planted
 
 Patch = pytest.MonkeyPatch
 
 
-def _unclaimed(self: Fanout, batch: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
+def _unclaimed(self: Fanout, batch: list[QueuedDelivery], where: QueueName, now: int) -> list[Todo]:
     """Sends without claiming first."""
     for item in batch:
         item.attempt += 1

@@ -37,7 +37,7 @@ _STORED: Final = "$MQTT.msgs."
 _RETAINED: Final = "$MQTT_rmsgs"
 _RETAINED_STORED: Final = "$MQTT.rmsgs."
 
-Request: TypeAlias = Callable[[str, dict[str, object]], Awaitable[bytes]]
+AskBroker: TypeAlias = Callable[[str, dict[str, object]], Awaitable[bytes]]
 """Asks the broker something under a subject, and returns the answer."""
 
 
@@ -96,7 +96,7 @@ def imported(account: str) -> str:
 class BrokerStreams:
     """The streams of one broker."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: AskBroker) -> None:
         self._request = request
 
     async def limit(self, account: str) -> bool:

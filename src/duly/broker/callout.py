@@ -107,23 +107,23 @@ class _ServerId(Struct):
     id: str
 
 
-class _Request(Struct):
+class _AuthRequest(Struct):
     server_id: _ServerId
     user_nkey: str
     client_info: _ClientInfo
     connect_opts: _ConnectOptions
 
 
-class _Question(Struct):
-    nats: _Request
+class _AuthQuestion(Struct):
+    nats: _AuthRequest
 
 
-class _Client(Struct):
+class _GoneClient(Struct):
     id: int = 0
 
 
 class _Gone(Struct):
-    client: _Client
+    client: _GoneClient
 
 
 class _Conn(Struct):
@@ -156,7 +156,7 @@ class Issuer:
         self.name = base64.b32encode(raw + _crc16(raw).to_bytes(2, "little")).decode().rstrip("=")
         """the public key, as NATS writes it"""
 
-    def admit(self, question: _Request, user: BrokerUser) -> bytes:
+    def admit(self, question: _AuthRequest, user: BrokerUser) -> bytes:
         """Return the answer that lets a client in as this user."""
         permissions = {
             "type": "user",
@@ -176,11 +176,11 @@ class Issuer:
         }
         return self._answer(question, {"jwt": self._signed(who).decode()})
 
-    def refuse(self, question: _Request, reason: str) -> bytes:
+    def refuse(self, question: _AuthRequest, reason: str) -> bytes:
         """Return the answer that refuses a client."""
         return self._answer(question, {"error": reason})
 
-    def _answer(self, question: _Request, result: dict[str, object]) -> bytes:
+    def _answer(self, question: _AuthRequest, result: dict[str, object]) -> bytes:
         response: dict[str, object] = {"type": "authorization_response", "version": 2} | result
         return self._signed({"sub": question.user_nkey, "aud": question.server_id.id, "nats": response})
 
@@ -419,7 +419,7 @@ class Callout:
     # ── clients ──────────────────────────────────────────────────────────────────────────────────
 
     async def _answer(self, reply: bytes, body: bytes) -> None:
-        question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_Question).nats
+        question = msgspec.json.decode(_unbase64(body.split(b".")[1]), type=_AuthQuestion).nats
         self._judging.add(question.client_info.id)
         try:
             if question.connect_opts.user != self._first:
@@ -430,7 +430,7 @@ class Callout:
         finally:
             self._judging.discard(question.client_info.id)
 
-    async def _judged(self, question: _Request) -> bytes:
+    async def _judged(self, question: _AuthRequest) -> bytes:
         client, login = question.client_info, question.connect_opts
         connecting = ConnectingClient(login.user, login.password, client.mqtt_id, client.host)
         if client.type != "mqtt":

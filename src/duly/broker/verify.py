@@ -41,7 +41,7 @@ DISCONNECT: Final = b"\xe0\x00"
 AT_ONCE: Final = 8
 """Connections that are opened at the same time."""
 
-Result = TypeVar("Result")
+Found = TypeVar("Found")
 
 
 class BrokerLogin(Struct, frozen=True):
@@ -52,7 +52,7 @@ class BrokerLogin(Struct, frozen=True):
     of: AccountClass = AccountClass.NODE
 
 
-class Finding(Struct, frozen=True):
+class AclFinding(Struct, frozen=True):
     """The result of one operation that was tried, beside what the rules say."""
 
     user: str
@@ -94,7 +94,7 @@ async def check(
     *,
     patience: float = PATIENCE,
     grace: float = GRACE,
-) -> list[Finding]:
+) -> list[AclFinding]:
     """Try every operation as each of these users, with an observer that may do everything."""
     if len(users) < 2:
         raise Malformed("name at least two users: each tries the topics of the other")
@@ -231,7 +231,7 @@ class _Trial:
 
     # ── what is tried ────────────────────────────────────────────────────────────────────────────
 
-    async def strangers(self) -> list[Finding]:
+    async def strangers(self) -> list[AclFinding]:
         """Try to connect with wrong passwords and without a name."""
         found = []
         wrong = [(user.name, user.password + "x", "a wrong password") for user in self._users]
@@ -242,10 +242,10 @@ class _Trial:
                     await self.enter(name, password, closing=closing)
                 except (ConnectionRefused, ConnectionLost):
                     happened = False
-            found.append(Finding(name, "connect", "", False, happened, f"with {what}"))
+            found.append(AclFinding(name, "connect", "", False, happened, f"with {what}"))
         return found
 
-    async def publishing(self) -> list[Finding]:
+    async def publishing(self) -> list[AclFinding]:
         """Let every user publish to every topic, and see what arrives."""
         tried = [
             (user, topic, self.message())
@@ -258,7 +258,7 @@ class _Trial:
     def _decide(self, act: Act, user: BrokerLogin, topic: str) -> Permission:
         return decide(act, user.name, topic, self._prefix, user.of, self._peers)
 
-    async def _arrivals(self, act: str, tried: list[tuple[BrokerLogin, str, str]]) -> list[Finding]:
+    async def _arrivals(self, act: str, tried: list[tuple[BrokerLogin, str, str]]) -> list[AclFinding]:
         """Compare the messages that have arrived with those that should have."""
         may = {message: self._decide(Act.PUBLISH, user, topic) for user, topic, message in tried}
         wanted = {(topic, message) for _, topic, message in tried if may[message]}
@@ -266,7 +266,7 @@ class _Trial:
         await asyncio.sleep(self._grace)
         received = set(self.observer.received)
         return [
-            Finding(
+            AclFinding(
                 user.name, act, topic, may[message].allowed, (topic, message) in received, may[message].reason
             )
             for user, topic, message in tried
@@ -280,7 +280,7 @@ class _Trial:
                 async with asyncio.timeout(self._patience):
                     await client.link.publish(topic, message.encode())
 
-    async def dying(self) -> list[Finding]:
+    async def dying(self) -> list[AclFinding]:
         """Try to publish by a will, which rules of brokers easily forget."""
         topics = [f"{self._prefix}/{name}/{STATUS}" for name in self._names]
         topics.append(f"{self._prefix}-other/x/pending")
@@ -314,13 +314,13 @@ class _Trial:
         await reader.readexactly(4)
         return reader, writer
 
-    async def subscribing(self) -> list[Finding]:
+    async def subscribing(self) -> list[AclFinding]:
         """Let every user subscribe to every filter, and see what each hears."""
         filters = sample_filters(self._names, self._prefix)
         groups = [filters] if self._turns is None else [[each] for each in filters]
         return [finding for group in groups for finding in await self._subscribe(group)]
 
-    async def _subscribe(self, filters: Sequence[str]) -> list[Finding]:
+    async def _subscribe(self, filters: Sequence[str]) -> list[AclFinding]:
         """Let every user subscribe to each of these filters, with a connection for each."""
         tried = [(user, each) for user in self._users for each in filters]
         async with AsyncExitStack() as closing:
@@ -347,16 +347,18 @@ class _Trial:
                 await client.link.subscribe(each)
         return client
 
-    def _finding(self, user: BrokerLogin, each: str, listener: _TestClient, sent: dict[str, str]) -> Finding:
+    def _finding(
+        self, user: BrokerLogin, each: str, listener: _TestClient, sent: dict[str, str]
+    ) -> AclFinding:
         may = self._decide(Act.SUBSCRIBE, user, each)
         if may:
             wanted = {(topic, message) for topic, message in sent.items() if covers(each, topic)}
-            return Finding(user.name, "subscribe", each, True, wanted <= set(listener.received))
+            return AclFinding(user.name, "subscribe", each, True, wanted <= set(listener.received))
         strange = [topic for topic, _ in listener.received if not self._decide(Act.SUBSCRIBE, user, topic)]
         detail = f"{may.reason}; received {strange[0]}" if strange else may.reason
-        return Finding(user.name, "subscribe", each, False, bool(strange), detail)
+        return AclFinding(user.name, "subscribe", each, False, bool(strange), detail)
 
-    async def taking_over(self) -> list[Finding]:
+    async def taking_over(self) -> list[AclFinding]:
         """Try to connect with the client id of another user, which must not get the messages that wait for
         it."""
         takers = [*self._users[1:], self._users[0]]
@@ -364,7 +366,7 @@ class _Trial:
             return [await self._take_over(*pair) for pair in zip(self._users, takers, strict=True)]
         return await _together(map(self._take_over, self._users, takers))
 
-    async def _take_over(self, owner: BrokerLogin, taker: BrokerLogin) -> Finding:
+    async def _take_over(self, owner: BrokerLogin, taker: BrokerLogin) -> AclFinding:
         topic, message = f"{self._prefix}/{owner.name}/pending", self.message()
         kept = self.address(owner.name, owner.password)
         taken = replace(kept, username=taker.name, password=taker.password)
@@ -380,10 +382,10 @@ class _Trial:
             await self._open(_TestClient(kept), closing)
         got = (topic, message) in taking.received
         detail = f"{taker.name} may not take what waits for {owner.name} under its client id"
-        return Finding(taker.name, "take over", topic, False, got, detail)
+        return AclFinding(taker.name, "take over", topic, False, got, detail)
 
 
-async def _together(work: Iterable[Coroutine[object, None, Result]]) -> list[Result]:
+async def _together(work: Iterable[Coroutine[object, None, Found]]) -> list[Found]:
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in work]

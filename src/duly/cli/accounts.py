@@ -23,8 +23,8 @@ from duly.cli.common import (
 from duly.cli.options import Json, LedgerOptions, grouped
 from duly.identity.model import Role
 
-App = Annotated[str, typer.Argument(metavar="APP")]
-Device = Annotated[str, typer.Argument(metavar="DEVICE")]
+AppArgument = Annotated[str, typer.Argument(metavar="APP")]
+DeviceArgument = Annotated[str, typer.Argument(metavar="DEVICE")]
 
 
 @grouped
@@ -93,8 +93,8 @@ def remove(
 
 @grouped
 def grant(
-    app: App,
-    device: Device,
+    app: AppArgument,
+    device: DeviceArgument,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -106,8 +106,8 @@ def grant(
 
 @grouped
 def revoke(
-    app: App,
-    device: Device,
+    app: AppArgument,
+    device: DeviceArgument,
     *,
     at: LedgerOptions,
     json: Json = False,

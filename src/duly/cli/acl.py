@@ -16,11 +16,11 @@ from duly.cli.common import CommandFailed, Exit, count, print_json, say, table
 from duly.cli.options import Json, Prefix, duration
 
 if TYPE_CHECKING:
-    from duly.broker.verify import Finding
+    from duly.broker.verify import AclFinding
 
 app = typer.Typer(help="Rules for brokers, and a test of them.", no_args_is_help=True)
 
-Users = Annotated[
+UsersOption = Annotated[
     str,
     typer.Option(
         "--users", metavar="A,B", help="The nodes; needed for RabbitMQ and NATS. [none]", show_default=False
@@ -32,7 +32,7 @@ Admins = Annotated[
         "--admins", metavar="X,Y", help="Accounts that may do everything. [none]", show_default=False
     ),
 ]
-Hub = Annotated[
+HubOption = Annotated[
     str,
     typer.Option(
         "--hub",
@@ -59,7 +59,11 @@ NODES = "nodes"
 
 @app.command("mosquitto")
 def mosquitto(
-    users: Users = "", prefix: Prefix = NODES, hub: Hub = "", admins: Admins = "", json: Json = False
+    users: UsersOption = "",
+    prefix: Prefix = NODES,
+    hub: HubOption = "",
+    admins: Admins = "",
+    json: Json = False,
 ) -> None:
     """Print an acl_file for Mosquitto. It holds for all users, also later ones: nodes, or with --hub
     devices."""
@@ -68,7 +72,11 @@ def mosquitto(
 
 @app.command("emqx")
 def emqx(
-    users: Users = "", prefix: Prefix = NODES, hub: Hub = "", admins: Admins = "", json: Json = False
+    users: UsersOption = "",
+    prefix: Prefix = NODES,
+    hub: HubOption = "",
+    admins: Admins = "",
+    json: Json = False,
 ) -> None:
     """Print an acl.conf for EMQX 5. It holds for all users, also later ones: nodes, or with --hub devices."""
     _print("emqx", prefix, users, admins, None, json, hub=hub)
@@ -76,10 +84,10 @@ def emqx(
 
 @app.command("rabbitmq")
 def rabbitmq(
-    users: Users = "",
+    users: UsersOption = "",
     devices: Devices = "",
     prefix: Prefix = NODES,
-    hub: Hub = "",
+    hub: HubOption = "",
     admins: Admins = "",
     json: Json = False,
 ) -> None:
@@ -89,10 +97,10 @@ def rabbitmq(
 
 @app.command("nats")
 def nats(
-    users: Users = "",
+    users: UsersOption = "",
     devices: Devices = "",
     prefix: Prefix = NODES,
-    hub: Hub = "",
+    hub: HubOption = "",
     admins: Admins = "",
     passwords: Passwords = None,
     json: Json = False,
@@ -162,13 +170,13 @@ def try_(
     raise typer.Exit(Exit.FAILED if wrong else Exit.OK)
 
 
-def _show(found: Sequence[Finding]) -> None:
+def _show(found: Sequence[AclFinding]) -> None:
     if found:
         head = ("", "USER", "DOES", "TOPIC", "")
         table(head, ((f.verdict, f.user or "(anonymous)", f.act, f.topic, f.detail) for f in found))
 
 
-def _row(finding: Finding) -> dict[str, object]:
+def _row(finding: AclFinding) -> dict[str, object]:
     import msgspec
 
     return {"verdict": finding.verdict} | msgspec.structs.asdict(finding)

@@ -36,7 +36,7 @@ LOCAL: Final = "local"
 """The account of a reader of the data folder, as the hub names it."""
 
 EventId = Annotated[str, typer.Argument(metavar="EVENT", help="The event's id, or the beginning of it.")]
-Sentinel = Annotated[
+SentinelOption = Annotated[
     str | None, typer.Option("--sentinel", metavar="NAME", help="The sentinel that reported it. [any]")
 ]
 By = Annotated[
@@ -47,7 +47,7 @@ By = Annotated[
         help="The person who decides; the account is recorded anyway. [your login name]",
     ),
 ]
-Note = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="A note for others. [none]")]
+NoteOption = Annotated[str | None, typer.Option("--note", metavar="TEXT", help="A note for others. [none]")]
 
 
 def do(verb: str, wanted: Mapping[str, str | None], at: LedgerOptions) -> JsonObject:
@@ -217,7 +217,7 @@ def list_alerts(
     status: Annotated[
         str | None, typer.Option("--status", help="open, acknowledged, resolved or cancelled. [any]")
     ] = None,
-    sentinel: Sentinel = None,
+    sentinel: SentinelOption = None,
     limit: Limit = 50,
     *,
     at: LedgerOptions,
@@ -267,7 +267,7 @@ def _told(one: JsonObject) -> str:
 @grouped
 def show_alert(
     event: EventId,
-    sentinel: Sentinel = None,
+    sentinel: SentinelOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -300,8 +300,8 @@ class DecisionOptions:
     """The options of a decision about an alert: the person who decides, and the reason."""
 
     by: By = None
-    note: Note = None
-    sentinel: Sentinel = None
+    note: NoteOption = None
+    sentinel: SentinelOption = None
 
 
 @alert.command("ack")
@@ -358,7 +358,7 @@ def silence(
         str | None, typer.Option("--end", metavar="N", help="End this silence instead. [none]")
     ] = None,
     by: By = None,
-    note: Note = None,
+    note: NoteOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -444,7 +444,7 @@ def list_deliveries(
 @grouped
 def show_deliveries(
     event: EventId,
-    sentinel: Sentinel = None,
+    sentinel: SentinelOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -493,7 +493,7 @@ def retry(
         str | None,
         typer.Option("--to", metavar="RECIPIENT", help="Only to this recipient. [all that failed]"),
     ] = None,
-    sentinel: Sentinel = None,
+    sentinel: SentinelOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -514,7 +514,7 @@ def edit(
         str, typer.Argument(metavar="RECIPIENT", help="The recipient, as 'deliveries show' names it.")
     ],
     send: Annotated[str, typer.Option("--send", metavar="URL", help="The address to use instead.")],
-    sentinel: Sentinel = None,
+    sentinel: SentinelOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,

@@ -143,7 +143,7 @@ async def _chat(hub: HubClient, urls: str, to: str | None, keep: str | None, jso
             Chat(urls, hub.token, store=keep, access=Access(tls=hub.tls))
         )
         out = stack.enter_context(typed.printing())
-        talk = _Talk(client, out, json=json)
+        talk = _TerminalTalk(client, out, json=json)
         if to is not None:
             await talk.turn_to(to)
         elif not json:
@@ -205,7 +205,7 @@ class _Printer:
         self.tell(style(text, "dim"))
 
 
-class _Talk:
+class _TerminalTalk:
     """One conversation at a terminal: typed lines and verbs, and what arrives."""
 
     def __init__(self, client: Chat, out: Callable[[str], None], *, json: bool) -> None:

@@ -42,7 +42,7 @@ class PageRole(StrEnum):
     ADMIN = "admin"
 
 
-Role = Annotated[
+RoleOption = Annotated[
     PageRole, typer.Option("--role", metavar="ROLE", help="viewer sees, operator acts, admin also manages.")
 ]
 Name = Annotated[str, typer.Argument(metavar="NAME")]
@@ -51,7 +51,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME")]
 @dashboard.command("link")
 @grouped
 def link(
-    role: Role = PageRole.ADMIN,
+    role: RoleOption = PageRole.ADMIN,
     name: Annotated[
         str,
         typer.Option("--name", metavar="NAME", help="The person who uses it. [local]", show_default=False),
@@ -74,7 +74,9 @@ def link(
 
 @dashboard.command("password")
 @grouped
-def password(name: Name, role: Role = PageRole.OPERATOR, *, at: LedgerOptions, json: Json = False) -> None:
+def password(
+    name: Name, role: RoleOption = PageRole.OPERATOR, *, at: LedgerOptions, json: Json = False
+) -> None:
     """Set the password with which a person logs in to the page.
 
     The password is asked for, or read from standard input if that is not a terminal. Sessions of that name

@@ -41,7 +41,7 @@ ATTEMPTS: Final = ("sent", "arrived", "not sent", "in doubt", "refused")
 """Hops that are attempts to hand a message over."""
 
 Id = Annotated[str, typer.Argument(metavar="ID")]
-Scope = Annotated[
+ScopeOption = Annotated[
     str | None, typer.Option("--scope", metavar="APP", help="The account that made the id. [any]")
 ]
 
@@ -49,7 +49,7 @@ Scope = Annotated[
 @grouped
 def outcome(
     id_: Id,
-    scope: Scope = None,
+    scope: ScopeOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -72,7 +72,7 @@ def outcome(
 @grouped
 def trace(
     id_: Id,
-    scope: Scope = None,
+    scope: ScopeOption = None,
     *,
     at: LedgerOptions,
     json: Json = False,
@@ -121,7 +121,7 @@ def watch(*, at: HubOptions, json: Json = False) -> None:
 T = TypeVar("T")
 
 
-class _Asked:
+class _RecordsAtHub:
     """Reads messages from a hub over HTTP."""
 
     def __init__(self, hub: HubClient) -> None:
@@ -151,7 +151,7 @@ class _Asked:
         return found
 
 
-class _Read:
+class _RecordsInLedger:
     """Reads messages from a ledger, in the form in which a hub returns them."""
 
     def __init__(self, at: LedgerOptions) -> None:
@@ -209,21 +209,23 @@ class _Read:
         return msgspec.json.decode(asyncio.run(run()), type=as_)
 
 
-def _source(at: LedgerOptions) -> _Asked | _Read:
+def _source(at: LedgerOptions) -> _RecordsAtHub | _RecordsInLedger:
     hub = at.find_hub()
     if hub is None:
-        return _Read(at)
+        return _RecordsInLedger(at)
     if hub.local:
         try:
             hub.ask("/v1/state")
         except HubUnreachable:
-            return _Read(at)  # the run file is of a hub that was killed
+            return _RecordsInLedger(at)  # the run file is of a hub that was killed
         except CommandFailed:
             pass
-    return _Asked(hub)
+    return _RecordsAtHub(hub)
 
 
-def _find(id_: str, scope: str | None, source: _Asked | _Read) -> tuple[list[JsonObject], list[JsonObject]]:
+def _find(
+    id_: str, scope: str | None, source: _RecordsAtHub | _RecordsInLedger
+) -> tuple[list[JsonObject], list[JsonObject]]:
     """Return the messages under an id, and what was refused under it."""
     scopes = [scope] if scope is not None else source.scopes(id_)
     found = [record for one in scopes if (record := source.one(one, id_)) is not None]

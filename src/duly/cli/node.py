@@ -49,7 +49,7 @@ class FormOption(StrEnum):
     JSON = "json"
 
 
-Form = Annotated[
+PayloadForm = Annotated[
     FormOption, typer.Option("--form", metavar="base64|json", help="How payloads are written on the wire.")
 ]
 
@@ -281,7 +281,7 @@ def call(
         float | None,
         length("--expires", "The task is not carried out after this time. [60s]", metavar="60s"),
     ] = None,
-    form: Form = FormOption.BASE64,
+    form: PayloadForm = FormOption.BASE64,
     at: NodeOptions,
     json: Json = False,
 ) -> None:

@@ -43,11 +43,13 @@ PAGES: Final = 1_000
 STRETCH: Final = 50_000
 """How many messages the ledger searches for a page."""
 
-Scope = Annotated[str, typer.Argument(metavar="SCOPE", help="The scope, as 'duly once list' shows it.")]
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
+ScopeArgument = Annotated[
+    str, typer.Argument(metavar="SCOPE", help="The scope, as 'duly once list' shows it.")
+]
+KeyArgument = Annotated[str, typer.Argument(metavar="KEY", help="The key.")]
 
 
-class Shown(StrEnum):
+class RunFilter(StrEnum):
     """Which keys to list, by the state of their runs."""
 
     ANY = "any"
@@ -75,7 +77,7 @@ class OnceLedger:
 @app.command("list")
 @grouped
 def list_(
-    state: Annotated[Shown, typer.Option("--state", help="Only those in this state.")] = Shown.ANY,
+    state: Annotated[RunFilter, typer.Option("--state", help="Only those in this state.")] = RunFilter.ANY,
     scope: Annotated[
         str | None, typer.Option("--scope", metavar="SCOPE", help="Only of this scope. [all]")
     ] = None,
@@ -95,14 +97,14 @@ def list_(
         ]
         table(["scope", "key", "state", "since", "reason"], rows)
     else:
-        say("no key is remembered" if state is Shown.ANY else f"no key is {state.value}")
+        say("no key is remembered" if state is RunFilter.ANY else f"no key is {state.value}")
 
 
 @app.command()
 @grouped
 def settle(
-    scope: Scope,
-    key: Key,
+    scope: ScopeArgument,
+    key: KeyArgument,
     done: Annotated[
         str | None,
         typer.Option("--done", metavar="JSON", help="The run took effect, with this result. [none]"),
@@ -133,7 +135,7 @@ def settle(
 
 @app.command()
 @grouped
-def forget(scope: Scope, key: Key, *, at: OnceLedger, json: Json = False) -> None:
+def forget(scope: ScopeArgument, key: KeyArgument, *, at: OnceLedger, json: Json = False) -> None:
     """Forget a key: the next call or request with it runs again, even if it has taken effect before."""
     asyncio.run(_forget(scope, key, at))
     if json:
@@ -142,12 +144,12 @@ def forget(scope: Scope, key: Key, *, at: OnceLedger, json: Json = False) -> Non
         say(f"{scope} {key} is forgotten: it may run again")
 
 
-async def _list(state: Shown, scope: str | None, limit: int, at: OnceLedger) -> list[JsonObject]:
+async def _list(state: RunFilter, scope: str | None, limit: int, at: OnceLedger) -> list[JsonObject]:
     from duly.core.lifecycle import State
     from duly.idempotency.runs import KINDS
     from duly.storage.message_filter import OPEN_STATES, MessageFilter
 
-    states = {Shown.ANY: frozenset(State), Shown.RUNNING: OPEN_STATES}
+    states = {RunFilter.ANY: frozenset(State), RunFilter.RUNNING: OPEN_STATES}
     wanted = MessageFilter(scope, states=states.get(state) or frozenset({State[state.name]}))
     found: list[JsonObject] = []
     async with await open_to_read(at.folder, at.ledger) as book:
@@ -168,7 +170,7 @@ def _shown(record: Record) -> JsonObject:
         "scope": record.message.scope,
         "key": record.message.id,
         "kind": record.message.kind,
-        "state": record.state.word if record.state.terminal else Shown.RUNNING.value,
+        "state": record.state.word if record.state.terminal else RunFilter.RUNNING.value,
         "accepted_at": record.accepted_at // MS,
         "reason": "" if record.answer is None else record.answer.reason,
     }

@@ -27,7 +27,7 @@ from duly.cli.common import (
     table,
     tint,
 )
-from duly.cli.node import CONNECT, Form, FormOption, begun, payload_of
+from duly.cli.node import CONNECT, FormOption, PayloadForm, begun, payload_of
 from duly.cli.options import Json, Limit, MessageId, NodeOptions, NodeStore, grouped, length
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def send(
     *,
     how: TaskOptions,
     id_: MessageId = None,
-    form: Form = FormOption.BASE64,
+    form: PayloadForm = FormOption.BASE64,
     json: Json = False,
 ) -> None:
     """Store a task, and send it. A later 'duly task send', or a node, on the same file continues it.

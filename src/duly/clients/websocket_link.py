@@ -36,14 +36,14 @@ LOG: Final = logging.getLogger("duly.link")
 RECONNECT: Final = RetryPolicy.exponential(200 * MS, 10 * SECOND)
 
 
-Where: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
+FindHub: TypeAlias = Callable[[], Awaitable[tuple[str, str]]]
 """Returns a hub's address and a token for it."""
 
 
 class Access(Struct, frozen=True):
     """How a client reaches its hub, if a URL and a token are not enough."""
 
-    where: Where | None = None
+    where: FindHub | None = None
     """called before each connection, for a hub that moves or tokens that expire"""
     tls: SSLContext | None = None
     """the TLS context of https:// and wss:// addresses; None verifies certificates as usual"""

@@ -37,7 +37,7 @@ from duly.errors import DulyError, Malformed
 from duly.idempotency.leases import Leases
 from duly.storage.ledger import Ledger
 
-Effect = Literal["at_most_once", "at_least_once", "exactly_once"]
+DeclaredEffect = Literal["at_most_once", "at_least_once", "exactly_once"]
 
 LONGEST: Final = 100 * 366 * 86_400.0
 """A hundred years. A longer time is a mistake in the unit, or stands for no limit."""
@@ -68,8 +68,8 @@ process that the ledger has and this set has not was cut off before it began, so
 
 def check_options(effect: object, errors: object, keep: object, lease: object) -> None:
     """Raise an error that says which of these options is wrong, such as a misspelt effect."""
-    if effect not in typing.get_args(Effect):
-        known = ", ".join(typing.get_args(Effect))
+    if effect not in typing.get_args(DeclaredEffect):
+        known = ", ".join(typing.get_args(DeclaredEffect))
         raise Malformed(f"effect={effect!r} is not known; use one of {known}")
     if errors not in ("retry", "store"):
         raise Malformed(f"errors={errors!r} is not known; use 'retry' or 'store'")
@@ -86,7 +86,7 @@ def _check_length(name: str, length: object) -> None:
 class Runs:
     """The runs of one function or route on one ledger."""
 
-    def __init__(self, ledger: Ledger, *, effect: Effect, keep: int | None, lease: int) -> None:
+    def __init__(self, ledger: Ledger, *, effect: DeclaredEffect, keep: int | None, lease: int) -> None:
         self.ledger = ledger
         self.effect = effect
         self._keep = keep

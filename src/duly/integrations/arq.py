@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from duly.idempotency.ledgers import LedgerSource
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
 
 def once_per_job(
-    ledger: LedgerSource, *, effect: Effect = "at_most_once", keep: float = KEEP, lease: float = LEASE
+    ledger: LedgerSource, *, effect: DeclaredEffect = "at_most_once", keep: float = KEEP, lease: float = LEASE
 ) -> Callable[[F], F]:
     """Run an arq job once per job id. A repeat gets the result of the first."""
     return per_message("arq", _message_id, ledger, effect, keep, lease)

@@ -34,10 +34,10 @@ from duly.integrations.idempotency_key import (
 from duly.storage.ledger import Transaction
 
 Scope: TypeAlias = MutableMapping[str, Any]
-Event: TypeAlias = Scope
-Receive: TypeAlias = Callable[[], Awaitable[Event]]
-Send: TypeAlias = Callable[[Event], Awaitable[None]]
-App: TypeAlias = Callable[..., Awaitable[None]]
+AsgiEvent: TypeAlias = Scope
+Receive: TypeAlias = Callable[[], Awaitable[AsgiEvent]]
+Send: TypeAlias = Callable[[AsgiEvent], Awaitable[None]]
+AsgiApp: TypeAlias = Callable[..., Awaitable[None]]
 """Frameworks type their scopes and events each in their own way."""
 
 _READ: Final = frozenset({HEADER, b"content-length", b"authorization", b"x-api-key", b"cookie"})
@@ -55,7 +55,7 @@ class IdempotencyMiddleware(GuardedApplication):
     caller of a request; by default it is the hash of the `Authorization` header.
     """
 
-    _app: App
+    _app: AsgiApp
     _calls: _Unreturned | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -74,7 +74,7 @@ class IdempotencyMiddleware(GuardedApplication):
         if isinstance(found, StoredResponse):
             return await reply(send, found)
         request, body = found
-        received = _Received(body, receive)
+        received = _AppInput(body, receive)
         if policy.effect == "exactly_once":
             inside = _CallInside(self._app, scope, received, policy)
             return await reply(send, await self._guard.transact(policy, request, inside.collect))
@@ -138,7 +138,7 @@ class _KeyHeaders:
                 self.cookies += "; " * bool(self.cookies) + value.decode("latin-1")
 
 
-class _Received:
+class _AppInput:
     """What the application receives: the payload, and that the client has gone, but not before its response
     is complete. The response goes to the ledger first; an application that stopped in the middle because no
     one listens would have to be run again."""
@@ -152,7 +152,7 @@ class _Received:
         self.answered = False
         """whether the response is complete, or is passed on without being stored"""
 
-    async def next(self) -> Event:
+    async def next(self) -> AsgiEvent:
         """Return the next event."""
         body = self._body
         if body is not None:
@@ -178,7 +178,7 @@ class _ClientGone(Exception):
 class _CallInside:
     """One request on its way through the application, within a transaction."""
 
-    def __init__(self, app: App, scope: Scope, received: _Received, policy: IdempotencyPolicy) -> None:
+    def __init__(self, app: AsgiApp, scope: Scope, received: _AppInput, policy: IdempotencyPolicy) -> None:
         self._app = app
         self._scope = {**_without_bypasses(scope)}
         self._received = received
@@ -197,7 +197,7 @@ class _CallInside:
             raise RuntimeError("the application returned without a complete response")
         return response.stored()
 
-    async def _keep(self, event: Event) -> None:
+    async def _keep(self, event: AsgiEvent) -> None:
         response, received = self._response, self._received
         if len(response.body) <= self._limit and not received.answered and response.add(event):
             received.answer()
@@ -209,10 +209,10 @@ class _KeptResponse:
     __slots__ = ("body", "start")
 
     def __init__(self) -> None:
-        self.start: Event | None = None
+        self.start: AsgiEvent | None = None
         self.body = bytearray()
 
-    def add(self, event: Event) -> bool:
+    def add(self, event: AsgiEvent) -> bool:
         """Take in what the application sends; returns whether it is complete."""
         if event["type"] == "http.response.start":
             self.start = event
@@ -288,7 +288,7 @@ class _Call:
         finally:
             self._run.close()
 
-    async def store(self, event: Event) -> None:
+    async def store(self, event: AsgiEvent) -> None:
         """Keep what the application sends, and hand it to the ledger when it is complete."""
         if self._passing:
             return await self._send(event)
@@ -308,7 +308,7 @@ class _Call:
         self._run.leave()
         return ResponseEnd(self._run, self._policy, response, self._cookies)
 
-    async def _pass_on(self, event: Event) -> None:
+    async def _pass_on(self, event: AsgiEvent) -> None:
         """Store that the response is too large to be stored; then send it on, as far as it has arrived."""
         self._passing = True
         response = self._response
@@ -377,12 +377,12 @@ async def reply(send: Send, response: StoredResponse) -> None:
     await send({"type": "http.response.body", "body": response.body, "more_body": False})
 
 
-async def _run(app: App, scope: Scope, receive: Receive, send: Send) -> None:
+async def _run(app: AsgiApp, scope: Scope, receive: Receive, send: Send) -> None:
     """Run the application."""
     await app(scope, receive, send)
 
 
-async def _ignore(event: Event) -> None:
+async def _ignore(event: AsgiEvent) -> None:
     """Send nothing: another response has been sent instead."""
 
 

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from celery import current_task
 
 from duly.idempotency.ledgers import LedgerSource
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
 
 def once_per_task(
-    ledger: LedgerSource, *, effect: Effect = "at_most_once", keep: float = KEEP, lease: float = LEASE
+    ledger: LedgerSource, *, effect: DeclaredEffect = "at_most_once", keep: float = KEEP, lease: float = LEASE
 ) -> Callable[[F], F]:
     """Run a Celery task once per task id; put it below `@app.task`. A repeat gets the result of the first
     run. `effect` declares what the death of a worker in the middle means, as for `duly.once`."""

@@ -70,7 +70,7 @@ class DjangoIdempotency(GuardedApplication):
         if isinstance(judged, StoredResponse):
             return response_from(judged)
         policy, key, head = judged
-        view = _View(self._get_response, request, policy)
+        view = _DjangoView(self._get_response, request, policy)
         return view.sent(self.serve(policy, self._keyed(self.caller(head), key, request), view))
 
     async def _serve_async(self, request: HttpRequest) -> HttpResponseBase:
@@ -132,7 +132,7 @@ class _DjangoCall:
         return stored_form(response, self._policy)
 
 
-class _View(_DjangoCall):
+class _DjangoView(_DjangoCall):
     """One that is served without an event loop."""
 
     def answer(self) -> StoredResponse | None:

@@ -18,12 +18,12 @@ from dramatiq.middleware import CurrentMessage
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
 
 def once_per_message(
-    ledger: LedgerSource, *, effect: Effect = "at_most_once", keep: float = KEEP, lease: float = LEASE
+    ledger: LedgerSource, *, effect: DeclaredEffect = "at_most_once", keep: float = KEEP, lease: float = LEASE
 ) -> Callable[[F], F]:
     """Run a Dramatiq actor once per message id; put it below `@dramatiq.actor`, and Dramatiq's own
     `CurrentMessage` into the broker's middleware."""

@@ -23,7 +23,7 @@ from faststream.message import StreamMessage
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
 _StreamMessage: TypeAlias = Any
@@ -44,7 +44,7 @@ class CurrentStreamMessage(BaseMiddleware):  # type: ignore[misc] # mypy does no
 
 
 def once_per_message(
-    ledger: LedgerSource, *, effect: Effect = "at_most_once", keep: float = KEEP, lease: float = LEASE
+    ledger: LedgerSource, *, effect: DeclaredEffect = "at_most_once", keep: float = KEEP, lease: float = LEASE
 ) -> Callable[[F], F]:
     """Run a FastStream handler once per message; put it below `@broker.subscriber`, and
     `CurrentStreamMessage` into the broker's middlewares. A repeat gets the result of the first."""

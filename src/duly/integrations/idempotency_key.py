@@ -27,7 +27,7 @@ from duly.core.units import seconds
 from duly.errors import LedgerError, Malformed, ProgramError
 from duly.idempotency.blocking import BlockingTransaction, RemoteTransaction, running_loop
 from duly.idempotency.ledgers import LedgerSource, check_source, ledger_at, open_ledger_at
-from duly.idempotency.runs import OK, UNSTORABLE, Effect, Run, RunEnd, Runs, check_options
+from duly.idempotency.runs import OK, UNSTORABLE, DeclaredEffect, Run, RunEnd, Runs, check_options
 from duly.idempotency.values import key_text
 from duly.storage.ledger import Ledger, Transaction
 
@@ -56,7 +56,7 @@ class IdempotencyPolicy(Struct, frozen=True, kw_only=True):
     """What holds for one route: what a crash in the middle means, whether a key is required, how long keys
     are kept (seconds; None: for ever), how large a payload and a response may be (bytes)."""
 
-    effect: Effect = "at_most_once"
+    effect: DeclaredEffect = "at_most_once"
     required: bool = False
     errors: Literal["retry", "store"] = "retry"
     keep: float | None = DAY

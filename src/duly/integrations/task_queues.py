@@ -14,7 +14,7 @@ from typing import Final, TypeVar, cast
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.idempotency.values import name_of
 from duly.run_once import once
 
@@ -29,7 +29,7 @@ def per_message(
     queue: str,
     message_id: Callable[..., str | None],
     ledger: LedgerSource,
-    effect: Effect,
+    effect: DeclaredEffect,
     keep: float,
     lease: float,
 ) -> Callable[[F], F]:

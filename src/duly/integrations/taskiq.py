@@ -20,7 +20,7 @@ from taskiq import TaskiqMessage, TaskiqMiddleware
 
 from duly.errors import ProgramError
 from duly.idempotency.ledgers import LedgerSource
-from duly.idempotency.runs import Effect
+from duly.idempotency.runs import DeclaredEffect
 from duly.integrations.task_queues import KEEP, LEASE, F, per_message
 
 _CURRENT: Final = ContextVar[str | None]("duly_taskiq_task", default=None)
@@ -38,7 +38,7 @@ class CurrentTask(TaskiqMiddleware):  # type: ignore[misc] # mypy does not read 
 
 
 def once_per_task(
-    ledger: LedgerSource, *, effect: Effect = "at_most_once", keep: float = KEEP, lease: float = LEASE
+    ledger: LedgerSource, *, effect: DeclaredEffect = "at_most_once", keep: float = KEEP, lease: float = LEASE
 ) -> Callable[[F], F]:
     """Run a Taskiq task once per task id; put it below `@broker.task`, and `CurrentTask()` into the broker's
     middlewares. A repeat gets the result of the first."""

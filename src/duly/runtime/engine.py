@@ -107,7 +107,7 @@ def _not_measured(_: float) -> None:
     """Ignore how long a commit took."""
 
 
-class _Group:
+class _StepGroup:
     """Steps that are committed together, and the events they came from."""
 
     __slots__ = ("_commit", "attached", "began", "size", "steps", "taken")
@@ -164,7 +164,7 @@ class _Group:
             self._commit.exception()  # so that asyncio does not log that it was never retrieved
 
 
-class _Performers(dict[type, Callable[..., None]]):
+class _KnownPerformers(dict[type, Callable[..., None]]):
     """The functions that perform effects, by type; `otherwise` performs effects of any other type."""
 
     def __init__(self, known: Performers, otherwise: Perform) -> None:
@@ -201,14 +201,14 @@ class Engine:
     ) -> None:
         self._machine = machine
         self._ledger = ledger
-        self._performers = _Performers(performers, perform)
+        self._performers = _KnownPerformers(performers, perform)
         self._recalls = recalls
         self._recall = recall
         self._ours = ours
         self._events = EventQueue(capacity, fair=fair)
-        self._gathering = _Group()
+        self._gathering = _StepGroup()
         """the steps of events that are handled while another group is being flushed"""
-        self._flushing: _Group | None = None
+        self._flushing: _StepGroup | None = None
         self._bugs = 0
         """how often a bug has ended the engine since its last commit"""
         self._news = asyncio.Event()
@@ -327,7 +327,7 @@ class Engine:
 
     async def _run(self, todo: list[Todo]) -> None:
         machine, timer = self._machine, self._timer
-        flushing: _Group | None = None
+        flushing: _StepGroup | None = None
         try:
             while True:
                 gathering = self._gathering
@@ -344,7 +344,7 @@ class Engine:
                     if flushed is not None and flushed.problem is not None:
                         todo = await self._recover(flushed, flushed.problem)
                         continue
-                    self._gathering = _Group()
+                    self._gathering = _StepGroup()
                     self._events.reserve(0)
                     if gathering.steps:
                         flushing = self._flushing = gathering
@@ -373,7 +373,7 @@ class Engine:
         self._news.clear()
         self._told = False
 
-    def _take_in(self, group: _Group, now: int) -> None:
+    def _take_in(self, group: _StepGroup, now: int) -> None:
         """Handle waiting events, as many as the group has room for."""
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
@@ -394,7 +394,7 @@ class Engine:
         self._do(todo, group)
         self._events.reserve(len(group.taken))
 
-    def _follow_up(self, group: _Group) -> list[Todo]:
+    def _follow_up(self, group: _StepGroup) -> list[Todo]:
         """Return what follows the steps of a committed group. `done` of all steps is called before any effect
         is performed: running the same code for many commands in a row is faster than alternating."""
         self._failures = self._bugs = 0
@@ -406,7 +406,7 @@ class Engine:
             todo += step.done(results, now)
         return todo
 
-    def _do(self, todo: list[Todo], group: _Group) -> None:
+    def _do(self, todo: list[Todo], group: _StepGroup) -> None:
         """Perform effects at once, and add steps to the group."""
         steps, performers = group.steps, self._performers
         for item in todo:
@@ -425,11 +425,11 @@ class Engine:
         self.down = problem
         self.on_problem()
 
-    async def _recover(self, failed: _Group, problem: LedgerError) -> list[Todo]:
+    async def _recover(self, failed: _StepGroup, problem: LedgerError) -> list[Todo]:
         self._set_down(problem)
         if not self._failures:
             self.on_down(problem)
-        gathered, self._gathering = self._gathering, _Group()
+        gathered, self._gathering = self._gathering, _StepGroup()
         self._withdraw(failed, gathered)
         # Recipients and handlers do not repeat their events, so these wait for the ledger.
         taken = failed.taken + gathered.taken
@@ -461,7 +461,7 @@ class Engine:
         finally:
             restoring.cancel()
 
-    def _withdraw(self, *groups: _Group) -> None:
+    def _withdraw(self, *groups: _StepGroup) -> None:
         """Tell the senders of groups that were not committed to try again."""
         for group in groups:
             for step in group.steps:
@@ -474,7 +474,7 @@ class Engine:
         once more, unless the engine has already died since its last commit: then they are dropped, so that
         one event cannot end the engine for ever."""
         groups = [group for group in (self._flushing, self._gathering) if group is not None]
-        self._flushing, self._gathering = None, _Group()
+        self._flushing, self._gathering = None, _StepGroup()
         self._bugs += 1
         self._set_down(ProgramError("a bug has ended the engine; it is being started again"))
         again: list[QueuedEvent] = []
@@ -527,7 +527,7 @@ def _stopped() -> Stopped:
     return Stopped("this engine is not running; nothing was accepted. Try again later, or at another hub")
 
 
-def _tell(group: _Group) -> None:
+def _tell(group: _StepGroup) -> None:
     for _, committed in group.taken:
         if committed is not None:
             committed()

@@ -74,7 +74,7 @@ class Listener:
         server = await self._serve(self._application(hub, gate, post, administer))
         fast_path = FastPath(
             post.serve_fast_path,
-            lambda connection: connections.Handler(server, connection),
+            lambda connection: connections.VisitorHandler(server, connection),
             self.connections,
             gate.answers_to,
             hub.tasks.count,

@@ -332,7 +332,7 @@ class ClientConnections:
         transport.abort()
 
 
-class Handler(RequestHandler):
+class VisitorHandler(RequestHandler):
     """aiohttp's handler of a connection. It reports the end of the connection, and limits the size of request
     heads: aiohttp limits only the length and the number of lines, which allows a MiB."""
 

@@ -20,7 +20,7 @@ FEEDS: Final = 8
 WINDOW: Final = 1_000
 """How many lines of a conversation may be sent ahead of their acknowledgement."""
 
-Read: TypeAlias = "Callable[[Subscription], Coroutine[object, None, None]]"
+ReadSubscription: TypeAlias = "Callable[[Subscription], Coroutine[object, None, None]]"
 """Sends a subscription what it missed."""
 Start: TypeAlias = Callable[[Coroutine[object, None, None]], None]
 """Runs a coroutine in the background."""
@@ -59,17 +59,17 @@ class Subscriber:
             self.session.push(frame)
         self._early.clear()
 
-    def catch_up(self, subscription: Subscription, read: Read, start: Start) -> None:
+    def catch_up(self, subscription: Subscription, read: ReadSubscription, start: Start) -> None:
         """Read what a subscription has missed, in a few of them at a time: a person may have thousands."""
         self._behind.append(subscription)
         self._start_feed(read, start)
 
-    def _start_feed(self, read: Read, start: Start) -> None:
+    def _start_feed(self, read: ReadSubscription, start: Start) -> None:
         if self._behind and self._feeds < FEEDS:
             self._feeds += 1
             start(self._feed(read, start))
 
-    async def _feed(self, read: Read, start: Start) -> None:
+    async def _feed(self, read: ReadSubscription, start: Start) -> None:
         try:
             while self._behind:
                 await read(self._behind.popleft())

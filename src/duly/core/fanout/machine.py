@@ -32,7 +32,7 @@ from duly.core.fanout.plan import (
     GroupingTraits,
     StartAttempt,
 )
-from duly.core.fanout.recipient_queue import QueuedDelivery, Where
+from duly.core.fanout.recipient_queue import QueuedDelivery, QueueName
 from duly.core.lifecycle import State
 from duly.core.messages import Answer, Message, Verdict, VerdictKind
 from duly.core.operations import (
@@ -280,7 +280,7 @@ class Fanout:
         )
         return MachineEffect(StartAttempt(batch[0].ref.recipient, items, urgent))
 
-    def _launch(self, batch: list[QueuedDelivery], where: Where, now: int) -> list[Todo]:
+    def _launch(self, batch: list[QueuedDelivery], where: QueueName, now: int) -> list[Todo]:
         """Claim the deliveries of an attempt, some at a time, and send those that this worker got."""
         if not batch:
             self._active.queues[where].abandoned()

@@ -37,7 +37,7 @@ EPISODES: Final = 10_000
 """The most episodes remembered; beyond that, those that are over are forgotten."""
 
 
-Where: TypeAlias = tuple[str, bool]
+QueueName: TypeAlias = tuple[str, bool]
 """The name of a queue: the recipient, and whether the queue is for urgent deliveries."""
 
 
@@ -95,7 +95,7 @@ class QueuedDelivery:
         """it has ended, or belongs to another worker"""
 
     @property
-    def where(self) -> Where:
+    def where(self) -> QueueName:
         """The name of its queue."""
         return self.ref.recipient, self.urgent
 
@@ -317,14 +317,14 @@ class RecipientQueues:
 
     def __init__(self, policy: Callable[[str], RecipientPolicy]) -> None:
         self._policy = policy
-        self._queues: dict[Where, RecipientQueue] = {}
-        self._wakes = Timers[Where]()
+        self._queues: dict[QueueName, RecipientQueue] = {}
+        self._wakes = Timers[QueueName]()
 
     def afresh(self) -> RecipientQueues:
         """Return empty queues under the same policy, as after a restart."""
         return RecipientQueues(self._policy)
 
-    def __getitem__(self, where: Where) -> RecipientQueue:
+    def __getitem__(self, where: QueueName) -> RecipientQueue:
         queue = self._queues.get(where)
         policy = self._policy(where[0])
         if where[1]:
@@ -334,7 +334,7 @@ class RecipientQueues:
         queue.policy = policy
         return queue
 
-    def schedule(self, where: Where) -> None:
+    def schedule(self, where: QueueName) -> None:
         """Set the timer of a queue that has changed."""
         wake = self[where].next_wake()
         if wake != self._wakes.get(where):
@@ -360,9 +360,9 @@ class RecipientQueues:
                 queue.hurry(now)
                 self.schedule(where)
 
-    def collect(self, now: int) -> list[tuple[Where, list[QueuedDelivery]]]:
+    def collect(self, now: int) -> list[tuple[QueueName, list[QueuedDelivery]]]:
         """Return the batches to send now, from all queues."""
-        batches: list[tuple[Where, list[QueuedDelivery]]] = []
+        batches: list[tuple[QueueName, list[QueuedDelivery]]] = []
         for where in self._wakes.due(now):
             batches += ((where, batch) for batch in self._queues[where].collect(now))
             self.schedule(where)

@@ -129,7 +129,7 @@ class _Held:
         self.due = due
 
 
-class _Device:
+class _DeviceMarks:
     """The marks of one device. Marks that are over, or in the future, are dropped before use."""
 
     __slots__ = ("cancelled", "critical", "held", "last", "passed")
@@ -190,8 +190,8 @@ class Suppressor:
 
     def __init__(self, policy: SuppressPolicy) -> None:
         self._policy = policy
-        self._devices: dict[str, _Device] = {}
-        self._holding: dict[str, _Device] = {}  # the few with a pending summary, so that next_wake is cheap
+        self._devices: dict[str, _DeviceMarks] = {}
+        self._holding: dict[str, _DeviceMarks] = {}
         self._sweep_at = _SWEEP_AT_LEAST
 
     def signal(
@@ -277,7 +277,7 @@ class Suppressor:
         """Replace the state with a snapshot; the policy stays."""
         self._devices, self._holding = {}, {}
         for device, saved in snapshot.items():
-            marks = self._devices[device] = _Device(self._policy.per_hour)
+            marks = self._devices[device] = _DeviceMarks(self._policy.per_hour)
             marks.last, marks.critical = dict(saved["last"]), dict(saved["critical"])
             marks.cancelled = saved["cancelled"]
             marks.passed.extend(saved["passed"])
@@ -300,16 +300,16 @@ class Suppressor:
     def _summaries(self) -> list[_Held]:
         return [marks.held for marks in self._holding.values() if marks.held is not None]
 
-    def _at(self, device: str, now: int) -> _Device:
+    def _at(self, device: str, now: int) -> _DeviceMarks:
         marks = self._devices.get(device)
         if marks is None:
             if len(self._devices) >= self._sweep_at:
                 self._sweep(now)
-            marks = self._devices[device] = _Device(self._policy.per_hour)
+            marks = self._devices[device] = _DeviceMarks(self._policy.per_hour)
         marks.refresh(self._policy, now)
         return marks
 
-    def _hold(self, device: str, marks: _Device, now: int, reason: str) -> SuppressionDecision:
+    def _hold(self, device: str, marks: _DeviceMarks, now: int, reason: str) -> SuppressionDecision:
         free = marks.passed[0] + self._policy.window
         if marks.held is None:
             marks.held = _Held({}, since=now, until=now, due=min(free, now + self._policy.summary))
@@ -333,7 +333,7 @@ class Suppressor:
         self._sweep_at = max(_SWEEP_AT_LEAST, 2 * len(self._devices))
 
 
-def _written(marks: _Device) -> DeviceSnapshot:
+def _written(marks: _DeviceMarks) -> DeviceSnapshot:
     held = marks.held
     return {
         "last": dict(marks.last),

@@ -57,7 +57,7 @@ class ViewRequest(Struct, frozen=True):
     query: dict[str, str] = {}
 
 
-class _Shown(Struct):
+class _ShownView(Struct):
     """A view that a page shows."""
 
     key: tuple[str, int, str, tuple[tuple[str, str], ...]]
@@ -74,7 +74,7 @@ class LivePage:
         self.socket = socket
         self.visitor = visitor
         self.checked = monotonic()
-        self.shown: dict[int, _Shown] = {}
+        self.shown: dict[int, _ShownView] = {}
         self._transport = request.transport
 
     def ask(self, wanted: ViewRequest) -> None:
@@ -84,7 +84,7 @@ class LivePage:
         elif wanted.id in self.shown or len(self.shown) < VIEWS_MOST:
             query = tuple(sorted(wanted.query.items()))
             key = (self.visitor.name, int(self.visitor.role), wanted.view, query)
-            self.shown[wanted.id] = _Shown(key, wanted.query)
+            self.shown[wanted.id] = _ShownView(key, wanted.query)
 
     @property
     def behind(self) -> bool:
@@ -173,7 +173,7 @@ class LiveUpdates:
         await asyncio.gather(*(self._show_one(page, id_, shown, made) for id_, shown in page.shown.items()))
 
     async def _show_one(
-        self, page: LivePage, id_: int, shown: _Shown, made: dict[object, asyncio.Future[bytes]]
+        self, page: LivePage, id_: int, shown: _ShownView, made: dict[object, asyncio.Future[bytes]]
     ) -> None:
         if page.behind or page.socket.closed:
             return
@@ -196,7 +196,7 @@ class LiveUpdates:
             shown.sent = body
             await self._send(page, msgspec.json.encode({"id": id_, "is": msgspec.Raw(body)}))
 
-    async def _made(self, visitor: DashboardVisitor, shown: _Shown) -> bytes:
+    async def _made(self, visitor: DashboardVisitor, shown: _ShownView) -> bytes:
         began = monotonic()
         try:
             value = await self._make(visitor, shown.key[2], shown.query)

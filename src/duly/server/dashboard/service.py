@@ -59,22 +59,22 @@ PAGES: Final = (
 ACTIONS: Final = Rate(120, MINUTE)
 """How often a visitor may act; no person does so more often."""
 
-View: TypeAlias = Callable[[DashboardVisitor, Mapping[str, str]], Awaitable[object]]
-Action: TypeAlias = Callable[[DashboardVisitor, dict[str, str]], Awaitable[object]]
+PageView: TypeAlias = Callable[[DashboardVisitor, Mapping[str, str]], Awaitable[object]]
+PageAction: TypeAlias = Callable[[DashboardVisitor, dict[str, str]], Awaitable[object]]
 
 
 class NamedView(NamedTuple):
     """A view and the role that it needs."""
 
     role: DashboardRole
-    make: View
+    make: PageView
 
 
 class NamedAction(NamedTuple):
     """An action, the role that it needs, and the fields that name what it is done to."""
 
     role: DashboardRole
-    carry_out: Action
+    carry_out: PageAction
     target: tuple[str, ...]
 
 
@@ -318,7 +318,7 @@ class Dashboard:
         return serve
 
 
-def _on_alerts(alerts: AlertViews, verb: str) -> Action:
+def _on_alerts(alerts: AlertViews, verb: str) -> PageAction:
     async def act(visitor: DashboardVisitor, wanted: dict[str, str]) -> object:
         return await alerts.act(verb, visitor, wanted)
 

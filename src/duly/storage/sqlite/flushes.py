@@ -36,7 +36,7 @@ from duly.storage.sqlite.writer import SqliteWriter
 LOG: Final = logging.getLogger("duly.storage.ledger")
 T = TypeVar("T")
 
-_Question: TypeAlias = tuple[Callable[[CachedRows], Any], asyncio.Future[Any]]
+_CacheQuestion: TypeAlias = tuple[Callable[[CachedRows], Any], asyncio.Future[Any]]
 """A query on the cached rows, and the future of its answer."""
 
 CHANGES_BEHIND: Final = 4_000
@@ -65,7 +65,7 @@ class Flushes:
         self._in_flight = False
         self._tainted = False
         """the cache may hold changes that were not stored"""
-        self._asked: list[_Question] = []
+        self._asked: list[_CacheQuestion] = []
         self._settling: list[asyncio.Future[None]] = []
         self._applying = False
         self._overdue = False

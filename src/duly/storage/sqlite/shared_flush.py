@@ -34,11 +34,11 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 Row: TypeAlias = tuple[Any, ...]
-Run: TypeAlias = Callable[[str, Row], Iterable[Row]]
+RunQuery: TypeAlias = Callable[[str, Row], Iterable[Row]]
 """Runs a statement on a connection and returns its rows."""
 
 
-def flush(run: Run, groups: Sequence[w.Group]) -> Iterator[w.Results]:
+def flush(run: RunQuery, groups: Sequence[w.Group]) -> Iterator[w.Results]:
     """Carry out groups in order, within the open transaction; return their results."""
     work = _SharedFlush(run, Footprint(groups))
     work.load()
@@ -50,7 +50,7 @@ def flush(run: Run, groups: Sequence[w.Group]) -> Iterator[w.Results]:
 class _SharedFlush:
     """Reads the rows of a footprint, and writes back those that have changed."""
 
-    def __init__(self, run: Run, footprint: Footprint) -> None:
+    def __init__(self, run: RunQuery, footprint: Footprint) -> None:
         self._run = run
         self._footprint = footprint
         self._deliveries: dict[w.DeliveryNames, w.Delivery] = {}

@@ -18,6 +18,7 @@ from duly.testing.conform.frame_server import now_ms
 from duly.testing.conform.rules import BrokenRule, NotChecked
 from duly.testing.conform.steps import (
     AtWork,
+    ConformStep,
     CountEffects,
     Cut,
     DeliverTask,
@@ -32,7 +33,6 @@ from duly.testing.conform.steps import (
     Pause,
     Reserve,
     Script,
-    Step,
 )
 from duly.testing.conform.subject import RestartedClient
 
@@ -172,7 +172,7 @@ class ReceiverRun:
                     raise
                 raise BrokenRule(script.rule, f"after messages that it cannot read, {problem}") from None
 
-    async def _play(self, step: Step) -> None:
+    async def _play(self, step: ConformStep) -> None:
         match step:
             case DeliverTask():
                 self._deliver(step)

@@ -7,6 +7,7 @@ from typing import Final
 
 from duly.testing.conform.steps import (
     AtWork,
+    ConformStep,
     CountEffects,
     Cut,
     DeliverTask,
@@ -21,17 +22,16 @@ from duly.testing.conform.steps import (
     Pause,
     Reserve,
     Script,
-    Step,
 )
 
 
-def _killed_at_the_answer(*names: str) -> Iterator[Step]:
+def _killed_at_the_answer(*names: str) -> Iterator[ConformStep]:
     """Return steps that kill the program at the moment in which it answers, and ask again."""
     for name in names:
         yield from (DeliverTask(name), Kill(at=name), DeliverTask(name), ExpectAnswer(name, same=True))
 
 
-def _killed_at_work(*moments: Pause | AtWork) -> Iterator[Step]:
+def _killed_at_work(*moments: Pause | AtWork) -> Iterator[ConformStep]:
     """Return steps that kill the program at these moments after a command was sent, and ask again twice."""
     for number, moment in enumerate(moments):
         name = f"command {number}"

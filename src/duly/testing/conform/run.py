@@ -56,7 +56,7 @@ class ConformReport(Struct, frozen=True):
         return tuple(one for one in self.results if one.result == "broken")
 
 
-class Progress(Protocol):
+class RuleProgress(Protocol):
     """A callback that is told which rule is being proved."""
 
     def __call__(self, rule: str, done: int, total: int) -> None: ...
@@ -126,7 +126,7 @@ class ConformRun:
 
     async def run(
         self,
-        progress: Progress,
+        progress: RuleProgress,
         ready: Callable[[str], None] = lambda url: None,
         client: Callable[[str, str], RestartedClient] | None = None,
     ) -> ConformReport:
@@ -153,7 +153,7 @@ class ConformRun:
         finally:
             await self._server.stop()
 
-    async def _report(self, subject: RestartedClient | None, progress: Progress) -> ConformReport:
+    async def _report(self, subject: RestartedClient | None, progress: RuleProgress) -> ConformReport:
         if subject is not None:
             subject.start()
         else:
@@ -174,7 +174,7 @@ class ConformRun:
         }
         return Subject(command, values, folder / "output", self._transcript)
 
-    async def _play_all(self, subject: RestartedClient | None, progress: Progress) -> list[RuleResult]:
+    async def _play_all(self, subject: RestartedClient | None, progress: RuleProgress) -> list[RuleResult]:
         play = self._player(subject)
         found: dict[str, RuleResult] = {}
         for number, script in enumerate(self._scripts):

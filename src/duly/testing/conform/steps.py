@@ -122,7 +122,7 @@ class Inspect(Struct, frozen=True):
     """Checks how the client behaves on its transport, for the script's own rule."""
 
 
-Step: TypeAlias = (
+ConformStep: TypeAlias = (
     DeliverTask
     | Reserve
     | ExpectAnswer
@@ -144,4 +144,4 @@ class Script(Struct, frozen=True):
     """Steps that prove a rule."""
 
     rule: str
-    steps: tuple[Step, ...]
+    steps: tuple[ConformStep, ...]

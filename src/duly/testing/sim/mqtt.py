@@ -147,7 +147,7 @@ class MqttHub(GatewayHub):
         self.world.broker.restart()
 
 
-class _MqttDevice(SimDevice):
+class _SimMqttDevice(SimDevice):
     def __init__(self, node: BrokeredDevice) -> None:
         super().__init__(node)
         version = version_of(node.world.plan, node.name)
@@ -166,7 +166,7 @@ class BrokeredDevice(GatewayDevice):
         """Return a device that speaks MQTT."""
         self.own: dict[asyncio.Task[object], None] = {}
         own_tasks.set(self.own)
-        return _MqttDevice(self)
+        return _SimMqttDevice(self)
 
     async def connect(self, device: Device) -> None:
         """Start the device, which connects to the broker by itself."""

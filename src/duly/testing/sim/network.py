@@ -35,10 +35,10 @@ class SimOutcome(Struct, frozen=True):
     answer: Answer
 
 
-Packet: TypeAlias = SimCommand | SimAccept | SimOutcome
+SimPacket: TypeAlias = SimCommand | SimAccept | SimOutcome
 
 
-class Network:
+class SimNetwork:
     """Carries packets between processes, with faults."""
 
     def __init__(self, rng: Random, *, drop: float, repeat: float, slow: float) -> None:
@@ -48,10 +48,10 @@ class Network:
         self.slow = slow
         self.cut: set[tuple[str, str]] = set()
         self.faults = 0
-        self.captured: list[tuple[str, str, Packet]] = []
-        self.deliver: Callable[[str, str, Packet], None] = lambda source, target, packet: None
+        self.captured: list[tuple[str, str, SimPacket]] = []
+        self.deliver: Callable[[str, str, SimPacket], None] = lambda source, target, packet: None
 
-    def send(self, source: str, target: str, packet: Packet) -> None:
+    def send(self, source: str, target: str, packet: SimPacket) -> None:
         """Send a packet; it may be lost, repeated or delayed."""
         if isinstance(packet, SimCommand):
             self.captured.append((source, target, packet))
@@ -63,7 +63,7 @@ class Network:
             self.faults += 1
             self._carry(source, target, packet)
 
-    def _carry(self, source: str, target: str, packet: Packet) -> None:
+    def _carry(self, source: str, target: str, packet: SimPacket) -> None:
         delay = 0.001 + self._rng.random() * self.slow
         asyncio.get_running_loop().call_later(delay, self.deliver, source, target, packet)
 

@@ -27,7 +27,7 @@ from duly.errors import Stopped
 from duly.runtime.engine import Engine, Machine
 from duly.storage.memory import Disk
 from duly.testing.loops import LoopClock
-from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
+from duly.testing.sim.network import SimAccept, SimCommand, SimOutcome, SimPacket
 from duly.testing.sim.sim_ledger import SimLedger
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class SimProcess:
         """Carry out an effect of the machine."""
         raise NotImplementedError
 
-    def event_of(self, source: str, packet: Packet) -> Event | None:
+    def event_of(self, source: str, packet: SimPacket) -> Event | None:
         """Return the event of the machine for a packet."""
         raise NotImplementedError
 
@@ -147,7 +147,7 @@ class SimProcess:
             await asyncio.sleep(30)
             await self.ledger.prune()
 
-    def arrive(self, source: str, packet: Packet) -> None:
+    def arrive(self, source: str, packet: SimPacket) -> None:
         """Receive a packet."""
         if not self.alive:
             return
@@ -160,7 +160,7 @@ class SimProcess:
         with suppress(Stopped):
             await self.engine.put(event)
 
-    def answer_of(self, packet: Packet) -> Event | None:
+    def answer_of(self, packet: SimPacket) -> Event | None:
         """Return the answer to the outbox in a recipient's packet."""
         match packet:
             case SimAccept(message=message, verdict=verdict):
@@ -211,7 +211,7 @@ class SimSender(SimProcess):
             case Reply():
                 pass
 
-    def event_of(self, source: str, packet: Packet) -> Event | None:
+    def event_of(self, source: str, packet: SimPacket) -> Event | None:
         """Return the event for what the hub says about a message."""
         return self.answer_of(packet)
 
@@ -242,7 +242,7 @@ class SimHub(SimProcess):
             case ReportOutcome(key=key, state=state, answer=answer):
                 network.send("hub", names_in(key)[0], SimOutcome(key, state, answer))
 
-    def event_of(self, source: str, packet: Packet) -> Event | None:
+    def event_of(self, source: str, packet: SimPacket) -> Event | None:
         """Return the event for a command of a sender, or for what a device says about one."""
         if isinstance(packet, SimCommand):
             return Arrived(packet.message, source)
@@ -289,7 +289,7 @@ class SimReceiver(SimProcess):
         done = Answered(message.key, State.DONE, Answer(0, message.body), attempt, effects)
         await self.take(done)
 
-    def event_of(self, source: str, packet: Packet) -> Event | None:
+    def event_of(self, source: str, packet: SimPacket) -> Event | None:
         """Return the event for a command of the hub; a device ignores everything else."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 

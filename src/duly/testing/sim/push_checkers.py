@@ -67,13 +67,13 @@ def is_presence(body: bytes) -> bool:
     return frames.decode(body).type == DEVICE_STATUS
 
 
-class _Presence(Struct, frozen=True):
+class _OnlineData(Struct, frozen=True):
     online: bool
 
 
 def is_online(body: bytes) -> bool:
     """Return whether such an entry reports that the device connected."""
-    return msgspec.json.decode(frames.decode(body).data, type=_Presence).online
+    return msgspec.json.decode(frames.decode(body).data, type=_OnlineData).online
 
 
 GATEWAY_CHECKERS: Final[tuple[Checker[World], ...]] = (

@@ -40,7 +40,7 @@ from duly.testing.sim.checkers import (
     states_move_forward,
     stored,
 )
-from duly.testing.sim.network import Packet, SimAccept, SimCommand, SimOutcome
+from duly.testing.sim.network import SimAccept, SimCommand, SimOutcome, SimPacket
 from duly.testing.sim.nodes import HORIZON, SimProcess
 from duly.testing.sim.world import CALM, World
 
@@ -127,7 +127,7 @@ class SimTower(SimProcess):
         await asyncio.sleep(draw() * 0.2)
         await self.take(MachineEvent(AttemptEnded(attempt, result, result.value)))
 
-    def event_of(self, source: str, packet: Packet) -> Event | None:
+    def event_of(self, source: str, packet: SimPacket) -> Event | None:
         """Return the event for an alert of a sentinel."""
         return Arrived(packet.message, source) if isinstance(packet, SimCommand) else None
 
@@ -162,7 +162,7 @@ class TowerWorld(World):
         self.told: list[ChannelArrival] = []
         self._ahead = False
 
-    def _deliver(self, source: str, target: str, packet: Packet) -> None:
+    def _deliver(self, source: str, target: str, packet: SimPacket) -> None:
         if self.faulty and self.plan.steps and target == "hub" and self.rng.random() < MISLED:
             self._set_ahead(True)
         super()._deliver(source, target, packet)

@@ -23,7 +23,7 @@ from duly.core.units import DAY, SECOND
 from duly.errors import LedgerError
 from duly.storage.memory import Disk
 from duly.testing.loops import VirtualLoop
-from duly.testing.sim.network import Network, Packet, SimCommand
+from duly.testing.sim.network import SimCommand, SimNetwork, SimPacket
 from duly.testing.sim.nodes import AGAIN, LEDGER, ONCE, SimHub, SimProcess, SimReceiver, SimSender, draw_order
 from duly.testing.sim.plan import SimPlan
 
@@ -153,7 +153,7 @@ class World:
         self.plan = plan
         self.rng = Random(f"world {plan.seed}")
         self.log = WorldLog()
-        self.network = Network(
+        self.network = SimNetwork(
             Random(f"network {plan.seed}"), drop=plan.drop, repeat=plan.repeat, slow=plan.slow
         )
         self.network.deliver = self._deliver
@@ -257,7 +257,7 @@ class World:
         """Return whether the link between a client and the hub is cut."""
         return ("hub", client) in self.network.cut
 
-    def _deliver(self, source: str, target: str, packet: Packet) -> None:
+    def _deliver(self, source: str, target: str, packet: SimPacket) -> None:
         if target in self.nodes:
             self.nodes[target].arrive(source, packet)
 
