@@ -375,6 +375,8 @@ class Engine:
 
     def _take_in(self, group: _StepGroup, now: int) -> None:
         """Handle waiting events, as many as the group has room for."""
+        if not self._events:
+            return  # the loop was woken by a flush or a timer
         batch, size = self._events.take(GROUP - len(group.steps), GROUP_BYTES - group.size)
         group.taken += batch
         group.size += size
