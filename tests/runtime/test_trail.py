@@ -70,6 +70,18 @@ async def test_the_hops_of_a_message_come_in_order_with_reasons(ledger: MemoryLe
     assert [hop.time for hop in hops] == sorted(hop.time for hop in hops)
 
 
+async def test_all_hops_of_what_ends_with_its_verdict_are_of_one_time(ledger: MemoryLedger) -> None:
+    trail, one, two = Trail(ledger), message(1), message(2)
+    trail.stored(one, FRESH, State.DONE, sent=True)
+    trail.stored(two, FRESH, State.DONE, told=False)
+    hops = await trail.of(one.key, 0)
+    assert [(hop.what, hop.attempt, hop.untold) for hop in hops] == [
+        ("fresh", 0, False), ("done", 0, False), ("sent", 1, False),
+    ]  # fmt: skip
+    assert len({hop.time for hop in hops}) == 1
+    assert [(hop.what, hop.untold) for hop in await trail.of(two.key, 0)] == [("fresh", True), ("done", True)]
+
+
 async def test_several_hops_are_noted_at_once(ledger: MemoryLedger) -> None:
     trail = Trail(ledger)
     trail.note_all(b"conversation", [("delivered", 3, "ann"), ("read", 2, "bob")])

@@ -158,12 +158,21 @@ class Trail:
             self._ledger.clock.now(), state.word, 0, reason[:DETAIL_LIMIT], ENDED, about
         )  # fmt: skip
 
-    def stored(self, message: Message, verdict: Verdict, state: State, *, told: bool = True) -> None:
-        """Note the verdict on a message that ended with it, and whether its sender was told."""
-        self.said(message, verdict, told=told)
-        self._noted[message.key] += (
-            self._ledger.clock.now(), state.word, 0, "", ENDED, "" if told else UNTOLD
+    def stored(
+        self, message: Message, verdict: Verdict, state: State, *, told: bool = True, sent: bool = False
+    ) -> None:
+        """Note the verdict on a message that ended with it, whether its sender was told, and whether it was
+        sent to a recipient at once."""
+        now = self._ledger.clock.now()
+        hops: HopValues = (
+            now, verdict.named, 0, verdict.reason[:DETAIL_LIMIT], SAID if told else UNHEARD, message.kind,
+            now, state.word, 0, "", ENDED, "" if told else UNTOLD,
         )  # fmt: skip
+        if sent:
+            hops += (now, "sent", 1, "", NOTED, "")
+        self._noted[message.key] += hops
+        if self._logs:
+            self._recipients[message.key] = message.recipient
 
     def note(self, key: bytes, what: str, attempt: int = 0, detail: str = "", *, told: bool = True) -> None:
         """Note any other event of a message; also its outcome at another hub."""

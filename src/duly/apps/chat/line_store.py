@@ -31,7 +31,7 @@ _DONE: Final = State.DONE  # reading a member from its class takes nine times as
 _FRESH: Final = VerdictKind.FRESH
 
 
-class RequestOrigin(Struct, frozen=True, eq=False):
+class RequestOrigin(Struct, eq=False):
     """The origin of a request: who asked for what."""
 
     session: Session
@@ -80,7 +80,7 @@ class LineStore:
         if refusal is not None:
             writes: Group = (Recall(message, refusal, now),)
         else:
-            origin = RequestOrigin(origin.session, origin.request, now)
+            origin.at = now
             writes = origin.request.writes(horizons.remember_until(message, HORIZON), now)
 
         def done(results: Results, now: int) -> list[Todo]:

@@ -355,7 +355,6 @@ class ChatService:
             self._trail.said(message, verdict, told=told)
             return
         conv = request.conv
-        self._trail.stored(message, verdict, _ENDED, told=told)
         if self._activity.watchers:
             self._activity.see(
                 "line", scope=message.scope, id=message.id, kind=message.kind, to=message.recipient, n=n
@@ -364,8 +363,8 @@ class ChatService:
         for name in request.joins:
             self.subscriptions.join(name, conv, n - 1)
         shown = c.show(conv, n, request.live or request.line, asked.at)
-        if self.subscriptions.tell(conv, n, shown, asked.session, self._ledger.clock.now()):
-            self._trail.note(message.key, "sent", 1)
+        sent = self.subscriptions.tell(conv, n, shown, asked.session, self._ledger.clock.now())
+        self._trail.stored(message, verdict, _ENDED, told=told, sent=sent)
         for name in request.parts:
             self.subscriptions.part(name, conv)
         begun = c.pair_in(conv) if n == 1 else ()

@@ -158,11 +158,12 @@ class Subscriptions:
             subscription.head = max(subscription.head, n)
             if n == subscription.told + 1 and subscription.ready:
                 subscription.told = n
-                if subscription.subscriber.session is by:
+                session = subscription.subscriber.session
+                if session is by:
                     subscription.acked += subscription.acked == n - 1
                     subscription.has += subscription.has == n - 1
                     continue
-                subscription.subscriber.session.push(frame)
+                session.push(frame)
                 sent = True
                 if subscription.acked == n - 1:
                     subscription.since = now
