@@ -118,6 +118,24 @@ async def test_two_browsers_with_different_roles_see_the_same_and_may_do_differe
     assert len(lock.effects) == 1
 
 
+# ── a hub at which nothing has happened ──
+
+
+async def test_what_was_not_measured_is_no_zero_and_an_offline_device_can_be_sent_to(
+    local: LocalHub, visitor: Visitor
+) -> None:
+    page = await visitor.open()
+    await page.wait_for_selector(".tile:has-text('Accepted') .value:has-text('0')")
+    assert await page.locator(".tile:has-text('Time (median)') .value").inner_text() == "–"
+    assert "0 ms" not in await page.locator(".tiles").inner_text()
+    await page.goto(f"{local.url}/device?name=lock")
+    await page.click("button:has-text('Send')")
+    await page.wait_for_selector(".notice.bad:has-text('Tick “Keep it for the device')")
+    await page.check("input[type=checkbox]")
+    await page.click("button:has-text('Send')")
+    await page.wait_for_selector("[data-state=accepted]")
+
+
 # ── times ──
 
 

@@ -79,7 +79,7 @@ function commandForm(name) {
       if (said.code === 0 || said.code === 5) { follow(); return; }
       now = { ...now, sent: false };
       store(now);
-      fill(result, h("p", { class: "notice bad" }, `${t("command.refused")} ${sentence(said.detail ?? said.error ?? String(said.code))}`));
+      fill(result, h("p", { class: "notice bad" }, `${t("command.refused")} ${said.error === "offline" && !now.queue ? t("command.offline") : sentence(said.detail ?? said.error ?? String(said.code))}`));
     } catch (problem) {
       fill(result, h("p", { class: "notice bad" }, explain(problem), " ", t("command.again")));
     }

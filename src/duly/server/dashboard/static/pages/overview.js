@@ -51,17 +51,19 @@ export default function overview(page) {
       tiles[name].set(figure(rate(name)), { unit: t("a.second"), about: t("total", { n: number(total(name)) }), level: name === "unknown" && rate(name) > 0 ? "warning" : "" });
     }
     tiles.retries.set(figure(rate("retries")), { unit: t("a.second"), about: t("total", { n: number(Object.values(seen.metrics.duly_retries_total ?? {})[0] ?? 0) }) });
-    const [p50, u50] = milliseconds(rate("p50_ms"));
-    const [p99, u99] = milliseconds(rate("p99_ms"));
-    const all = seen.latencies["duly_end_to_end_seconds/total"] ?? {};
-    tiles.latency.set(p50, { unit: u50, about: t("since.start", { n: milliseconds((all.p50 ?? 0) * 1000).join(" ") }) });
-    tiles.p99.set(p99, { unit: u99, about: t("since.start", { n: milliseconds((all.p99 ?? 0) * 1000).join(" ") }) });
+    const lasted = (name) => milliseconds(seen.rates[name] || null); // 0: nothing was measured within the last seconds
+    const [p50, u50] = lasted("p50_ms");
+    const [p99, u99] = lasted("p99_ms");
+    const all = seen.latencies["duly_end_to_end_seconds/total"];
+    const overall = (seconds) => (all?.count ? t("since.start", { n: milliseconds(seconds * 1000).join(" ") }) : "");
+    tiles.latency.set(p50, { unit: u50, about: overall(all?.p50) });
+    tiles.p99.set(p99, { unit: u99, about: overall(all?.p99) });
     const pending = one(seen.metrics.duly_pending) + one(seen.metrics.duly_waiting);
     const oldest = one(seen.metrics.duly_oldest_pending_seconds);
     tiles.pending.set(number(pending), { about: pending ? t("oldest", { span: span(oldest) }) : "", level: pending && oldest > 300 ? "warning" : "" });
     tiles.devices.set(`${number(seen.devices.online)}/${number(seen.devices.total)}`, { about: seen.devices.nodes ? t("nodes.count", { online: number(seen.devices.nodes_online), total: number(seen.devices.nodes) }) : "" });
-    const [c50, cu] = milliseconds(rate("commit_p50_ms"));
-    tiles.commit.set(c50, { unit: cu, about: `p99 ${milliseconds(rate("commit_p99_ms")).join(" ")}` });
+    const [c50, cu] = lasted("commit_p50_ms");
+    tiles.commit.set(c50, { unit: cu, about: cu ? `p99 ${lasted("commit_p99_ms").join(" ")}` : "" });
     attention.hidden = !seen.thresholds.length;
     keep(attention, seen.thresholds, (one) => one.metric, (one) => h("div", { class: "notice warn" }, h("strong", {}, t("attention.line", { what: word("metric", one.metric), value: `${number(one.value, 1)} ${one.unit}`.trim() })), " · ", TODO[one.metric] ? h("a", { href: TODO[one.metric] }, word("advice", one.metric)) : word("advice", one.metric)));
     keep(health, parts(seen), (part) => part.name, (part) => h("div", { class: "part" }, h("span", { class: `dot ${part.level}` }), h("span", { class: "name" }, part.name, h("span", { class: "visually-hidden" }, `: ${part.level === "good" ? t("healthy") : part.level === "bad" ? t("in.trouble") : t("not.used")}`)), h("span", { class: "about" }, part.about)));
@@ -82,7 +84,7 @@ function parts(seen) {
   const { ledger: looked, notifier, disk, broker, problems, down } = seen.health;
   const ledger = down ? { problem: down } : looked; // the hub knows at once that nothing can be stored
   const found = [];
-  found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ? sentence(ledger.problem) : `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t("messages.word")} · ${bytes(ledger?.bytes)}` });
+  found.push({ name: t("part.ledger"), level: ledger?.problem ? "bad" : "good", about: ledger?.problem ? sentence(ledger.problem) : `${ledger?.engine ?? ""} · ${number(ledger?.messages)} ${t(ledger?.messages === 1 ? "messages.one" : "messages.word")} · ${bytes(ledger?.bytes)}` });
   found.push(broker ? { name: t("part.broker"), level: broker.problem ? "bad" : "good", about: broker.problem ? sentence(broker.problem) : `${broker.embedded ? t("embedded") : t("outside")} · ${broker.url}` } : { name: t("part.broker"), level: "", about: t("broker.off") });
   found.push(notifier ? { name: t("part.notifier"), level: notifier.problem ? "bad" : "good", about: notifier.problem ? sentence(notifier.problem) : `${number(notifier.ms, 1)} ms` } : { name: t("part.notifier"), level: "", about: t("notifier.off") });
   found.push({ name: t("part.hubs"), level: "good", about: `${seen.hubs.length > 1 ? `${seen.hubs.length} · ` : ""}${seen.hubs.map((hub) => hub.name).join(", ")}` });
