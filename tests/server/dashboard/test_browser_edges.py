@@ -136,6 +136,18 @@ async def test_what_was_not_measured_is_no_zero_and_an_offline_device_can_be_sen
     await page.wait_for_selector("[data-state=accepted]")
 
 
+@pytest.mark.parametrize("width", [390, 880, 1100, 1280])
+async def test_a_date_of_the_filter_shows_its_time(local: LocalHub, visitor: Visitor, width: int) -> None:
+    page = await visitor.open()
+    await page.set_viewport_size({"width": width, "height": 800})
+    await page.goto(f"{local.url}/messages?since=1795116060000")
+    since = page.locator("input[type=datetime-local]").first
+    await since.wait_for()
+    shown = await since.bounding_box()
+    assert shown["width"] >= 210, "twelve hours with AM or PM need as much"
+    assert await page.evaluate(TOO_WIDE) <= 0
+
+
 # ── times ──
 
 
