@@ -86,7 +86,7 @@ async def kill(local: HubUnderTest) -> None:
 
     async def nothing(*_: object) -> None: ...
 
-    local.hub.gateway.remote._presence.went = nothing  # type: ignore[attr-defined]  # one hub alone keeps presence itself
+    local.hub.gateway.remote._presence.went_offline = nothing  # type: ignore[attr-defined]  # one hub alone keeps presence itself
     await local.hub.stop()
 
 

@@ -91,10 +91,10 @@ def restarts_sort_by_key(patch: Patch) -> None:
 def presence_is_not_remembered(patch: Patch) -> None:
     """A device that comes back after its hub died is told of again."""
 
-    async def came(self: DevicePresence, device: str) -> None:
+    async def came_online(self: DevicePresence, device: str) -> None:
         await self._pushes.store(device, DEVICE_STATUS, ONLINE)
 
-    patch.setattr(DevicePresence, "came", came)
+    patch.setattr(DevicePresence, "came_online", came_online)
 
 
 @breaks("settled")

@@ -97,7 +97,7 @@ def what_waited_in_the_broker_is_news(patch: Patch) -> None:
 def what_the_broker_kept_is_news(patch: Patch) -> None:
     """What a device had said before it was found to be offline counts again after a start of the hub. The
     embedded broker also tells who has connected since; an outside one does not."""
-    patch.setattr(MqttAbsences, "is_no_news", lambda self, name, status, payload, kept: False)
+    patch.setattr(MqttAbsences, "was_said_before", lambda self, name, status, payload, retained: False)
     patch.setattr(MqttPresence, "has_returned", lambda self, name: True)
 
 

@@ -24,8 +24,8 @@ _CONTROLS: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": 
 _OTHERS: Final = (
     "authentication error", "unable to ", "error ", "unacceptable protocol version", "problem registering",
 )  # fmt: skip
-"""Beginnings of what is no refusal, or is reported by the hub itself as it judges who connects. A client that
-asks for another version of MQTT is told so, and connects with 3.1.1: many begin with version 5. One that
+"""Beginnings of what is not a refusal, or is reported by the hub itself as it judges who connects. A client
+that asks for another version of MQTT is told so, and connects with 3.1.1: many begin with version 5. One that
 hangs up while it is judged cannot be registered."""
 
 FULL: Final = (

@@ -130,7 +130,7 @@ def _listeners(serving: NatsServing, ack_wait: float) -> bytes:
 
 def _origins(serving: NatsServing) -> list[str]:
     """Return the origins that may connect: those that are named and, since a list of them excludes it, the
-    broker's own, which some clients that are no pages send (paho)."""
+    broker's own, which some clients send although they are not pages (paho)."""
     scheme = "https" if serving.tls_cert else "http"
     host = f"[{serving.listen}]" if ":" in serving.listen else serving.listen
     return [

@@ -196,6 +196,6 @@ def _why(act: Act, topic: str, prefix: str, of: AccountClass, peers: Sequence[st
             if of is AccountClass.DEVICE:
                 return "a device is commanded by the hub alone, and answers it alone"
             if peers is not None and whose not in peers:
-                return f"{whose} is no node; only the hub writes to devices, and only devices to the hub"
+                return f"{whose} is not a node; only the hub writes to devices, and only devices to the hub"
         return f"{kind} is {'each account' if whose == EVERY_NAME else whose}'s own"
     return f"nothing is for nodes there, only {prefix}/{{username}}/{' '.join((*LETTERS, STATUS))}"

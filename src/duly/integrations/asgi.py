@@ -3,7 +3,7 @@
     app.add_middleware(IdempotencyMiddleware, ledger="sqlite:///app.db")
 
 The response is held back until it is stored. The application is not: what it does behind its response
-(Starlette's background tasks) is no part of the request. So its call is over, and what it held is free,
+(Starlette's background tasks) is not part of the request. So its call is over, and what it held is free,
 while the response waits for the disk. A response that grows over the limit of its route is let through and
 not stored: a repeat hears that.
 """

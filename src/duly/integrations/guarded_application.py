@@ -79,7 +79,7 @@ class GuardedApplication:
             raise Malformed(self.needs_url)
         if not callable(scope):
             raise ProgramError(
-                f"scope={scope!r} is no function; it gets the head of a request and names its caller, for "
+                f"scope={scope!r} is not a function; it gets the head of a request and names its caller, for "
                 'example scope=lambda head: head.headers["x-user"]'
             )
         self._app = app

@@ -68,7 +68,7 @@ class IdempotencyPolicy(Struct, frozen=True, kw_only=True):
         check_options(self.effect, self.errors, self.keep, self.lease)
         for name, given in (("request_limit", self.request_limit), ("response_limit", self.response_limit)):
             if type(given) is not int or given < 0:
-                raise Malformed(f"{name}={given!r} is no number of bytes")
+                raise Malformed(f"{name}={given!r} is not a number of bytes")
 
     def stores(self, status: int) -> bool:
         """Say whether a response of this status is the outcome; if not, the key is free again."""
@@ -314,7 +314,7 @@ class IdempotencyGuard:
             )
         self._routes = [_route(pattern, policy) for pattern, policy in (routes or {}).items()]
         if not (name and name.isprintable() and len(name.encode()) <= NAME_LIMIT // 2):
-            raise Malformed(f"name={name!r} is no name for the keys of an application; use a short word")
+            raise Malformed(f"name={name!r} is not a name for the keys of an application; use a short word")
         self._name = name
         self._ledger: Ledger | None = None
         self._runs: dict[int, Runs] = {}

@@ -45,8 +45,8 @@ def per_message(
     def decorate(function: F) -> F:
         if not inspect.isroutine(function):
             raise ProgramError(
-                f"{name_of(function)} is no plain function; put this decorator next to the function, below "
-                f"the one that makes it a task of {queue}"
+                f"{name_of(function)} is not a plain function; put this decorator next to the function, "
+                f"below the one that makes it a task of {queue}"
             )
         run = runs_once(f"{queue}/{function.__module__}.{function.__qualname__}")(function)
         if inspect.iscoroutinefunction(function):

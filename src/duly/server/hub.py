@@ -269,7 +269,7 @@ class Hub:
         return self.router.receiver(session, who)
 
     async def refuse(self, session: Session, who: Principal, raw: bytes, problem: SenderError) -> None:
-        """Count, record and answer what came on a session and is no frame."""
+        """Count, record and answer what came on a session but is not a frame."""
         await self.router.refuse(session, who, raw, problem)
 
     async def receive_all(self, sessions: Sequence[Session], who: Principal, raws: Sequence[bytes]) -> None:

@@ -70,7 +70,7 @@ class AccountInspector:
         """Report references to missing accounts."""
         for name, what in self._referred:
             if name not in self._names:
-                yield BrokenInvariant("account-references", f"{what} names {name!r}, which is no account")
+                yield BrokenInvariant("account-references", f"{what} names {name!r}, which is not an account")
 
 
 class SecretInspector:

@@ -273,7 +273,7 @@ class Router:
     def refuse(
         self, session: Session, who: Principal, raw: bytes | str, problem: SenderError
     ) -> Awaitable[bool]:
-        """Count, record and answer what came on a session and is no frame."""
+        """Count, record and answer what came on a session but is not a frame."""
         return self._refuse(session, who, frames.seq_id_in(raw), problem)
 
     async def _refuse(

@@ -1,7 +1,7 @@
 """The run file: `hub.json` in the data folder, which says how to reach a running hub.
 
 It exists while the hub runs. Only its owner may read it, since its token gives the command line of this
-machine admin rights. After a kill -9 it is left behind, so it is no proof that a hub will answer.
+machine admin rights. After a kill -9 it is left behind, so it does not prove that a hub will answer.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ class VisitorHandler(RequestHandler):
         `Expect` header that is not text."""
         if isinstance(exc, UnicodeError):
             self.force_close()
-            said = {"error": "malformed", "detail": "the head of this request is no text"}
+            said = {"error": "malformed", "detail": "the head of this request is not text"}
             return web.json_response(said, status=400)
         return super().handle_error(request, status, exc, message)
 

@@ -72,7 +72,7 @@ class WebSocketBackend(Protocol):
     async def refuse(
         self, session: WebSocketSession, who: Principal, raw: bytes, problem: SenderError
     ) -> object:
-        """Count, record and answer what came on a session and is no frame."""
+        """Count, record and answer what came on a session but is not a frame."""
         ...
 
     async def disconnected(self, session: WebSocketSession, who: Principal) -> None:
@@ -382,7 +382,7 @@ class WebSockets:
 
 
 def _violation(error: WebSocketError) -> SenderError:
-    """Return what a client did that ended its connection: it sent what is no frame of WebSocket, or too
+    """Return what a client did that ended its connection: it sent what is not a WebSocket frame, or too
     large a one."""
     if error.code == WSCloseCode.MESSAGE_TOO_BIG:
         return TooLarge(TOO_LARGE.decode())

@@ -35,7 +35,7 @@ def read_object(text: bytes | str | Raw) -> dict[str, object]:
     """Return a JSON object; raises `msgspec.DecodeError` if the text is none."""
     value = read(text)
     if not isinstance(value, dict):
-        raise msgspec.DecodeError("it is no JSON object")
+        raise msgspec.DecodeError("it is not a JSON object")
     return value
 
 

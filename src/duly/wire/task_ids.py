@@ -70,7 +70,7 @@ def read_task_id(msg_id: str) -> TaskId:
     """
     app, colon, rest = msg_id.partition(":")
     if not colon:
-        raise Malformed(f"{msg_id[:80]!r} is no task of a hub; answer with the msg_id of the task")
+        raise Malformed(f"{msg_id[:80]!r} is not a task of a hub; answer with the msg_id of the task")
     seq_id, colon, tag = rest.rpartition(":")
     if not colon or not _TAG.fullmatch(tag):
         return TaskId(app, rest, "")

@@ -141,7 +141,7 @@ def load(now: int, timestamp: int) -> BatchItem:
     ("said", "clock"),
     [
         (1_000, "says 1970-01-01 00:00:01 UTC, which cannot be right"),
-        (10**18, "says 1000000000000000000, which is no time in milliseconds"),
+        (10**18, "says 1000000000000000000, which is not a time in milliseconds"),
         (0, "gives no time"),
     ],
 )

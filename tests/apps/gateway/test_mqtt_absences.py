@@ -28,7 +28,7 @@ def test_what_is_kept_is_what_was_said_before(
 ) -> None:
     session, time, digest = now
     status = FdStatus(time, online=True, session=session)
-    assert LastOnlineStatuses(*before).is_kept(status, digest) is kept
+    assert LastOnlineStatuses(*before).covers(status, digest) is kept
 
 
 async def test_the_same_bytes_with_session_and_time_are_a_repeat_once() -> None:
@@ -37,26 +37,28 @@ async def test_the_same_bytes_with_session_and_time_are_a_repeat_once() -> None:
     absences = MqttAbsences(ledger, lambda _: 0)
     status = FdStatus(100, online=True, session="1")
     absences.note("lock", status, b"said")
-    await absences.went("lock")
+    await absences.went_offline("lock")
     again = MqttAbsences(ledger, lambda _: 0)
     await again.load()
-    assert again.is_no_news("lock", status, b"said", kept=False)
-    assert not again.is_no_news("lock", status, b"said", kept=False)
-    assert again.is_no_news("lock", status, b"said", kept=True)
-    await again.came("lock")
-    assert not again.is_no_news("lock", status, b"said", kept=True)
+    assert again.was_said_before("lock", status, b"said", retained=False)
+    assert not again.was_said_before("lock", status, b"said", retained=False)
+    assert again.was_said_before("lock", status, b"said", retained=True)
+    await again.came_online("lock")
+    assert not again.was_said_before("lock", status, b"said", retained=True)
     assert await ledger.bucket(ABSENT) == {}
 
 
-async def test_what_a_removed_device_had_said_is_no_news_of_its_successor() -> None:
+async def test_what_a_removed_device_had_said_was_said_before_of_its_successor() -> None:
     """The broker has kept it; but what the successor says itself counts, also if it is the same."""
     ledger = MemoryLedger(clock=ManualClock(1_000))
     born = 0
     absences = MqttAbsences(ledger, lambda _: born)
     status = FdStatus(100, online=True, session="1")
     absences.note("lock", status, b"said")
-    await absences.went("lock")
+    await absences.went_offline("lock")
     born = 2_000
-    assert absences.is_no_news("lock", status, b"said", kept=True)
-    assert not absences.is_no_news("lock", status, b"said", kept=False)
-    assert not absences.is_no_news("lock", FdStatus(101, online=True, session="1"), b"later", kept=True)
+    assert absences.was_said_before("lock", status, b"said", retained=True)
+    assert not absences.was_said_before("lock", status, b"said", retained=False)
+    assert not absences.was_said_before(
+        "lock", FdStatus(101, online=True, session="1"), b"later", retained=True
+    )

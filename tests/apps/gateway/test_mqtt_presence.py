@@ -27,8 +27,8 @@ def online(session: str = "1", heartbeat: int = 0) -> FdStatus:
 def test_a_device_is_silent_after_three_heartbeats(loop: VirtualLoop) -> None:
     async def run() -> None:
         presence = MqttPresence()
-        presence.came("lock", online(heartbeat=10), old=False)
-        presence.came("lamp", online(), old=False)
+        presence.came_online("lock", online(heartbeat=10), old=False)
+        presence.came_online("lamp", online(), old=False)
         await asyncio.sleep(25)
         presence.heard("lock")
         await asyncio.sleep(25)
@@ -42,11 +42,11 @@ def test_a_device_is_silent_after_three_heartbeats(loop: VirtualLoop) -> None:
 def test_the_end_of_an_older_session_is_not_the_end_of_a_newer_one(loop: VirtualLoop) -> None:
     async def run() -> None:
         presence = MqttPresence()
-        presence.came("lock", online("2"), old=False)
+        presence.came_online("lock", online("2"), old=False)
         assert not presence.ends("lock", "1")
         assert presence.ends("lock", "2")
         assert presence.ends("lock", "")
-        presence.went("lock")
+        presence.went_offline("lock")
         assert presence.ends("lock", "1")
 
     loop.run_until_complete(run())
@@ -55,14 +55,14 @@ def test_the_end_of_an_older_session_is_not_the_end_of_a_newer_one(loop: Virtual
 def test_after_the_broker_has_died_only_a_new_session_is_news(loop: VirtualLoop) -> None:
     async def run() -> None:
         presence = MqttPresence()
-        presence.came("lock", online("1"), old=False)
+        presence.came_online("lock", online("1"), old=False)
         presence.note_session("lock", "1")
-        presence.came("lamp", online("1"), old=False)
+        presence.came_online("lamp", online("1"), old=False)
         presence.broker_restarted()
         assert presence.is_repeat("lock", "1")
         assert not presence.is_repeat("lock", "2")
         presence.heard("lock")
-        presence.came("lamp", online("2"), old=False)
+        presence.came_online("lamp", online("2"), old=False)
         await asyncio.sleep(GRACE)
         assert presence.silent() == ["lock"]
 
@@ -77,7 +77,7 @@ def test_a_device_that_connects_to_the_broker_anew_without_a_word_stays_online(l
         presence.watch_connections()
         for name, status in (("lock", online()), ("lamp", online()), ("bell", online(heartbeat=5))):
             presence.connections(name, True)
-            presence.came(name, status, old=False)
+            presence.came_online(name, status, old=False)
         presence.broker_restarted()
         presence.connections("lock", True)
         presence.connections("bell", True)
@@ -93,7 +93,7 @@ def test_a_session_before_the_last_one_is_no_news_either_after_the_broker_has_di
     async def run() -> None:
         presence = MqttPresence()
         for session in ("1", "2"):
-            presence.came("lock", online(session), old=False)
+            presence.came_online("lock", online(session), old=False)
             presence.note_session("lock", session)
         assert not presence.is_former("lock", "1")
         presence.broker_restarted()
@@ -115,11 +115,11 @@ def test_the_latest_sessions_are_remembered(loop: VirtualLoop) -> None:
 def test_a_device_that_is_not_heard_of_in_a_new_session_of_the_hub_is_given_up(loop: VirtualLoop) -> None:
     async def run() -> None:
         presence = MqttPresence()
-        presence.came("lock", online(), old=False)
+        presence.came_online("lock", online(), old=False)
         await asyncio.sleep(1)
         presence.link_lost()
         await asyncio.sleep(1)
-        presence.came("lamp", online(), old=False)
+        presence.came_online("lamp", online(), old=False)
         presence.session_began()
         await asyncio.sleep(GRACE)
         assert presence.silent() == ["lock"]

@@ -46,9 +46,9 @@ def test_a_device_that_goes_while_the_ledger_fails_is_reported_when_it_works_aga
     async def program() -> None:
         ledger = FailingLedger()
         presence = presence_on(ledger)
-        await presence.came("lock")
+        await presence.came_online("lock")
         ledger.off = True
-        await presence.went("lock")
+        await presence.went_offline("lock")
         await asyncio.sleep(3 * RETRY_SECONDS)
         assert await told(ledger) == [True]
         ledger.off = False
@@ -64,11 +64,11 @@ def test_one_that_is_back_by_then_is_not_reported() -> None:
     async def program() -> None:
         ledger = FailingLedger()
         presence = presence_on(ledger)
-        await presence.came("lock")
+        await presence.came_online("lock")
         ledger.off = True
-        await presence.went("lock")
+        await presence.went_offline("lock")
         ledger.off = False
-        await presence.came("lock")
+        await presence.came_online("lock")
         await asyncio.sleep(3 * RETRY_SECONDS)
         assert await told(ledger) == [True]
         await presence.stop()
@@ -79,7 +79,7 @@ def test_one_that_is_back_by_then_is_not_reported() -> None:
 def test_a_device_that_does_not_come_back_after_the_hubs_death_is_reported() -> None:
     async def program() -> None:
         ledger = FailingLedger()
-        await presence_on(ledger).came("lock")
+        await presence_on(ledger).came_online("lock")
         presence = presence_on(ledger)
         await presence.start()
         await asyncio.sleep(GRACE - 1)

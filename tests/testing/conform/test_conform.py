@@ -568,7 +568,7 @@ def test_every_rule_of_restarts_has_a_client_that_breaks_it() -> None:
 @pytest.mark.parametrize(
     ("noun", "url", "command", "only", "why"),
     [
-        (Noun.DEVICE, "http://127.0.0.1:1", None, [], "no address to play a hub on"),
+        (Noun.DEVICE, "http://127.0.0.1:1", None, [], "not an address to play a hub on"),
         (Noun.APP, "mqtt://127.0.0.1:1", None, [], "for a app write ws://|no address"),
         (Noun.NODE, "ws://127.0.0.1:1", None, [], "mqtt://127.0.0.1:1883"),
         (Noun.DEVICE, "ws://127.0.0.1:99999", None, [], "Port out of range"),

@@ -95,7 +95,7 @@ def _undated(message: Message, zone: str) -> str:
     elif 0 < said < _LAST:
         clock = f"says {moment(said * MS, zone)}, which cannot be right"
     else:
-        clock = f"says {said}, which is no time in milliseconds"
+        clock = f"says {said}, which is not a time in milliseconds"
     return f"When it happened is not known: its sentinel {clock}"
 
 

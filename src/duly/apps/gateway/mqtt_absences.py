@@ -42,8 +42,8 @@ class LastOnlineStatuses(Struct, frozen=True, omit_defaults=True):
     at: int = 0
     """when the device was found to be offline"""
 
-    def is_kept(self, status: FdStatus, digest: str) -> bool:
-        """Return whether a retained status is one that the device had sent before."""
+    def covers(self, status: FdStatus, digest: str) -> bool:
+        """Return whether a retained status is one of these, or one that the device had sent before them."""
         if status.session != self.session:
             return False
         if status.time or self.time:
@@ -71,14 +71,15 @@ class MqttAbsences:
             with suppress(msgspec.DecodeError):  # then a retained status counts as new
                 self._absent[name] = msgspec.json.decode(stored, type=LastOnlineStatuses)
 
-    def is_no_news(self, name: str, status: FdStatus, payload: bytes, *, kept: bool) -> bool:
-        """Return whether an offline device had sent this status before; `kept` if the broker retained it."""
+    def was_said_before(self, name: str, status: FdStatus, payload: bytes, *, retained: bool) -> bool:
+        """Return whether an offline device had sent this status before; `retained` if it comes from
+        the broker's memory."""
         last = self._absent.get(name)
         if last is None:
             return False
         digest = _digest(payload)
-        if kept:
-            return last.is_kept(status, digest)
+        if retained:
+            return last.covers(status, digest)
         repeat = last.at >= self._born(name) and last.is_repeat(status, digest)
         if repeat:  # only once: a device whose clock stands still sends the same status again
             self._absent[name] = msgspec.structs.replace(last, first="", last="")
@@ -90,12 +91,12 @@ class MqttAbsences:
         first = before.first if before is not None and before.session == status.session else digest
         self._said[name] = LastOnlineStatuses(status.session, status.time, first, digest)
 
-    async def came(self, name: str) -> None:
+    async def came_online(self, name: str) -> None:
         """Note that a device is online again."""
         if self._absent.pop(name, None) is not None:
             await self._ledger.write(DropItem(ABSENT, name))
 
-    async def went(self, name: str) -> None:
+    async def went_offline(self, name: str) -> None:
         """Note that a device is offline. If the ledger fails the device goes offline anyway; at worst the hub
         trusts the retained status after its next start."""
         last = self._said.pop(name, None)

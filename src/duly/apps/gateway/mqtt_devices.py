@@ -297,7 +297,7 @@ class MqttDevices:
         online = status is not None and status.online is not False
         push = None if status is None else push_in(status, payload)
         known_before = unconnected or (
-            status is not None and online and self._is_no_news(name, status, payload, kept=again)
+            status is not None and online and self._was_said_before(name, status, payload, retained=again)
         )
         if not online:
             self._kept.pop(name, None)
@@ -326,9 +326,9 @@ class MqttDevices:
                 await self.sessions.pushes.store(name, push, again=True)
             return
         if status is not None and online:
-            self.presence.came(name, status, old)
+            self.presence.came_online(name, status, old)
             self._absences.note(name, status, payload)
-            await self._absences.came(name)
+            await self._absences.came_online(name)
             if known is None:
                 await self.sessions.claim(name)
                 if push is not None and not kept:
@@ -339,13 +339,13 @@ class MqttDevices:
         elif self.presence.ends(name, session):
             await self._gone(name)
 
-    def _is_no_news(self, name: str, status: fd.FdStatus, payload: bytes, *, kept: bool) -> bool:
+    def _was_said_before(self, name: str, status: fd.FdStatus, payload: bytes, *, retained: bool) -> bool:
         """Return whether a device had sent this before it went offline, or may have. A device that did not
         come back after the hub's start, and promises regular reports, is back when it reports; a status that
-        a late broker has kept may be older."""
-        if kept and status.heartbeat and self._gateway.remote.has_given_up(name):
+        a broker retains may be older."""
+        if retained and status.heartbeat and self._gateway.remote.has_given_up(name):
             return True
-        return self._absences.is_no_news(name, status, payload, kept=kept)
+        return self._absences.was_said_before(name, status, payload, retained=retained)
 
     async def _decode_status(self, name: str, payload: bytes) -> fd.FdStatus | None:
         """Return the status, checking its signature if the account must sign; None if the status was
@@ -379,9 +379,9 @@ class MqttDevices:
             self.presence.heard(name)
 
     async def _gone(self, name: str) -> None:
-        self.presence.went(name)
+        self.presence.went_offline(name)
         device = self.sessions.remove(name)  # it may arrive again while this is stored
-        await self._absences.went(name)
+        await self._absences.went_offline(name)
         if device is not None:
             await self._gateway.disconnected(device, Principal(name, Role.DEVICE))
 

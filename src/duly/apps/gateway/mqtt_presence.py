@@ -91,7 +91,7 @@ class MqttPresence:
             device.heard = asyncio.get_running_loop().time()
             device.until = self._silent_at(name, device.silence)
 
-    def came(self, name: str, status: FdStatus, old: bool) -> None:
+    def came_online(self, name: str, status: FdStatus, old: bool) -> None:
         """Note that a device reports that it is online; `old` if it may have been sent before the broker
         started."""
         now, before = asyncio.get_running_loop().time(), self._online.get(name)
@@ -105,7 +105,7 @@ class MqttPresence:
         doubted = old and before is not None and before.doubted
         self._online[name] = _OnlineDevice(status.session, silence, now, until, doubted)
 
-    def went(self, name: str) -> None:
+    def went_offline(self, name: str) -> None:
         """Note that a device is offline."""
         self._online.pop(name, None)
 

@@ -64,14 +64,14 @@ class DevicePresence:
         """Return whether a device did not reconnect after the hub's start, and apps were told so."""
         return device in self._given_up
 
-    async def came(self, device: str) -> None:
+    async def came_online(self, device: str) -> None:
         """Tell apps that a device is online, unless they know."""
         self._missing.discard(device)
         self._given_up.discard(device)
         entry = self._pushes.entry(device, DEVICE_STATUS, ONLINE)
         await self._note(device, PutNewItem(PRESENT, device, b"", then=(entry,)), entry)
 
-    async def went(self, device: str, *heard: PutItem) -> None:
+    async def went_offline(self, device: str, *heard: PutItem) -> None:
         """Tell apps that a device is gone, unless they know; if the ledger cannot store that now, tell them
         later. When it was last `heard` is stored with that."""
         try:

@@ -186,11 +186,11 @@ class SingleHub(NoRemoteHubs):
 
     async def tell_online(self, device: str, *, new: bool) -> None:
         """Tell apps that a device is online, unless they know."""
-        await self._presence.came(device)
+        await self._presence.came_online(device)
 
     async def unregister(self, device: str, *heard: PutItem) -> None:
         """Tell apps that a device is offline, and store when it was last `heard`."""
-        await self._presence.went(device, *heard)
+        await self._presence.went_offline(device, *heard)
 
     def holds(self, device: str) -> bool:
         """Return False: there is no other hub."""

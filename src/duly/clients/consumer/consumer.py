@@ -116,7 +116,7 @@ class Consumer(Lifecycle):
         _check_ledger(ledger)
         _check(handler, name, effect, order, retry)
         if type(concurrency) is not int or concurrency < 1:
-            raise Malformed(f"concurrency={concurrency!r} is no number of handlers; use 1 or more")
+            raise Malformed(f"concurrency={concurrency!r} is not a number of handlers; use 1 or more")
         self._given, self._handler, self.name, self._effect = ledger, handler, name, effect
         self._mode = Mode(order)
         self._policy = OutboxPolicy(f"consume {name}", None, retry or RetryPolicy.never(), patience=FOREVER)
@@ -399,7 +399,7 @@ def _check(
     if order not in get_args(OrderWord):
         raise Malformed(f"order={order!r} is not known; use 'replay' or 'latest'")
     if not isinstance(retry, RetryPolicy | None):
-        raise Malformed(f"retry={retry!r} is no policy; use duly.RetryPolicy.fixed(1_000_000, tries=3)")
+        raise Malformed(f"retry={retry!r} is not a policy; use duly.RetryPolicy.fixed(1_000_000, tries=3)")
     if effect == "at_most_once" and retry is not None:
         raise Malformed(
             "retry= needs effect='at_least_once' or 'exactly_once': at_most_once is never run twice"

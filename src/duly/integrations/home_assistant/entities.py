@@ -285,7 +285,7 @@ def check_entities(entities: Sequence[EntityDeclaration]) -> Sequence[EntityDecl
 
 
 def device_names(entities: Sequence[EntityDeclaration]) -> Mapping[str, str]:
-    """Return the name of each device for people: that of its first entity that is no sensor, if it has
+    """Return the name of each device for people: that of its first entity that is not a sensor, if it has
     one."""
     names = {entity.device: entity.device for entity in entities}
     for entity in reversed(entities):

@@ -134,7 +134,7 @@ class LiveUpdates:
                 try:
                     wanted = msgspec.json.decode(message.data, type=ViewRequest)
                 except (msgspec.DecodeError, ValueError, RecursionError):
-                    await socket.close(code=1007, message=b"this is no request for a view")
+                    await socket.close(code=1007, message=b"this is not a request for a view")
                     break
                 page.ask(wanted)
                 if wanted.view:

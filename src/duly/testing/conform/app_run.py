@@ -290,7 +290,9 @@ class AppRun:
         try:
             id_ = SeqId.parse(seq_id if isinstance(seq_id, str) else "")
         except Malformed:
-            raise BrokenRule("mints-ids", f"{seq_id!r} is no id of the form milliseconds_counter") from None
+            raise BrokenRule(
+                "mints-ids", f"{seq_id!r} is not an id of the form milliseconds_counter"
+            ) from None
         if (id_.n, id_.ms) <= (self._newest.n, self._newest.ms) and self._known:
             rule = self._rule if self._rule.startswith("mints-ids") else "mints-ids"
             raise BrokenRule(rule, f"{id_} was minted after {self._newest}, and is not greater in both parts")

@@ -19,7 +19,7 @@ CONNECTED: Final = 30.0
 """Seconds within which a client must reconnect."""
 _INTRODUCTION: Final = 10.0
 UNREADABLE: Final = ("this is not JSON", "null", "17", "[1,2,3]", "{}", '{"type":7}', '{"type":"server_ack"')
-"""Texts that are no frames."""
+"""Texts that are not frames."""
 
 Json = dict[str, object]
 

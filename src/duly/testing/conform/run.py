@@ -271,6 +271,6 @@ def _address(noun: Noun, url: str) -> tuple[str, int, str]:
     if parts.scheme not in schemes or not parts.hostname:
         examples = " or ".join(f"{scheme}://127.0.0.1:{_DEFAULT_PORTS[scheme]}" for scheme in schemes)
         raise Malformed(
-            f"{url!r} is no address to play a hub on; for a {noun} write {examples} (port 0: a free one)"
+            f"{url!r} is not an address to play a hub on; for a {noun} write {examples} (port 0: a free one)"
         )
     return parts.hostname, _DEFAULT_PORTS[parts.scheme] if port is None else port, parts.scheme

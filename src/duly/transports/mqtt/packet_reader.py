@@ -1,7 +1,7 @@
 """Takes the bytes of an MQTT connection apart into packets.
 
 The laws. What arrives together is taken apart in one pass. At most `RUSH` packets are handled in a row, and
-reading is paused until the rest have had their turn. What is no MQTT is reported, and nothing that came with
+reading is paused until the rest have had their turn. What is not MQTT is reported, and nothing that came with
 it is handled any more.
 """
 
@@ -21,7 +21,7 @@ there is more, so a broker that has much for us would keep the process from read
 
 class PacketReader:
     """Reads one connection. `handle` is called with bytes and the packets in them, in their order; `broken`
-    with what is no MQTT, also if `handle` raises that."""
+    with what is not MQTT, also if `handle` raises that."""
 
     def __init__(
         self,

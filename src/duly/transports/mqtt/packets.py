@@ -151,7 +151,7 @@ def split(data: bytes) -> tuple[list[Packet], int, int]:
 
 def published(first: int, data: bytes, start: int, end: int) -> tuple[str | bytes, int, int]:
     """Return the topic of a PUBLISH, its number (0: it has none, and wants no PUBACK), and where what follows
-    begins. A topic that is no text is given as its bytes. Raises `Malformed` for what is no PUBLISH at QoS 0
+    begins. A topic that is not text is given as its bytes. Raises `Malformed` for all but a PUBLISH at QoS 0
     or 1.
 
     >>> packet = publish(text("a"), 7, b"hi")

@@ -1,6 +1,7 @@
 """The properties of MQTT 5 packets, as bytes and as values.
 
-The law: properties that are of no interest are measured and left out; what has no known measure is no MQTT.
+The law: properties that the program does not use are skipped; a property that MQTT 5 does not define is an
+error, since its length is not known.
 """
 
 from __future__ import annotations
