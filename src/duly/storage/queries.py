@@ -26,9 +26,6 @@ WITH_ID_LOOKED_AT: Final = 200_000
 WITH_ID_MOST: Final = 1_000
 """The most messages with the same id, each of another sender, that a search returns."""
 
-UNTIMED_SORTED: Final = 100_000
-"""The most messages with ids without a time that are listed by their acceptance: there is no index for it."""
-
 LOOKED_AT: Final = 10_000
 """The most messages that one filtered page examines: listing messages must not block the hub."""
 
@@ -101,12 +98,13 @@ class LedgerQueries(StreamQueries, ItemQueries):
         """Return a page of `messages` for a person to read: those whose ids have no time are listed by when
         they were accepted, among the others. `before` is a `Record.place`, or the `next` of a page.
 
-        A ledger with more than `UNTIMED_SORTED` such messages lists them last, as `messages` does.
+        There is no index for that: they are sorted for each page. A ledger with more than twice `look_at` of
+        them lists them last, as `messages` does.
         """
-        top = _BEYOND if before is None else before
-        if top < TIMED or await self._key_below(TIMED, UNTIMED_SORTED + 1) is not None:
+        top, look_at = _BEYOND if before is None else before, look_at or LOOKED_AT
+        if top < TIMED or await self._key_below(TIMED, 2 * look_at + 1) is not None:
             return await self.messages(wanted=wanted, before=before, limit=limit, look_at=look_at)
-        end = await self._key_below(top, look_at or LOOKED_AT) if wanted != ANY_MESSAGE else None
+        end = await self._key_below(top, look_at) if wanted != ANY_MESSAGE else None
         if end is not None and end < TIMED:
             end = None  # all others were examined
         found = await self._between(end or TIMED, top, wanted, limit)
