@@ -239,3 +239,12 @@ def test_after_a_restore_what_to_do_with_an_older_message_depends_on_whether_new
     assert floor.refusal(until, made, lost + MS) is RESTORED
     assert floor.refusal(until, 0, START) is RESTORED_UNTIMED
     assert floor.refusal(until, lost + 1, START) is None
+
+
+_TIMES = st.integers(1, 40).map(lambda days: START + days * DAY)
+
+
+@given(st.builds(Floor, *[st.just(0) | _TIMES] * 6), _TIMES, st.just(0) | _TIMES)
+def test_the_usual_case_is_decided_as_every_other(floor: Floor, until: int, made: int) -> None:
+    stale = floor._forgets(until, made) or floor._lost(until, made)
+    assert (floor.refusal(until, made, START) is not None) == stale

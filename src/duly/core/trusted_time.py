@@ -77,6 +77,8 @@ class Floor(Struct, frozen=True):
         within a day. One that never expires is accepted, since otherwise no message of its kind ever would
         be.
         """
+        if until > self.until and not self.barrier and not self.restored:
+            return None  # nearly every ledger was neither repaired nor restored
         if self._forgets(until, made):
             span = until - made if made else 0
             return AHEAD if span and self._forgets(now + span, now) else FORGOTTEN

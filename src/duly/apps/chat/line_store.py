@@ -132,13 +132,10 @@ def _verdict(results: Results) -> Verdict:
 
     The message was either admitted or, if it is too old or a precondition failed, only looked up.
     """
-    verdict: Verdict | None = None
-    for operation, result in zip(results.operations, results.values, strict=True):
-        kind = type(operation)
-        if kind is AppendEntry:
-            return Verdict(_FRESH, _DONE, numbered(result))
-        if kind is Admit or kind is Recall:
-            verdict = result
+    n = results.first(AppendEntry)
+    if n is not None:
+        return Verdict(_FRESH, _DONE, numbered(n))
+    verdict = results.first(Admit) or results.first(Recall)
     if verdict is None:
         raise ProgramError("a request neither admits nor recalls its message")
     return verdict
