@@ -7,7 +7,7 @@ from math import inf
 import msgspec
 import pytest
 
-from duly.wire import any_json, frames
+from duly.wire import any_json, fd_content, frames
 from duly.wire.fields import load_fields
 
 
@@ -28,6 +28,13 @@ def test_every_number_of_json_is_read(text: bytes, value: float) -> None:
     assert any_json.read(text) == frames.load(text) == value
     assert frames.load(b'{"a":[%b,"x"]}' % text) == {"a": [value, "x"]}
     assert load_fields({"a": msgspec.Raw(text)}) == {"a": value}
+
+
+@pytest.mark.parametrize("value", [inf, [inf, None], {"a": [{"b": -inf}], "c": None}, None, 7])
+def test_an_infinity_is_written_so_that_it_is_read_again(value: object) -> None:
+    assert any_json.read(any_json.write(value)) == value
+    assert fd_content.content_of(value, fd_content.Form.JSON).value == value
+    assert frames.load(frames.dump(value)) == value
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ class Effects:
 
     def add(self, command: Command) -> None:
         """Append a line, and flush it to the disk."""
-        import msgspec
+        from duly.wire import any_json
 
         if self._path is None:
             return
@@ -125,7 +125,7 @@ class Effects:
         at = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         id_ = quote(command.id, safe=":_-.~+=@,/")  # ids of other programs may hold blanks
         head = f"{at} {id_} {command.sender} {command.type} ".encode()
-        os.write(self._fd, head + msgspec.json.encode(command.data) + b"\n")
+        os.write(self._fd, head + any_json.write(command.data) + b"\n")
         os.fsync(self._fd)
 
     def close(self) -> None:

@@ -205,10 +205,10 @@ async def _shell(command: str, task: bytes) -> tuple[int, bytes, bytes]:
 
 
 def _describe(task: Task) -> bytes:
-    import msgspec
+    from duly.wire import any_json
 
     fields = ("id", "sender", "action", "payload", "expires", "attempt")
-    return msgspec.json.encode({field: getattr(task, field) for field in fields})
+    return any_json.write({field: getattr(task, field) for field in fields})
 
 
 def _text(out: bytes) -> str:

@@ -30,7 +30,6 @@ from duly.wire import any_json
 from duly.wire.limits import check_depth
 
 _read_text: Final = msgspec.json.Decoder(str).decode
-_write: Final = msgspec.json.Encoder().encode
 _MIXED: Final = re.compile(rb"(?=.*[A-Z])(?=.*[a-z])(?=.*[0-9+/=]).{16,}", re.DOTALL)
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
@@ -82,7 +81,7 @@ class Content(Struct, frozen=True, gc=False):
         if value is None:
             return b""
         if isinstance(value, str | bytes):
-            return _write(value)
+            return any_json.write(value)
         return msgspec.json.format(self.data, indent=-1)
 
 
@@ -112,11 +111,11 @@ def content_of(value: object, form: Form) -> Content:
         case bytes():
             data = value
         case str() if form is Form.JSON:
-            return Content(value.encode(), form, _write(value))
+            return Content(value.encode(), form, any_json.write(value))
         case str():
-            data = _write(value) if _spells_json(value.encode()) else value.encode()
+            data = any_json.write(value) if _spells_json(value.encode()) else value.encode()
         case _:
-            data = _write(value)
+            data = any_json.write(value)
     return Content(data, form, write_content(Content(data), form))
 
 
@@ -153,10 +152,10 @@ def write_content(content: Content, form: Form) -> bytes:
             except (msgspec.DecodeError, RecursionError, ValueError):
                 pass
         try:
-            return _write(data.decode())
+            return any_json.write(data.decode())
         except UnicodeDecodeError:
             pass
-    return _write(data)  # bytes are written as base64
+    return any_json.write(data)  # bytes are written as base64
 
 
 def read_content(raw: bytes | Raw, form: Form | None, *, sure: bool = False) -> Content:

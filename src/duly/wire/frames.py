@@ -482,4 +482,4 @@ def load(data: Raw | bytes) -> object:
 
 def dump(value: object) -> Raw:
     """Return a value as `data`; None means no data."""
-    return NOTHING if value is None else Raw(msgspec.json.encode(value))
+    return NOTHING if value is None else Raw(any_json.write(value))
