@@ -138,6 +138,25 @@ async def test_in_a_lively_talk_nothing_is_told_again(room: Room) -> None:
     assert room.bob.told[300:] == [(300, 2)]
 
 
+async def test_a_line_after_an_acknowledged_one_is_waited_for_since_it_was_sent(
+    room: Room,
+) -> None:
+    """Also if it was read from the ledger, and while the timer of the line before is still set."""
+    first = (AGAIN.delay(1, CONV.encode()) or 0) / SECOND
+    await room.say()
+    room.subscriptions.acknowledge(room.subscriber, CONV, 1)
+    await room.wait(0.5)
+    line = LineFrame("one_chat", "1_2", "ann")
+    await room.ledger.apply(AppendEntry(c.stream(CONV), encode(line), room.clock.now()))
+    room.subscriptions.raise_head(CONV, 2)
+    await room.settle()
+    assert room.bob.told == [(1, 1), (2, 1)]
+    await room.wait(first - 0.1)
+    assert room.bob.told == [(1, 1), (2, 1)]
+    await room.wait(0.2)
+    assert room.bob.told == [(1, 1), (2, 1), (2, 2)]
+
+
 async def test_what_is_told_in_passing_waits_for_the_welcome(room: Room) -> None:
     """Who comes is known to others, and told by them, before their own places are read."""
     phone = Socket()

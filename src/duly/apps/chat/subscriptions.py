@@ -238,6 +238,8 @@ class Subscriptions:
                 if n != subscription.told + 1:
                     continue
                 subscription.told = n
+                if subscription.acked == n - 1:
+                    subscription.since = self._now()
             subscription.subscriber.session.push(line)
             if c.is_group(subscription.conv) and c.leaver_in(line) == subscription.subscriber.who.name:
                 self._unsubscribe(subscription.subscriber, subscription.conv)
@@ -253,7 +255,8 @@ class Subscriptions:
         if n > subscription.acked:
             subscription.acked = n
             subscription.attempt = 1
-            subscription.since = self._now()
+            if n < subscription.head:  # else the next line that is sent sets it
+                subscription.since = self._now()
             if subscription.waiting:
                 subscription.waiting = False
                 self._cursors.note_waiting(conv, subscriber.who.name, None)
@@ -269,7 +272,8 @@ class Subscriptions:
         subscription.has = max(subscription.has, n)
         conv, subscriber = subscription.conv, subscription.subscriber
         name, device = subscriber.who.name, subscriber.who.device
-        if not any(other.noted >= n for other in self._others(subscription)):
+        others = self._others(subscription)
+        if not others or not any(other.noted >= n for other in others):
             self._cursors.move(conv, name, n)
         if device:
             self._cursors.move(conv, f"{name}/{device}", n)
