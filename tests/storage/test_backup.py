@@ -283,3 +283,16 @@ def test_the_refusal_after_a_restore_says_what_to_do_and_when(
 async def test_a_copy_of_the_folder_needs_no_lock_to_be_checked(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "ledger.db", tmp_path / "alone.db")
     assert (await check_invariants(settings(folder), url=file_url(tmp_path / "alone.db"))).ok
+
+
+async def test_a_ledger_without_items_is_restored_into_postgres(
+    postgres_server: servers.Postgres, tmp_path: Path
+) -> None:
+    """Its backup has no other item than what says what it is a backup of."""
+    url, new = file_url(tmp_path / "ledger.db"), postgres_server.create_database()
+    async with await open_ledger(url, clock=ManualClock()) as ledger:
+        await ledger.write(w.AppendEntry("stream", b"1", 1))
+    await back_up(settings(tmp_path, url), tmp_path / "b.db")
+    await restore(settings(tmp_path, new), tmp_path / "b.db", skew=0)
+    async with await open_ledger(new) as restored:
+        assert len(await restored.entries("stream", 0, 2)) == 1

@@ -46,7 +46,9 @@ class LedgerLoader:
         await self._tx.execute(f"DELETE FROM {self._prefix}{FLOOR.name}")
 
     async def add(self, table: LedgerTable, rows: Sequence[StoredRow]) -> None:
-        """Write some rows of a table."""
+        """Write some rows of a table, or none."""
+        if not rows:
+            return
         self.digests[table.name].add(rows)
         columns = dict(table.columns)
         if self._dialect == "postgres":
