@@ -74,29 +74,34 @@ def _commands(
     found: Verdicts, histories: dict[str, Path], db: sqlite3.Connection, unknown: int, *, forgets: bool
 ) -> None:
     effects: Counter[tuple[str, str]] = Counter()
+    places: set[tuple[str, str, str]] = set()
     order: dict[tuple[str, str], list[int]] = {}
     for device, path in histories.items():
         for what, *rest in lines_of(path) if device.startswith("dev") else ():
             if what == "did":
                 app, seq_id, said = rest
                 effects[app, seq_id] += 1
+                places.add((app, seq_id, device))
                 order.setdefault((app, device), []).append(int(seq_id.split("_")[1]))
                 if said != seq_id:
                     found.note("wrong content", (device, app, seq_id, said))
     stored: Counter[tuple[str, str, str]] = Counter()
-    for recipient, body, state in db.execute(
-        "SELECT recipient, body, state FROM messages WHERE kind = 'lock_control'"
+    for recipient, body, state, answer in db.execute(
+        "SELECT recipient, body, state, answer FROM messages WHERE kind = 'lock_control'"
     ):
         (number,) = _NUMBER.findall(body)
+        if STATES.get(state) == "done" and _NUMBER.findall(answer or b"") != [number]:
+            found.note("wrong answer in the hub's file", (recipient, number.decode(), answer))
         stored[recipient, number.decode(), STATES.get(state, f"open ({state})")] += 1
     learned: Counter[tuple[str, str, str]] = Counter()
-    known: set[tuple[str, str]] = set()
+    known: set[tuple[str, str, str]] = set()
     doubts = 0
     for app, path in histories.items():
         if app.startswith("app"):
             doubts += _app(found, app, path, effects, order, learned, known)
-    for case in effects.keys() - known:
-        found.note("phantom: done and never sent", case)
+    sent = {case[:2] for case in known}
+    for place in places - known:
+        found.note(f"phantom: done {'elsewhere' if place[:2] in sent else 'and never sent'}", place)
     for case, times in effects.items():
         if times > 1:
             found.note("double: done twice", (case, times))
@@ -109,7 +114,7 @@ def _commands(
 def _app(
     found: Verdicts, app: str, path: Path, effects: Counter[tuple[str, str]],
     order: dict[tuple[str, str], list[int]], learned: Counter[tuple[str, str, str]],
-    known: set[tuple[str, str]],
+    known: set[tuple[str, str, str]],
 ) -> int:  # fmt: skip
     """Judge the commands of one app; of how many it is unknown whether they happened."""
     sent: dict[str, str] = {}
@@ -131,7 +136,7 @@ def _app(
                 if before is not None and before[0] != "unknown" and before != (state, data):
                     found.note("wrong answer: it ended twice", (app, seq_id, before, state))
                 ends[seq_id] = (state, data)
-    known.update((app, seq_id) for seq_id in sent)
+    known.update((app, seq_id, to) for seq_id, to in sent.items())
     found.messages["commands"] += len(sent)
     for seq_id, to in sent.items():
         state, data = ends.get(seq_id, ("", None))
@@ -189,7 +194,7 @@ def _person(
     found: Verdicts, person: str, path: Path, streams: dict[str, dict[int, tuple[str, str]]],
     where: dict[tuple[str, str], tuple[str, int]], sent: set[tuple[str, str]], members: dict[str, set[str]],
 ) -> None:  # fmt: skip
-    own: set[str] = set()
+    own: dict[str, str] = {}
     stored: dict[str, tuple[str, int]] = {}
     told: dict[str, set[int]] = {}
     last: dict[str, int] = {}
@@ -197,10 +202,12 @@ def _person(
         match what, rest:
             case "connected", _:
                 last.clear()
-            case "sent", [seq_id, _]:
-                own.add(seq_id)
+            case "sent", [seq_id, to]:
+                own[seq_id] = to if to.startswith("#") else "+".join(sorted((person, to)))
             case "refused", [seq_id, frame]:
                 found.note("refused", (person, seq_id, frame))
+            case "told", [conv, n, _] if conv[0] != "#" and person not in conv.strip("~").split("+"):
+                found.note("phantom: told what others say", (person, conv, n))
             case "stored", [seq_id, conv, n]:
                 if stored.setdefault(seq_id, (conv, n)) != (conv, n):
                     found.note("wrong answer: another number for a repeat", (person, seq_id))
@@ -215,7 +222,9 @@ def _person(
                     found.note("wrong content: told other than stored", (person, conv, n, text))
     found.messages["lines"] += len(own)
     sent.update((person, seq_id) for seq_id in own)
-    for seq_id in own:
+    for seq_id, conv in own.items():
+        if seq_id in stored and stored[seq_id][0] != conv:
+            found.note("phantom: said elsewhere", (person, seq_id, conv, stored[seq_id]))
         if seq_id not in stored:
             found.note("unsettled: no answer to a line", (person, seq_id))
         elif where.get((person, seq_id)) != stored[seq_id]:

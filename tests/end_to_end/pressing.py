@@ -265,6 +265,11 @@ async def judge(
     did = [key for device in devices for key in device.did]
     effects = Counter(did)
     assert [key for key, times in effects.items() if times > 1] == [], "done twice"
+    sent = {
+        (remote.name, seq_id): frame["to"] for remote in remotes for seq_id, frame in remote.frames.items()
+    }
+    for device in devices:
+        assert len({sent.get(key) for key in device.did}) <= 1, "done elsewhere, or never sent"
     for remote in remotes:
         assert remote.trouble == []
         assert remote.accepted <= set(remote.ends), "accepted and lost"

@@ -13,6 +13,7 @@ from tests.end_to_end.flood_judge import judge, judge_tasks
 
 STAMP = 1_700_000_000_000
 DONE = 10
+CONV = "person0+person1"
 
 
 def write(path: Path, *lines: object) -> None:
@@ -29,26 +30,33 @@ def sound(folder: Path) -> Path:
     )  # fmt: skip
     write(folder / "dev0.history", ["did", "app0", ids[0], ids[0]], ["did", "app0", ids[2], ids[2]])
     write(
-        folder / "person0.history", ["connected"], ["sent", ids[0], "person1"], ["stored", ids[0], "p+q", 1],
-        ["told", "p+q", 2, f"<person1 {ids[1]}>"],
+        folder / "person0.history", ["connected"], ["sent", ids[0], "person1"], ["stored", ids[0], CONV, 1],
+        ["told", CONV, 2, f"<person1 {ids[1]}>"],
     )  # fmt: skip
     write(
-        folder / "person1.history", ["connected"], ["told", "p+q", 1, f"<person0 {ids[0]}>"],
-        ["sent", ids[1], "person0"], ["stored", ids[1], "p+q", 2],
+        folder / "person1.history", ["connected"], ["told", CONV, 1, f"<person0 {ids[0]}>"],
+        ["sent", ids[1], "person0"], ["stored", ids[1], CONV, 2],
     )  # fmt: skip
     write(folder / "guard0.history", ["sent", ids[0], ""], ["stored", f"guard0-{ids[0]}"])
     write(folder / "told", [f"guard0-{ids[0]}", "d1", ""])
     db = sqlite3.connect(folder / "ledger.db")
     db.execute("CREATE TABLE journal (n INTEGER)")
-    db.execute("CREATE TABLE messages (key BLOB, kind TEXT, recipient TEXT, body BLOB, state INTEGER)")
+    db.execute(
+        "CREATE TABLE messages (key BLOB, kind TEXT, recipient TEXT, body BLOB, state INTEGER, answer BLOB)"
+    )
     db.execute("CREATE TABLE entries (stream TEXT, n INTEGER, body BLOB)")
     for id_, state in zip(ids, (DONE, 13, DONE), strict=True):
         body = json.dumps({"n": id_}).encode()
-        db.execute("INSERT INTO messages VALUES (?, 'lock_control', 'dev0', ?, ?)", (b"", body, state))
+        db.execute(
+            "INSERT INTO messages VALUES (?, 'lock_control', 'dev0', ?, ?, ?)", (b"", body, state, body)
+        )
     event = b"\0" * 6 + b"guard0\0guard0-" + ids[0].encode()
-    db.execute("INSERT INTO messages VALUES (?, 'alert_event', '', '', ?)", (event, DONE))
+    db.execute("INSERT INTO messages VALUES (?, 'alert_event', '', '', ?, NULL)", (event, DONE))
     for n in (0, 1):
-        db.execute("INSERT INTO entries VALUES ('chat/p+q', ?, ?)", (n + 1, f"<person{n} {ids[n]}>".encode()))
+        db.execute(
+            "INSERT INTO entries VALUES ('chat/person0+person1', ?, ?)",
+            (n + 1, f"<person{n} {ids[n]}>".encode()),
+        )
     db.commit()
     db.close()
     return folder
@@ -95,6 +103,13 @@ SPOILED: dict[str, list[Spoil]] = {
     "lost: done, and nothing happened": [without("dev0.history", 0)],
     "double: done twice": [more("dev0.history", "did", "app0", FIRST, FIRST)],
     "phantom: done and never sent": [more("dev0.history", "did", "app0", f"{STAMP}_9", f"{STAMP}_9")],
+    "phantom: done elsewhere": [more("dev1.history", "did", "app0", FIRST, FIRST)],
+    "wrong answer in the hub's file": [
+        stored("UPDATE messages SET answer = NULL WHERE state = 10"),
+        stored(f"UPDATE messages SET answer = CAST('{{\"n\": \"{STAMP}_9\"}}' AS BLOB) WHERE state = 10"),
+    ],
+    "phantom: told what others say": [more("person0.history", "told", "person1+person2", 1, "")],
+    "phantom: said elsewhere": [more("person0.history", "sent", FIRST, "person2")],
     "wrong content": [more("dev0.history", "did", "app0", SECOND, "other")],
     "wrong answer: superseded, and it happened": [more("dev0.history", "did", "app0", SECOND, SECOND)],
     "wrong answer: it ended twice": [more("app0.history", "end", FIRST, "failed", None)],
@@ -111,11 +126,11 @@ SPOILED: dict[str, list[Spoil]] = {
     ],
     "phantom: stored and never sent": [without("person0.history", 1)],
     "unsettled: no answer to a line": [without("person0.history", 2)],
-    "wrong answer: another number for a repeat": [more("person0.history", "stored", FIRST, "p+q", 5)],
-    "wrong content: told other than stored": [more("person1.history", "told", "p+q", 3, "<person0 other>")],
-    "out of order: told after a later one": [more("person0.history", "told", "p+q", 1, "")],
+    "wrong answer: another number for a repeat": [more("person0.history", "stored", FIRST, CONV, 5)],
+    "wrong content: told other than stored": [more("person1.history", "told", CONV, 3, "<person0 other>")],
+    "out of order: told after a later one": [more("person0.history", "told", CONV, 1, "")],
     "lost: a line that was never told": [
-        stored(f"INSERT INTO entries VALUES ('chat/p+q', 3, CAST('<person0 {STAMP}_4>' AS BLOB))")
+        stored(f"INSERT INTO entries VALUES ('chat/person0+person1', 3, CAST('<person0 {STAMP}_4>' AS BLOB))")
     ],
     "lost: an alert that was not told": [without("told", 0)],
     "double: an alert told as two": [more("told", f"guard0-{FIRST}", "d2", "")],
