@@ -171,7 +171,8 @@ def show(costs: MeasuredCosts, loads: list[LoadCost], demand: Demand) -> None:
     print(
         f"at {heavy.rate:,.0f} a second: hub {heavy.hub_us:.0f} µs, PostgreSQL {heavy.postgres_us:.0f} µs, "
     )
-    print(f"  {heavy.wal_bytes:.0f} bytes of log, {heavy.commits:.2f} transactions")
+    print(f"  {heavy.wal_bytes:.0f} bytes of log, {heavy.commits:.2f} transactions, {heavy.rows:.1f} rows,")
+    print(f"  {heavy.stored_bytes:.0f} bytes in the database")
     print(f"at {between.rate:,.0f} a second, beside what the two others say of it:")
     for name in ("hub_us", "postgres_us", "wal_bytes", "rows"):
         ends = [(load.commits, getattr(load, name)) for load in (light, heavy)]
