@@ -67,7 +67,7 @@ async def test_a_ledger_in_use_is_not_copied(
     url = postgres_server.create_database()
     for used in (ledger, url):
         async with await open_ledger(used):
-            with pytest.raises(LedgerInUse, match="stop|in this process"):
+            with pytest.raises(LedgerInUse, match=r"stop|in this process"):
                 await copy_ledger(used, file_url(tmp_path / "copy.db"))
     assert not (tmp_path / "copy.db").exists()
 
