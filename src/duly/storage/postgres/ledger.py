@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from duly.core import operations as w
 from duly.errors import LedgerDamaged, LedgerError, LedgerUnavailable, Malformed, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
-from duly.storage.awaited import AwaitedCalls
+from duly.storage.caller_statements import CallerStatements, Row
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import (
     RECENT_KEPT,
@@ -334,37 +334,18 @@ class PostgresLedger(PolledLedger):
             await self._pool.execute(self._queries["scrub"])
 
 
-Row: TypeAlias = tuple[Any, ...]
-"""The columns of a row, or the arguments of a statement."""
-
-
-class _PostgresSession:
+class _PostgresSession(CallerStatements):
     """A caller's transaction. The first error ends it, even if the caller catches it: PostgreSQL would answer
     a later COMMIT with a silent rollback."""
 
     def __init__(self, connection: Any, watch: StatementWatch) -> None:
+        super().__init__()
         self._connection = connection
         self._watch = watch
         self._lock = asyncio.Lock()
         self._error: BaseException | None = None
         self.over = False
         self.written: list[w.Results] = []
-        self._awaited = AwaitedCalls()
-
-    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
-        """Run a statement."""
-        return self._awaited.add(self._execute(statement, args))
-
-    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
-        """Run a statement and return its rows."""
-        return self._awaited.add(self._fetch(statement, args))
-
-    def check_awaited(self) -> None:
-        """Raise if a statement was not awaited."""
-        self._awaited.check()
-
-    async def _execute(self, statement: str, args: Row) -> None:
-        await self._fetch(statement, args)
 
     async def _fetch(self, statement: str, args: Row) -> list[Row]:
         async with self._turn():

@@ -9,14 +9,13 @@ caller catches it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeAlias
+from typing import Any
 
 from duly.core import operations as w
 from duly.errors import ProgramError
-from duly.storage.awaited import AwaitedCalls
+from duly.storage.caller_statements import CallerStatements, Row
 from duly.storage.group_commit import CommitBatch
 from duly.storage.interpreter import Interpreter
 from duly.storage.sqlite.cached_rows import ALL, CachedRows
@@ -25,17 +24,15 @@ from duly.storage.sqlite.file import translated
 from duly.storage.sqlite.table_rows import TableReader
 from duly.storage.sqlite.writer import SqliteWriter
 
-Row: TypeAlias = tuple[Any, ...]
-"""The columns of a row, or the arguments of a call."""
 
-
-class SqliteSession(CommitBatch):
+class SqliteSession(CommitBatch, CallerStatements):
     """A caller's transaction, which has a flush of its own."""
 
     alone = True
 
     def __init__(self) -> None:
-        super().__init__(())
+        CommitBatch.__init__(self, ())
+        CallerStatements.__init__(self)
         self._loop = asyncio.get_running_loop()
         self._over = False
         self.own = False
@@ -43,26 +40,10 @@ class SqliteSession(CommitBatch):
         self.committing = False
         """whether the commit was attempted"""
         self._written: list[w.Results] = []
-        self._awaited = AwaitedCalls()
         self.begun: asyncio.Future[None] = self._loop.create_future()
         self._calls: SimpleQueue[tuple[str, Row, asyncio.Future[Any] | None]] = SimpleQueue()
 
     # ── on the loop ──────────────────────────────────────────────────────────────────────────────
-
-    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
-        """Run a statement."""
-        return self._awaited.add(self._execute(statement, args))
-
-    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
-        """Run a statement and return its rows."""
-        return self._awaited.add(self._fetch(statement, args))
-
-    def check_awaited(self) -> None:
-        """Raise if a statement was not awaited."""
-        self._awaited.check()
-
-    async def _execute(self, statement: str, args: Row) -> None:
-        await self._fetch(statement, args)
 
     async def _fetch(self, statement: str, args: Row) -> list[Row]:
         found: list[Row] = await self._call("fetch", statement, args)

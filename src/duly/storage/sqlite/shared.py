@@ -18,7 +18,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from itertools import islice
@@ -32,7 +32,7 @@ from duly.core.messages import Message, Verdict
 from duly.errors import LedgerError, LedgerInUse, LedgerUnavailable, ProgramError, Stopped
 from duly.runtime.clock import Clock
 from duly.storage import sql
-from duly.storage.awaited import AwaitedCalls
+from duly.storage.caller_statements import CallerStatements
 from duly.storage.group_commit import CommitBatch
 from duly.storage.ledger import StreamPosition, Transaction, reading
 from duly.storage.sql.ledger import as_duly
@@ -244,19 +244,19 @@ class SharedSqliteLedger(PolledLedger):
         return [key for (key,) in found]
 
 
-class _SharedSession(CommitBatch):
+class _SharedSession(CommitBatch, CallerStatements):
     """A caller's transaction. The first error ends it, even if the caller catches it."""
 
     alone = True
 
     def __init__(self, writer: _Connection, *, own: bool) -> None:
-        super().__init__(())
+        CommitBatch.__init__(self, ())
+        CallerStatements.__init__(self)
         self._writer = writer
         self._own = own
         self._db: apsw.Connection | None = None
         self._over = False
         self._written: list[w.Results] = []
-        self._awaited = AwaitedCalls()
         self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """done when no other flush of this process is under way, and none begins until this ends"""
 
@@ -273,21 +273,6 @@ class _SharedSession(CommitBatch):
                 raise
 
         await self._do(work)
-
-    def execute(self, statement: str, *args: object) -> Coroutine[object, None, None]:
-        """Run a statement."""
-        return self._awaited.add(self._execute(statement, args))
-
-    def fetch(self, statement: str, *args: object) -> Coroutine[object, None, list[Row]]:
-        """Run a statement and return its rows."""
-        return self._awaited.add(self._fetch(statement, args))
-
-    def check_awaited(self) -> None:
-        """Raise if a statement was not awaited."""
-        self._awaited.check()
-
-    async def _execute(self, statement: str, args: Row) -> None:
-        await self._fetch(statement, args)
 
     async def _fetch(self, statement: str, args: Row) -> list[Row]:
         caller_sql, own = self._writer.caller_sql, self._own
