@@ -112,4 +112,4 @@ def _refusal(action: int, first: str, second: str, database: str) -> str:
     of = first if action == apsw.SQLITE_ALTER_TABLE else database
     if table.lower() not in LEDGER_TABLES or of not in ("main", "temp"):
         return ""
-    return f"{table} is one of the ledger's own tables, which may only be read; name yours differently"
+    return f"{table} is a table of the ledger itself, which may only be read; name yours differently"
