@@ -229,3 +229,17 @@ async def test_a_given_key_is_used_and_closed(tmp_path: Path, caplog: pytest.Log
     await local.stop()
     assert key.stat().st_mode & 0o777 == 0o600
     assert not (local.folder / FILE).exists()
+
+
+async def test_a_ledger_that_is_gone_is_not_begun_anew_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    local = LocalHub(tmp_path / "hub")
+    for times in range(3):
+        await local.start()
+        await local.stop()
+        said = [one for one in caplog.messages if "there is no ledger.db" in one]
+        assert len(said) == (times == 2), said
+        if times == 1:
+            for path in local.folder.glob("ledger.db*"):
+                path.unlink()

@@ -19,9 +19,10 @@ from duly.storage.secret_box import FILE, SecretBox, open_box
 LOG: Final = logging.getLogger("duly.runtime.files")
 
 LEDGER: Final = "ledger.db"
+HUB_ID: Final = "hub_id"
 FILES: Final = (
     LEDGER, f"{LEDGER}-wal", f"{LEDGER}-shm", f"{LEDGER}-journal", f"{LEDGER}.lock",
-    "hub.json", "client_id", "hub_id", FILE,
+    "hub.json", "client_id", HUB_ID, FILE,
 )  # fmt: skip
 _NAME: Final = re.compile(r"[a-z0-9-]{1,60}")
 FOLDERS: Final = ("broker", "archive", local.FOLDER)
@@ -36,9 +37,20 @@ def prepare(folder: Path) -> None:
         close_tree(folder / name)
 
 
+def warn_of_lost_ledger(settings: Settings) -> None:
+    """Log a warning if the ledger is gone that a hub has kept in this folder: the hub begins a new one."""
+    folder = Path(settings.data)
+    if not settings.ledger and (folder / HUB_ID).exists() and not (folder / LEDGER).exists():
+        LOG.warning(
+            "a hub has used %s before, but there is no %s; a new one begins, without accounts and without "
+            "the ids that have run. If it was lost, stop this hub, remove the new one and use 'duly restore'",
+            folder, LEDGER,
+        )  # fmt: skip
+
+
 def hub_name(folder: Path) -> str:
     """Return the name of the hub with this data folder: created once, the same after every restart."""
-    path = folder / "hub_id"
+    path = folder / HUB_ID
     kept = path.read_text(encoding="utf-8").strip() if path.exists() else ""
     if _NAME.fullmatch(kept):
         return kept

@@ -125,6 +125,7 @@ class Hub:
         settings, shutdown = self.settings, self._shutdown
         listener = Listener(settings)
         data_folder.prepare(self._folder)
+        data_folder.warn_of_lost_ledger(settings)
         self.name = data_folder.hub_name(self._folder)
         self.ledger: Ledger = await open_ledger(settings.ledger_url)
         self.ledger.on_read_error = partial(self.tasks.failed, "reading the ledger")
