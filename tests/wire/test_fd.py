@@ -325,6 +325,22 @@ def test_wrong_clocks() -> None:
     assert pending(exp=0).exp == pending(exp=None).exp == 0
 
 
+@pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"9" * 5_000])
+def test_a_time_that_no_float_holds_is_a_wrong_time(number: bytes) -> None:
+    task = b'{"sender":"a","receiver":"b","msg_id":"1","action":"do","time":%b,"exp":%b,"payload":{"x":%b}}'
+    read = fd.decode_pending(task % (number, number.lstrip(b"-"), number))
+    assert read.time == 0
+    assert read.exp > 0
+    assert read.payload.raw == b'{"x":%b}' % number
+    status = fd.decode_status(b'{"username":"a","online":true,"time":%b,"uptime":%b}' % (number, number))
+    assert status is not None
+    assert (status.time, status.uptime, status.online) == (0, 0, True)
+    with pytest.raises(Malformed):
+        fd.decode_pending(task % (b"0", b"-1e400", b"0"))
+    with pytest.raises(Malformed):
+        fd.decode_pending(b'{"time":1e400')
+
+
 # ── topics ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
+from math import isinf
 from typing import Final, TypeAlias, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from msgspec import Raw, Struct
 from duly.core.messages import NAME_LIMIT, TIME_LIMIT
 from duly.core.units import SECOND
 from duly.errors import Malformed, TooLarge
-from duly.wire import limits
+from duly.wire import any_json, limits
 from duly.wire.fd_content import (
     NOTHING,
     Content,
@@ -30,6 +31,7 @@ from duly.wire.fd_content import (
     read_content,
     write_content,
 )
+from duly.wire.fields import Fields
 
 __all__ = [
     "FIELDS_OF", "NOTHING", "PREFIX", "SIZE_LIMIT", "Content", "Fd", "FdAck", "FdComplete", "FdFailed",
@@ -221,6 +223,9 @@ FIELDS_OF: Final[dict[FdKind, type[Struct]]] = {
 _read_task: Final = msgspec.json.Decoder(FdTaskFields).decode
 _read_answer: Final = msgspec.json.Decoder(FdAnswerFields).decode
 _read_status: Final = msgspec.json.Decoder(FdStatusFields).decode
+_read_fields: Final = msgspec.json.Decoder(Fields).decode
+_NUMBERS: Final = frozenset({"time", "timestamp", "exp", "expiration", "uptime", "heartbeat"})
+_LARGE, _SMALL = Raw(b"1e300"), Raw(b"-1e300")
 _write: Final = msgspec.json.Encoder().encode
 _TRACE: Final = re.compile(rb'"[0-9a-f-]{55}"')
 _FORMS: Final = {form.value: form for form in Form}
@@ -464,9 +469,23 @@ def check_prefix(prefix: str) -> str:
 def _wire(text: bytes, read: Callable[[bytes], T]) -> T:
     limits.check(text, "a message")
     try:
-        return read(text)
+        try:
+            return read(text)
+        except msgspec.ValidationError:
+            return read(_bounded(text))
     except (msgspec.DecodeError, RecursionError, ValueError) as problem:
         raise Malformed(f"not an FD message: {str(problem)[:200]}") from None
+
+
+def _bounded(text: bytes) -> bytes:
+    """Return a message in which numbers of the protocol that no float holds are very large ones: a wrong time
+    makes no message malformed."""
+    fields = _read_fields(text)
+    for name in _NUMBERS & fields.keys():
+        value = any_json.read(fields[name])
+        if isinstance(value, float) and isinf(value):
+            fields[name] = _LARGE if value > 0 else _SMALL
+    return msgspec.json.encode(fields)
 
 
 def _id(w: FdTaskFields | FdAnswerFields) -> tuple[str, bool]:
