@@ -118,6 +118,19 @@ async def test_two_browsers_with_different_roles_see_the_same_and_may_do_differe
     assert len(lock.effects) == 1
 
 
+async def test_one_page_too_many_says_so_and_goes_on_when_another_is_closed(
+    local: LocalHub, visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_updates, "PAGES_EACH", 1)
+    first = await visitor.open()
+    await first.wait_for_selector(".health .part")
+    second = await visitor.tab("/")
+    await second.wait_for_selector(".offline-bar:has-text('Too many pages are open')")
+    await first.close()
+    await second.wait_for_selector(".health .part")
+    await second.wait_for_selector(".offline-bar", state="hidden")
+
+
 # ── a hub at which nothing has happened ──
 
 

@@ -98,6 +98,7 @@ let timer = null;
 let ids = 0;
 const watched = new Map();
 const SESSION_ENDED = 4401;
+const TOO_MANY = 1013;
 
 /** Shows a view as it changes: calls back now, and again with every change, until the returned function is called. */
 export function watch(view, query, callback) {
@@ -123,11 +124,12 @@ function connect() {
   const scheme = location.protocol === "https:" ? "wss" : "ws";
   const mine = (socket = new WebSocket(`${scheme}://${location.host}/page/live`));
   mine.onopen = () => {
-    tries = 0;
-    tell("link", true);
+    if (!watched.size) tell("link", true); // else the first answer tells it: a hub with too many pages closes this one at once
     askAgain();
   };
   mine.onmessage = ({ data }) => {
+    tries = 0;
+    tell("link", true);
     const { id, is } = JSON.parse(data);
     watched.get(id)?.callback(is);
   };
@@ -140,7 +142,7 @@ function connect() {
       return;
     }
     if (!watched.size || !session.name) return;
-    tell("link", false);
+    tell("link", code === TOO_MANY ? "full" : false);
     retry();
   };
 }

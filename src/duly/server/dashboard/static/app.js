@@ -1,5 +1,5 @@
 // The frame of the page: who is logged in, where we are, and what is shown there.
-import { h, fill, icon } from "./dom.js";
+import { h, fill, say, icon } from "./dom.js";
 import { t, language, setLanguage, word } from "./i18n.js";
 import { session, refreshSession, checkSession, logOut, closeLive, on, may } from "./api.js";
 import { toast, explain } from "./widgets.js";
@@ -52,7 +52,7 @@ function frame() {
   const here = SECTION[location.pathname] ?? location.pathname;
   const links = NAV.filter(([, name]) => name !== "audit" || may("admin"));
   main = h("main", { class: "main", id: "main", tabindex: "-1" });
-  lost.textContent = t("link.lost");
+  say(lost, t("link.lost"));
   fill(app,
     h("a", { class: "skip", href: "#main" }, t("skip")),
     h("div", { class: "frame" },
@@ -120,6 +120,6 @@ document.addEventListener("visibilitychange", () => { if (document.visibilitySta
 addEventListener("popstate", show);
 on("ended", () => { toast(t("session.ended")); closeLive(); show(); });
 on("changed", () => { toast(t("session.other", { name: session.name })); closeLive(); frame(); show(); });
-on("link", (up) => { lost.hidden = up; });
+on("link", (up) => { lost.hidden = up === true; say(lost, t(up === "full" ? "pages.full" : "link.lost")); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (!document.documentElement.dataset.theme) show(); });
 show();

@@ -20,6 +20,7 @@ export default {
   "session.ended": "Your session has ended. Log in again.",
   "session.other": "You are {name} in this browser now.",
   "link.lost": "The hub does not answer. This page comes back by itself.",
+  "pages.full": "Too many pages are open. Close some; this one goes on by itself.",
   "unreachable": "The hub does not answer.",
   "not.allowed": "Your role does not allow that.",
   "failed": "That did not work.",

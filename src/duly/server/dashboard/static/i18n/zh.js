@@ -20,6 +20,7 @@ export default {
   "session.ended": "会话已结束，请重新登录。",
   "session.other": "此浏览器现在以 {name} 的身份登录。",
   "link.lost": "中枢没有响应。恢复后页面会自动更新。",
+  "pages.full": "打开的页面太多。请关闭一些；此页面会自行继续。",
   "unreachable": "中枢没有响应。",
   "not.allowed": "您的角色无权执行此操作。",
   "failed": "操作未成功。",
