@@ -262,7 +262,7 @@ async def test_reasons_are_chinese_on_a_chinese_page(local: LocalHub, browser: A
     await page.wait_for_selector("td:has-text('尝试 1 次后放弃：无法连接')")
     await page.goto(f"{local.url}/device?name=lock")
     await page.click("button:has-text('发送')")
-    await page.wait_for_selector(".notice.bad:has-text('lock 不在线；请稍后再试，或选择排队发送')")
+    await page.wait_for_selector(".notice.bad:has-text('设备离线。请勾选“设备离线时保留”')")
     await page.goto(f"{local.url}/device?name=nothing")
     await page.wait_for_selector(".empty:has-text('没有设备或节点')")
     await page.goto(f"{local.url}/login#wrong")
