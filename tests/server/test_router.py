@@ -26,6 +26,7 @@ class CountingApp:
     roles = frozenset({Role.APP})
     types = frozenset({"at_once", "later"})
     prompt = frozenset({"at_once"})
+    open = False
 
     def __init__(self) -> None:
         self.turn = 0
@@ -40,6 +41,8 @@ class CountingApp:
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None: ...
 
     async def disconnected(self, session: Session, who: Principal) -> None: ...
+
+    def refused(self, who: Principal, seq_id: str) -> None: ...
 
     def dismiss(self, name: str) -> None: ...
 

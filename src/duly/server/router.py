@@ -58,10 +58,20 @@ class RoutedApp(Protocol):
         """The frame types that this application handles; it also decides which senders may use them."""
         ...
 
-    # Optional: `prompt: frozenset[str]`, the types that `receive` only passes to an engine, so that an array
-    # of them needs no task for each.
-    # Optional: `open: bool`, whether other types are accepted as well, from the roles in `roles`.
-    # Optional: `refused(who, seq_id)`, called when a frame was refused before it reached the application.
+    @property
+    def prompt(self) -> frozenset[str]:
+        """The types that `receive` only passes to an engine, so that an array of them needs no task for
+        each."""
+        ...
+
+    @property
+    def open(self) -> bool:
+        """Whether types that no application names are accepted as well, from the roles in `roles`."""
+        ...
+
+    def refused(self, who: Principal, seq_id: str) -> None:
+        """Note that a frame was refused before it reached the application."""
+        ...
 
     async def connected(self, session: Session, who: Principal, cursors: dict[str, int] | None) -> None:
         """Send a client that has authenticated a `welcome`, and what it missed."""
@@ -100,7 +110,7 @@ class Router:
         }
         self.count_refused: Callable[[str, str], None] = _not_counted
         """called with the type and the error word of each frame that is refused"""
-        self._prompt = {type_ for app in self._applications for type_ in getattr(app, "prompt", ())}
+        self._prompt = {type_ for app in self._applications for type_ in app.prompt}
 
     async def connected(
         self, session: Session, who: Principal, cursors: dict[str, int] | None = None
@@ -260,7 +270,7 @@ class Router:
     def _other(self, who: Principal, type_: str) -> RoutedApp | None:
         """Return the application for a type that none names: that of the sender's role, if it is `open`."""
         application = self._by_role[who.role]
-        return application if getattr(application, "open", False) and frames.is_own_type(type_) else None
+        return application if application.open and frames.is_own_type(type_) else None
 
     async def _wait(self, session: Session, who: Principal, frame: Frame, said: Awaitable[bool]) -> bool:
         try:
@@ -297,10 +307,10 @@ class Router:
         return True
 
     def _leave_no_gap(self, who: Principal, seq_id: str | float | None) -> None:
-        """Tell the application of the sender's role that this number was refused, if it has `refused`."""
-        note = getattr(self._by_role.get(who.role), "refused", None)
-        if note is not None and isinstance(seq_id, str):
-            note(who, seq_id)
+        """Tell the application of the sender's role that this number was refused."""
+        application = self._by_role.get(who.role)
+        if application is not None and isinstance(seq_id, str):
+            application.refused(who, seq_id)
 
     def _unable(
         self, session: Session, who: Principal, seq_id: str | float | None, problem: Exception

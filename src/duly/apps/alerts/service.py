@@ -94,6 +94,7 @@ class AlertService:
     roles = frozenset({Role.SENTINEL})
     types = frozenset({EVENT, UPDATE, CANCEL, HEARTBEAT})
     prompt = frozenset({EVENT})
+    open: Final = False
 
     def __init__(
         self,
@@ -266,6 +267,9 @@ class AlertService:
     def online(self) -> set[str]:
         """The sentinels that are connected to this hub."""
         return set(self._sessions)
+
+    def refused(self, who: Principal, seq_id: str) -> None:
+        """Do nothing: no alert waits for another one."""
 
     def dismiss(self, name: str) -> None:
         """Close the connections of an account whose token is void."""

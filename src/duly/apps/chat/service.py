@@ -73,6 +73,8 @@ class ChatService:
 
     roles = frozenset({Role.USER})
     types = LINES | QUERIES | PASSING | GROUPS | FRIENDS
+    prompt: Final[frozenset[str]] = frozenset()
+    open: Final = False
 
     def __init__(
         self,
@@ -174,6 +176,9 @@ class ChatService:
         subscriber = self.subscriptions.end(session)
         if subscriber is not None:
             await self._come_or_go(subscriber, online=False)
+
+    def refused(self, who: Principal, seq_id: str) -> None:
+        """Do nothing: no line waits for the numbers before its own."""
 
     def dismiss(self, name: str, device: str = "") -> None:
         """Close the sessions of a person; with `device`, only those of that login."""
