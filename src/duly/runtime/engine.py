@@ -331,8 +331,9 @@ class Engine:
         try:
             while True:
                 gathering = self._gathering
-                self._do(todo, gathering)
-                todo = []
+                if todo:
+                    self._do(todo, gathering)
+                    todo = []
                 now = timer.now()
                 self._take_in(gathering, now)
                 wake = machine.next_wake()
