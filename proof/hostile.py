@@ -19,8 +19,8 @@ from typing import Final
 from duly.errors import DulyError
 from duly.storage.sqlite.journal_format import entries_of, flushes_in
 from duly.storage.sqlite.table_rows import TableChanges
-from duly.transports.mqtt import packets
-from duly.wire import fd, frames
+from duly.transports.mqtt import packets, properties
+from duly.wire import alertmanager, cloud_events, fd, frames
 from duly.wire.fd import FdKind
 from proof.counts import count
 from proof.leaks import held, leaked
@@ -53,6 +53,21 @@ PACKETS: Final = [
 ]  # fmt: skip
 
 
+PROPERTIES: Final = [
+    b"\x0a\x21\x00\x0a\x27\x00\x01\x00\x00\x2a\x01",
+    b"\x13\x1f\x00\x03why\x26\x00\x01a\x00\x02bc\x0b\x80\x01\x24\x01\x22",
+]
+EVENTS: Final = [
+    b'{"specversion":"1.0","id":"e1","source":"urn:lock","type":"lock.open","time":"2026-11-19T10:00:00Z","data":{"a":1}}',
+    b'{"specversion":"1.0","id":"e2","source":"/a?b","type":"t","datacontenttype":"text/plain","data_base64":"aGk="}',
+]
+ALERTS: Final = [
+    b'{"version":"4","status":"firing","alerts":[{"status":"firing","labels":{"alertname":"Hot","severity":"critical"},'
+    b'"annotations":{"summary":"so"},"startsAt":"2026-11-19T10:00:00Z","fingerprint":"ab12"}]}',
+    b'{"alerts":[{"status":"resolved","labels":{"alertname":"Hot"},"startsAt":"2026-11-19T09:00:00Z","endsAt":"2026-11-19T10:00:00Z"}]}',
+]
+
+
 def _rows() -> list[bytes]:
     changes = TableChanges()
     changes.states[b"key"] = (10, 1_700_000_000_000_000, b"answer")
@@ -70,12 +85,31 @@ def _any_fd(raw: bytes) -> None:
     fd.decode(tuple(FdKind)[raw[0] % len(FdKind)] if raw else FdKind.ACK, raw)
 
 
+def _any_event(raw: bytes) -> None:
+    one = {"content-type": "application/cloudevents+json"}
+    for headers, body in (
+        (one, raw),
+        ({"content-type": "application/cloudevents-batch+json"}, b"[%b]" % raw),
+    ):
+        found = cloud_events.read_events(headers, body)
+        for event in found if isinstance(found, list) else [found]:
+            cloud_events.frame_of(event)
+
+
+def _any_alert(raw: bytes) -> None:
+    for part in alertmanager.split_webhook(raw):
+        alertmanager.event_frame(alertmanager.read_alert(part, "this"), "home", 1)
+
+
 KINDS: Final[dict[str, tuple[Sequence[bytes], Callable[[bytes], object]]]] = {
     "frames": (FRAMES, frames.decode),
     "batches": ([b"[" + b",".join(FRAMES[:3]) + b"]", *FRAMES], frames.decode_batch),
     "fd": (TASKS, _any_fd),
     "topics": ([b"nodes/hub/ack", b"nodes/A/pending", b"nodes/A/status"], _topics),
     "mqtt": (PACKETS, packets.split),
+    "properties": (PROPERTIES, lambda raw: properties.read(raw, 0, len(raw))),
+    "events": (EVENTS, _any_event),
+    "alertmanager": (ALERTS, _any_alert),
     "journal": (_rows(), lambda raw: list(flushes_in([(1, raw)]))),
 }
 """Sound messages of each kind, and what reads them."""

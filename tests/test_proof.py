@@ -150,7 +150,7 @@ def test_a_run_that_did_not_count_a_figure_is_not_named_beside_it(results: Path)
     later = run_of("hostile", "fd, 1", commit="bbb", hostile_input=9, watched_for_leaks=8)
     record.publish(every, [later])
     said = document.measured("en", record.results()["hostile"], "watched for leaks")
-    assert said == f"2026-11-20, `bbb`{document.GONE['en']}, 1 of 57 steps"
+    assert said == f"2026-11-20, `bbb`{document.GONE['en']}, 1 of 78 steps"
 
 
 def test_a_step_that_is_run_anew_is_not_counted_twice(results: Path) -> None:
