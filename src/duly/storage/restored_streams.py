@@ -39,6 +39,8 @@ class RestoredStreams:
     ) -> tuple[dict[str, int], dict[str, int]]:
         """Return what still counts of a client's cursors in these streams, and the cursors that tell it the
         generation."""
+        if not streams:  # who reads no stream can log in while the ledger cannot be used
+            return {}, {}
         if self._generations is None:
             self._generations = sorted(int(name) for name in await self._ledger.bucket(BUCKET))
         own = {name: cursors[name] for name in streams if name in cursors}
