@@ -54,7 +54,7 @@ async def late_server() -> AsyncIterator[LateServer]:
 
 
 @asynccontextmanager
-async def working(server: LateServer) -> AsyncIterator[tuple[Node, list[object]]]:
+async def working(server: MqttServer) -> AsyncIterator[tuple[Node, list[object]]]:
     """A node that notes what it has run."""
     began: list[object] = []
     node = Node(f"mqtt://B@127.0.0.1:{server.port}?version=3")
@@ -100,6 +100,40 @@ async def test_a_node_steps_back_from_a_process_that_is_heard_before_it_may_begi
         await until(lambda: node._mailbox.link.problem or node._mailbox.link.connections > before)
         server.show()
         assert began == []
+
+
+class TakenServer(MqttServer):
+    """A broker whose session of a node has a task; another process takes it over before the node has
+    subscribed."""
+
+    def __init__(self) -> None:
+        super().__init__(Transcript())
+        self.taken = False
+
+    async def _subscribe(self, client: MqttClient, writer: asyncio.StreamWriter, body: bytes) -> None:
+        if self.taken or client.clean:
+            await super()._subscribe(client, writer, body)
+            return
+        self.taken = True
+        client.deliver(MqttMessage("nodes/B/pending", pending(1)))
+        client.unacknowledged.clear()  # the other process has acknowledged it
+        self._gone(client)
+        writer.close()
+
+
+async def test_a_node_drops_what_came_on_a_connection_that_ended_before_it_had_subscribed() -> None:
+    """Another process got that as well. Forty tasks ran twice when this one took the mailbox over later."""
+    server = TakenServer()
+    await server.start("127.0.0.1", 0)
+    try:
+        async with working(server) as (node, began), asyncio.timeout(GUARD):
+            await until(lambda: server.taken)
+            await node.ready()
+            server.publish("nodes/B/pending", pending(2))
+            await until(lambda: began)
+            assert began == [2]
+    finally:
+        await server.stop()
 
 
 def pending(payload: int) -> bytes:

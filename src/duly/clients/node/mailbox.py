@@ -105,7 +105,7 @@ class Mailbox:
             will=self.own_status.new_will if serve else None,
             on_connect=self._connected,
             on_disconnect=self._disconnected,
-            before=self.claim.wait if serve else None,
+            before=self._before_connecting,
             clean=clean,
             stable=STABLE,
             changes=self._changes,
@@ -238,6 +238,13 @@ class Mailbox:
         await self.link.publish(self.own_status.topic, b"", retain=True)
 
     # ── connections ──────────────────────────────────────────────────────────────────────────────
+
+    async def _before_connecting(self) -> None:
+        """Wait until no other process reads the mailbox. A connection may have ended between the broker's
+        first messages and our subscription: they come again, perhaps to another process."""
+        self._held = []
+        if self._serve:
+            await self.claim.wait()
 
     def _connected(self, present: bool) -> None:
         self._present = present
