@@ -31,7 +31,7 @@ def read(delivery: nsq.Message) -> duly.QueueMessage:
             str(said["sender"]),
             str(said["lane"]),
             int(said["n"]),
-            delivery.timestamp / 1e9,
+            float(said.get("time", 0)),  # the sender's; NSQ's own time says in which order it got them
         )
     except (KeyError, TypeError, ValueError):
         return duly.QueueMessage("", delivery.body)  # without an id it is refused, and does not come again

@@ -34,9 +34,9 @@ class QueueMessage(Struct, frozen=True):
 
     `id` is the sender's own id, the same at every delivery. Messages of one `lane` take effect in the order
     of `n`, the sender's counter in that lane, from 0 or 1 upwards; without a counter in the order of `time`.
-    Without a lane they run in any order. `time` is when the sender created it and `expires` when it must no
-    longer take effect, as seconds since 1970 or a `datetime` with a zone. `attempt` is set for the handler:
-    the number of this run.
+    Without a lane they run in any order. `time` is when the sender created it (not when the queue took it)
+    and `expires` when it must no longer take effect, as seconds since 1970 or a `datetime` with a zone.
+    `attempt` is set for the handler: the number of this run.
     """
 
     id: str
