@@ -11,6 +11,8 @@ import time
 import pytest
 
 from duly.apps.gateway import presence
+from duly.apps.gateway.presence import DevicePresence
+from duly.apps.gateway.remote_hubs import SingleHub
 from tests.end_to_end.conftest import HubUnderTest, Open
 from tests.end_to_end.raw import Json, Peer, curl
 
@@ -81,12 +83,14 @@ async def test_by_http_too(local: HubUnderTest) -> None:
 # ── presence ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def kill(local: HubUnderTest) -> None:
+async def kill(local: HubUnderTest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hub dies: that its devices are gone is not written any more."""
 
     async def nothing(*_: object) -> None: ...
 
-    local.hub.gateway.remote._presence.went_offline = nothing  # type: ignore[attr-defined]  # one hub alone keeps presence itself
+    remote = local.hub.gateway.remote
+    assert isinstance(remote, SingleHub)
+    monkeypatch.setattr(remote._presence, DevicePresence.went_offline.__name__, nothing)
     await local.hub.stop()
 
 
@@ -99,7 +103,7 @@ async def test_a_device_that_was_online_when_the_hub_died(
         phone.presence = True
         status = await phone.first(lambda f: f["type"] == "device_status")
         assert status["data"] == {"online": True}
-        await kill(local)
+        await kill(local, monkeypatch)
     await local.start()
     async with local.join("phone", {"lock": status["cursor"]}) as phone:
         phone.presence = True

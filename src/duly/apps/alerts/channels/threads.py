@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Final, TypeVar
 
 from duly.errors import NotSent
@@ -41,23 +42,19 @@ class ChannelThreads:
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()
 
-        def end(value: T | None, problem: BaseException | None) -> None:
+        def end(tell: Callable[[], None]) -> None:
             turns.release()
-            if result.done():
-                return  # given up
-            if problem is not None:
-                result.set_exception(problem)
-            else:
-                result.set_result(value)  # type: ignore[arg-type]  # what the call returned
+            if not result.done():  # otherwise given up
+                tell()
 
         def work() -> None:
-            value, problem = None, None
+            tell: Callable[[], None]
             try:
-                value = call()
-            except BaseException as raised:
-                problem = raised
+                tell = partial(result.set_result, call())
+            except BaseException as problem:
+                tell = partial(result.set_exception, problem)
             with contextlib.suppress(RuntimeError):  # the hub has stopped
-                loop.call_soon_threadsafe(end, value, problem)
+                loop.call_soon_threadsafe(end, tell)
 
         try:
             threading.Thread(target=work, name=f"duly-channel {server}", daemon=True).start()
