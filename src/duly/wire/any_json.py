@@ -48,7 +48,7 @@ def write(value: object) -> bytes:
     >>> write({"speed": float("inf"), "mass": None})
     b'{"speed":1e999,"mass":null}'
     """
-    text = _encode(value)
+    text = _encode(value)  # an infinity is null in it; most values need no second look
     return _encode(_spelled(value)) if b"null" in text else text
 
 
